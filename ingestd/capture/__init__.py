@@ -1,0 +1,1 @@
+"""Captures: where changes come from."""

@@ -1,0 +1,66 @@
+"""The errors of ingestd: one hierarchy, by what happens next.
+
+===================  ================================================================
+class                what the supervisor does
+===================  ================================================================
+`TransientError`     backs off 0.5 s to 30 s with jitter and tries again
+`OperatorError`      stops the source, tries again every 60 s: a person must act
+`TableError`         stops that one table, goes on with the others
+`ProtocolError`      as OperatorError: bytes that do not follow the protocol
+`ConfigError`        ends the command with exit code 2
+===================  ================================================================
+
+Every error says what failed and where, and what to do about it, in one to three lines; none of
+them ever carries a secret or a value of a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ingestd.schema import TableId
+
+
+class IngestdError(Exception):
+    """Base of all: `what` is the cause and place, `remedy` what to do (SQL or a command)."""
+
+    def __init__(self, what: str, *, remedy: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self.what if self.remedy is None else f"{self.what}\n  remedy: {self.remedy}"
+
+
+class TransientError(IngestdError):
+    """Passes by itself: connection lost, server restarting, slot still held, storage throttling.
+
+    `reason` is a short constant word for the metric `ingestd_restarts_total{reason}`.
+    """
+
+    def __init__(self, what: str, *, reason: str, remedy: str | None = None) -> None:
+        super().__init__(what, remedy=remedy)
+        self.reason = reason
+
+
+class OperatorError(IngestdError):
+    """Someone must act: wrong password, missing right, wrong setting, disk full, unknown fault."""
+
+
+class TableError(OperatorError):
+    """One table can't go on; its source can (I8)."""
+
+    def __init__(self, table: TableId, what: str, *, remedy: str | None = None) -> None:
+        super().__init__(f"table {table}: {what}", remedy=remedy)
+        self.table = table
+        self.reason = what
+
+
+class ProtocolError(IngestdError):
+    """Bytes that are not what the protocol says. The only error that leaves `ingestd.decode`."""
+
+
+class ConfigError(IngestdError):
+    """The configuration is wrong; `what` begins with the key's path."""

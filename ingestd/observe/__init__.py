@@ -1,0 +1,1 @@
+"""What a daemon shows of itself: metrics, status, HTTP."""

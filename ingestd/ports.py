@@ -1,0 +1,488 @@
+"""The ports: what `run/` drives and a capture or a sink provides.
+
+Their docstrings are the contract; `tests/contract/` holds every implementation to it, the in-memory
+ones of `ingestd.fakes` like the real ones.
+
+The order of a source's life, and who moves which position::
+
+    capture.claim -> sink.open -> capture.discover -> capture.continuity -> sink.adopt
+      -> capture.prepare -> capture.snapshot -> capture.live ... capture.confirm -> close
+
+    received    the capture, as bytes arrive
+    whole       the decoder, at a commit: Chunk.position
+    durable     the sink, when EpochWriter.commit or Sink.advance returns
+    confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
+
+All async methods may be cancelled at any await and leave nothing half done that a next `claim` and
+`open` would not put right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from datetime import datetime
+
+    import pyarrow as pa
+    from pydantic import BaseModel
+
+    from ingestd.changes import Chunk, CommittedEpoch, EpochSummary, TableBatch
+    from ingestd.errors import TableError
+    from ingestd.positions import Lsn
+    from ingestd.schema import Table, TableId
+
+
+# --- what the lake holds ---------------------------------------------------------------------
+
+
+class TableState(StrEnum):
+    """State of a table in `_tables`."""
+
+    SNAPSHOTTING = "snapshotting"
+    LIVE = "live"
+    STOPPED = "stopped"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class TableEvent:
+    """A row of `_tables` to be: the table's present state and schema.
+
+    `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
+    from which this holds.
+    """
+
+    table: Table
+    state: TableState
+    at: datetime
+    at_lsn: Lsn
+    snapshot_lsn: Lsn | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTable:
+    """The last row of a table in `_tables`, as far as a start needs it."""
+
+    table: TableId
+    oid: int
+    schema_version: int
+    state: TableState
+    reason: str | None
+    snapshot_lsn: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the lake durably holds of a source.
+
+    `epoch`: number of the last epoch, 0 if none. `position`: where streaming goes on: the end_lsn
+    of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
+    empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
+    may be above `position` after a crash between two commits. `origin`: the server (its system
+    identifier) these rows come from.
+    """
+
+    epoch: int = 0
+    position: Lsn | None = None
+    watermarks: Mapping[TableId, Lsn] = field(default_factory=dict)
+    tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
+    origin: str | None = None
+
+    @property
+    def floor(self) -> Lsn | None:
+        """The first epoch does not close below this (I4)."""
+        return max(self.watermarks.values(), default=None)
+
+    def is_live(self, table: TableId) -> bool:
+        """Whether the table's snapshot is complete and its changes are taken."""
+        found = self.tables.get(table)
+        return found is not None and found.state is TableState.LIVE
+
+
+# --- capture ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What the source offers of what the config asks for.
+
+    `tables`: those that can be captured. `refused`: those that can't, each with the reason and the
+    remedy. `origin`: the server's system identifier.
+    """
+
+    tables: tuple[Table, ...]
+    refused: tuple[TableError, ...]
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Nothing in the lake yet, or nothing that a snapshot would not replace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The source still has every change after the lake's position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """There may be a gap between the lake's position and what the source still has."""
+
+    reason: str
+
+
+Continuity = Fresh | Resumed | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far the source is ahead. Bytes of WAL; None where the server does not tell.
+
+    `current_lsn`: the server's own position. `lag_bytes`: from the confirmed position to there.
+    `retained_bytes`: WAL the slot holds back. `safe_bytes`: WAL that may still be written before
+    the slot is in danger.
+    """
+
+    current_lsn: Lsn
+    confirmed_lsn: Lsn | None
+    lag_bytes: int | None
+    retained_bytes: int | None
+    safe_bytes: int | None
+
+
+class Snapshot(Protocol):
+    """Tables being read at one consistent point. Close it always; closing twice is fine."""
+
+    @property
+    def point(self) -> Lsn:
+        """Changes with commit_lsn >= this are not in it; all below are."""
+        ...
+
+    @property
+    def at(self) -> datetime:
+        """When it was taken (aware)."""
+        ...
+
+    def pages(self) -> AsyncIterator[TableBatch | TableError]:
+        """Give every table's rows as `r` rows at (`point`, 0), tables in any order or mixed.
+
+        A TableError in place of a batch: that table failed, nothing more of it comes, the others go
+        on (I8). Bounded memory. Ends when all tables are read. Call once.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ChangeCapture(Protocol):
+    """Changes of one source. One user at a time, all calls from one event loop.
+
+    Raises TransientError, OperatorError (see `ingestd.errors`) or ProtocolError from any call.
+    """
+
+    @property
+    def supports_replay(self) -> bool:
+        """Whether `live(after)` can start at any position not confirmed yet."""
+        ...
+
+    async def claim(self) -> None:
+        """Become the only daemon on this source, until `close` (I5).
+
+        Idempotent. Raises TransientError (reason ``claimed``) while another holds it. Should the
+        claim be lost later, `live` and `health` raise TransientError.
+        """
+        ...
+
+    async def discover(self) -> Discovery:
+        """Ask the source what there is to capture. Changes nothing; needs no claim."""
+        ...
+
+    async def continuity(self, committed: Committed) -> Continuity:
+        """Say whether streaming can go on where the lake ends. Changes nothing."""
+        ...
+
+    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> None:
+        """Make the source ready to stream these tables (slot, publication). Idempotent.
+
+        With `renew` a position that was kept is given up and a new one begins: only after
+        `continuity` said Lost. Must come before `snapshot` and `live`.
+        """
+        ...
+
+    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
+        """Begin to read these tables at a new point, which `live` will reach and pass."""
+        ...
+
+    def live(self, after: Lsn | None) -> AsyncIterator[Chunk]:
+        """Give the changes of transactions with commit_lsn >= `after`, in commit order, for ever.
+
+        None: from the confirmed position. Bounded memory: not asking for the next chunk holds the
+        source back, but never breaks the connection. Now and then a chunk without batches says
+        that nothing was captured up to its position (I10).
+        """
+        ...
+
+    def checkpoint_requested(self) -> bool:
+        """Whether the source waits for a confirmation (a server shutting down): close the epoch."""
+        ...
+
+    async def confirm(self, position: Lsn) -> None:
+        """Tell the source that it may discard what is below `position`.
+
+        Cumulative; repeating or lowering it does nothing. Raises ValueError beyond what `live`
+        or the snapshot's point has delivered.
+        """
+        ...
+
+    async def lag(self) -> Lag:
+        """Measure the lag, on a connection of its own: works while `live` is blocked."""
+        ...
+
+    async def health(self) -> None:
+        """Return if the connections and the claim are good; raise what is wrong otherwise."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything. At any time, twice, after any error."""
+        ...
+
+
+# --- reading a table -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column for a person to look at; statistics are the server's estimates, None if none."""
+
+    name: str
+    pg_type: str
+    nullable: bool
+    comment: str | None
+    null_fraction: float | None
+    distinct: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """A table for a person to look at; `rows` and `bytes` are the server's estimates."""
+
+    id: TableId
+    columns: tuple[ColumnInfo, ...]
+    key: tuple[str, ...]
+    replica_identity: str
+    comment: str | None
+    rows: int | None
+    bytes: int | None
+
+
+class Metadata(Protocol):
+    """What is in the database, asked within `timeout_s` (TransientError ``timeout`` beyond it)."""
+
+    async def schemas(self) -> Sequence[str]:
+        """Names of the schemas that hold user tables, sorted."""
+        ...
+
+    async def tables(self, schema: str) -> Sequence[TableInfo]:
+        """Tables of a schema, sorted by name; empty for an unknown one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """An independent piece of a table at one snapshot; only its `SplitManager` knows `where`.
+
+    Picklable, so that another process can read it.
+    """
+
+    table: Table
+    snapshot: str
+    where: str
+    estimated_bytes: int
+
+
+class SplitManager(Protocol):
+    """Cuts tables into splits: together every row once, whatever the number of them."""
+
+    async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
+        """Cut `table` into splits of about `target_bytes` each; at least one."""
+        ...
+
+
+class PageSource(Protocol):
+    """A split's rows as Arrow batches. Always closed; not reusable."""
+
+    @property
+    def remaining(self) -> Sequence[str]:
+        """Predicates that it was given and can't apply: the reader must."""
+        ...
+
+    def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Give the rows: the projected columns, lake types, plus `_cdc_raw`. Bounded memory."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Connector(Protocol):
+    """One source: everything that can be asked of it. `close` closes all it gave."""
+
+    def metadata(self) -> Metadata: ...
+
+    def capture(self) -> ChangeCapture: ...
+
+    def splits(self) -> SplitManager: ...
+
+    def page_source(
+        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+    ) -> PageSource:
+        """Read a split: `columns` None for all."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ConnectorFactory(Protocol):
+    """Makes connectors of one kind; found by `kind` in the registry."""
+
+    @property
+    def name(self) -> str:
+        """The config's `kind`."""
+        ...
+
+    @property
+    def config_model(self) -> type[BaseModel]:
+        """Model of the `[sources.NAME]` section; it refuses unknown keys."""
+        ...
+
+    def create(self, source: str, config: BaseModel) -> Connector:
+        """Make a connector; does no I/O. Raises TypeError for another kind's config."""
+        ...
+
+
+class ReferenceTableSource(Protocol):
+    """Current rows of one table: a snapshot, then what changed."""
+
+    async def poll_snapshot(self) -> pa.RecordBatch | None:
+        """Give the next batch of the snapshot, None for good after the last.
+
+        An empty batch is not the end: an empty first poll is not the completion of a table.
+        """
+        ...
+
+    def is_snapshot_complete(self) -> bool: ...
+
+    async def poll_changes(self) -> pa.RecordBatch | None:
+        """Give the changes since the last poll; None while the snapshot is not complete."""
+        ...
+
+    def checkpoint(self) -> bytes:
+        """Give the state from which `restore` goes on. Changes nothing."""
+        ...
+
+    def restore(self, checkpoint: bytes) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+# --- sink ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A data file written and not committed yet: path inside the table, and what is in it."""
+
+    path: str
+    size_bytes: int
+    rows: int
+    stats_json: str
+    modification_time_ms: int
+
+
+class PageSink(Protocol):
+    """Writes one table's rows to fragments, which its owner commits. `finish` or `abort`, once."""
+
+    async def append(self, rows: pa.RecordBatch) -> None:
+        """Take rows of any schema version; returns when there is room for more (backpressure)."""
+        ...
+
+    async def finish(self) -> Sequence[Fragment]:
+        """Make all fragments durable and give them."""
+        ...
+
+    async def abort(self) -> None:
+        """Remove what was written. At any time, twice."""
+        ...
+
+
+class EpochWriter(Protocol):
+    """One epoch being filled. `commit` or `abort`, once."""
+
+    @property
+    def number(self) -> int:
+        """The epoch's number: one more than the last."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Rows taken so far, including those the lake had already (I3)."""
+        ...
+
+    async def append(self, batch: TableBatch) -> None:
+        """Take rows; those the table's raw table holds already are counted and dropped (I3).
+
+        A row is held already when its `_cdc_lsn` is below the table's watermark at `Sink.open`.
+        Returns when there is room for more. Raises TableError if this table can't take them.
+        """
+        ...
+
+    async def discard(self, table: TableId) -> None:
+        """Forget the table's rows of this epoch: it was stopped."""
+        ...
+
+    async def commit(self, summary: EpochSummary) -> CommittedEpoch:
+        """Make all tables' rows durable, then the epoch's row in `_epochs`.
+
+        Epochs are committed in the order of their numbers; the next may be filled meanwhile, and
+        numbered, before this one is durable. After any error the sink must be opened anew: the
+        lake then holds any subset of the tables' commits, which `Committed.watermarks` tells.
+        Raises TransientError (storage), OperatorError (disk full, another writer: I5).
+        """
+        ...
+
+    async def abort(self) -> None:
+        """Drop the epoch and its files. At any time, twice."""
+        ...
+
+
+class Sink(Protocol):
+    """The lake of one source."""
+
+    async def open(self) -> Committed:
+        """Read what the lake holds; forget all that was not committed. Creates nothing."""
+        ...
+
+    async def adopt(self, origin: str) -> None:
+        """Record the server these rows come from. Idempotent; makes `_epochs` and `_tables`."""
+        ...
+
+    def begin(self) -> EpochWriter:
+        """Start to fill the next epoch. Synchronous, no I/O."""
+        ...
+
+    async def record(self, events: Sequence[TableEvent]) -> None:
+        """Append to `_tables`, durably, one row an event."""
+        ...
+
+    async def advance(self, position: Lsn) -> None:
+        """Record, durably, that nothing captured lies between the last epoch and `position`."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything. At any time, twice."""
+        ...

@@ -1,0 +1,129 @@
+"""Tables, columns and the Delta types that hold them.
+
+Source of the Delta type names: Delta transaction log protocol, "Schema Serialization Format".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+ReplicaIdentity = Literal["d", "n", "f", "i"]
+"""pg_class.relreplident: default (primary key), nothing, full, index."""
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+"""timestamptz: Delta `timestamp`."""
+TIMESTAMP_NTZ = pa.timestamp("us")
+"""timestamp without time zone: Delta `timestamp_ntz`."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableId:
+    """A table's schema and name in the source, as they are there (not quoted)."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a source table.
+
+    `type` is the Arrow type of the lake's column. `pg_type` is the type as format_type() writes it
+    (``numeric(12,2)``); empty where only a RELATION message told of the column. `identity` says
+    that the column belongs to the replica identity. `missing` is the text that rows written before
+    the column existed have in the source (pg_attribute.attmissingval), None if none.
+    """
+
+    name: str
+    type_oid: int
+    typmod: int
+    type: pa.DataType
+    pg_type: str = ""
+    identity: bool = False
+    nullable: bool = True
+    comment: str | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A source table at one version of its schema.
+
+    `columns` are in the source's order. `key` names the primary key's columns, in key order, empty
+    without one. `before` names the columns of `_cdc_before`, in column order, never empty unless
+    the table has no columns.
+    """
+
+    id: TableId
+    oid: int
+    columns: tuple[Column, ...]
+    replica_identity: ReplicaIdentity = "d"
+    key: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+
+    def column(self, name: str) -> Column:
+        """Give the column of that name. Raises KeyError."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Names of the replica identity's columns, in column order."""
+        return tuple(c.name for c in self.columns if c.identity)
+
+
+def with_before(table: Table, *, full: bool) -> Table:
+    """Give the table with `before` decided: which columns `_cdc_before` has (design section 2).
+
+    The identity columns by default. With REPLICA IDENTITY FULL the server sends whole old rows:
+    kept whole when asked for (`full`) or when there is no key to go by, else cut to the primary
+    key. A table without any identity has nothing to send; its struct (Delta has no empty struct)
+    has all columns and is never set.
+    """
+    every = tuple(c.name for c in table.columns)
+    if table.replica_identity == "f":
+        names = every if full or not table.key else tuple(n for n in every if n in table.key)
+    else:
+        names = table.identity or every
+    return replace(table, before=names)
+
+
+def delta_type(arrow: pa.DataType) -> str:
+    """Name the Delta type of an Arrow type that a raw table can have. Raises TypeError."""
+    simple = _DELTA_NAMES.get(arrow)
+    if simple is not None:
+        return simple
+    if pa.types.is_decimal128(arrow):
+        return f"decimal({arrow.precision},{arrow.scale})"
+    if pa.types.is_list(arrow):
+        return f"array<{delta_type(arrow.value_type)}>"
+    if pa.types.is_map(arrow):
+        return f"map<{delta_type(arrow.key_type)},{delta_type(arrow.item_type)}>"
+    if pa.types.is_struct(arrow):
+        return "struct<" + ",".join(f"{f.name}:{delta_type(f.type)}" for f in arrow) + ">"
+    msg = f"no Delta type for {arrow}"
+    raise TypeError(msg)
+
+
+_DELTA_NAMES = {
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    TIMESTAMP: "timestamp",
+    TIMESTAMP_NTZ: "timestamp_ntz",
+}
