@@ -1,0 +1,315 @@
+"""The configuration: a TOML file, checked whole before anything starts (design section 4).
+
+Sizes: MB is 10^6 bytes, MiB 2^20. A relative `lake.uri` is relative to the working directory of
+the daemon; a relative `file:` path to the folder of the config file.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from ingestd import __version__
+from ingestd.config_errors import KeyPathError, Problem, UnavailableError, describe, problems_of
+from ingestd.errors import ConfigError
+from ingestd.quantities import Address, Seconds, SizeBytes, address
+from ingestd.redaction import MASK, Redactor
+from ingestd.references import KeyPath, Resolver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "file")
+_SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,54}\Z")
+_SECRET_OPTION = re.compile(r"key|secret|token|password|credential|sas|account", re.IGNORECASE)
+_TELLING_LENGTH = 8
+"""A shorter word (a region, 'true') is no secret by itself."""
+
+
+def not_available() -> NoReturn:
+    """Refuse a key that this version would not act upon: silence could leak what it hides."""
+    series = ".".join(__version__.split(".")[:2])
+    msg = f"not available in ingestd {series}; remove it"
+    raise UnavailableError(msg)
+
+
+def _not_empty(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().strip():
+        msg = "is empty"
+        raise ValueError(msg)
+    return value
+
+
+Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
+
+
+class Section(BaseModel):
+    """A table of the config file: strict types, no unknown keys, nothing secret in its repr."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+    _hidden: set[str] = PrivateAttr(default_factory=set)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Give what the repr shows: a value that came by env: or file: is masked."""
+        for name, value in super().__repr_args__():
+            yield name, MASK if name in self._hidden else value
+
+
+class LakeSettings(Section):
+    """`uri`: a local path, or a URI that deltalake knows. `storage_options`: passed to it."""
+
+    uri: str
+    storage_options: dict[str, SecretStr] = {}
+
+    @field_validator("uri")
+    @classmethod
+    def _usable(cls, uri: str) -> str:
+        scheme, separator, rest = uri.partition("://")
+        if not uri.strip() or (separator and not rest):
+            msg = "is empty; write a path or a URI like 's3://bucket/prefix'"
+            raise ValueError(msg)
+        if separator and scheme not in _SCHEMES:
+            msg = f"unknown scheme; use a path or one of {', '.join(_SCHEMES)}"
+            raise ValueError(msg)
+        if "%" in uri and scheme in (uri, "file"):
+            msg = "deltalake can't use a local path with '%' in it; choose another"
+            raise ValueError(msg)
+        return uri.rstrip("/") or "/"
+
+
+class EpochSettings(Section):
+    """When an epoch closes: `max_delay` seconds after its first change, or at `max_bytes`."""
+
+    max_delay: Seconds = 5.0
+    max_bytes: SizeBytes = 64_000_000
+
+
+class LimitSettings(Section):
+    """`memory`: bytes for buffers and decoding, of the whole process."""
+
+    memory: SizeBytes = Field(default=512_000_000, ge=64_000_000)
+
+
+class HttpSettings(Section):
+    """`listen`: where /metrics, /healthz, /readyz and /status are; None: nowhere."""
+
+    listen: Annotated[Address | None, BeforeValidator(address)] = Address("127.0.0.1", 9464)
+
+
+class LogSettings(Section):
+    """`format`: auto is json when not a terminal."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "pretty"] = "auto"
+
+
+class TableSettings(Section):
+    """`[sources.NAME.table."schema.table"]`."""
+
+    exclude_columns: list[str] = []
+    mask_columns: dict[str, Literal["sha256", "null"]] = {}
+    types: dict[str, str] = {}
+    reference: Literal["off", "snapshot_only", "snapshot_plus_cdc", "manual"] = "off"
+    refresh: Seconds | None = None
+
+    @field_validator("exclude_columns", "mask_columns", "types", "reference", "refresh")
+    @classmethod
+    def _later(cls, value: T) -> T:
+        if value and value != "off":
+            not_available()
+        return value
+
+
+def _table_pattern(pattern: str) -> str:
+    schema, dot, name = pattern.removeprefix("!").partition(".")
+    if not (schema and dot and name):
+        msg = "write it as schema.table, like 'public.*' or '!public.audit_*'"
+        raise ValueError(msg)
+    return pattern
+
+
+TablePattern = Annotated[str, AfterValidator(_table_pattern)]
+
+
+class SourceSettings(Section):
+    """What every kind of source has; a kind's own model adds its keys.
+
+    `tables`: patterns ``schema.table`` with ``*``, ``?`` and ``[...]``; ``!`` excludes.
+    """
+
+    kind: str
+    dsn: Secret
+    tables: list[TablePattern] = Field(min_length=1)
+    table: dict[str, TableSettings] = {}
+
+    @classmethod
+    def defaults(cls, source: str) -> Mapping[str, object]:
+        """Give the defaults that depend on the source's name."""
+        del source
+        return {}
+
+    def includes(self, schema: str, name: str) -> bool:
+        """Say whether `tables` asks for this table: by one pattern, and excluded by none."""
+        return _included(self.tables, schema, name)
+
+    def of_table(self, schema: str, name: str) -> TableSettings:
+        """Give the settings of a table."""
+        return self.table.get(f"{schema}.{name}", TableSettings())
+
+    def secrets(self) -> list[str]:
+        """Give the values that nobody may see."""
+        fields = (getattr(self, name) for name in type(self).model_fields)
+        return [f.get_secret_value() for f in fields if isinstance(f, SecretStr)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SourceSettings:
+        if all(p.startswith("!") for p in self.tables):
+            raise KeyPathError(("tables",), "only exclusions; add what to capture, like 'public.*'")
+        for full_name in self.table:
+            schema, _, name = full_name.partition(".")
+            if not self.includes(schema, name):
+                raise KeyPathError(("table", full_name), "no pattern of 'tables' includes it")
+        return self
+
+
+def _included(patterns: Sequence[str], schema: str, name: str) -> bool:
+    def matches(pattern: str) -> bool:
+        schema_pattern, _, name_pattern = pattern.removeprefix("!").partition(".")
+        return fnmatchcase(schema, schema_pattern) and fnmatchcase(name, name_pattern)
+
+    found = [p for p in patterns if matches(p)]
+    return bool(found) and not any(p.startswith("!") for p in found)
+
+
+class Config(Section):
+    """The whole file, checked. `redactor` knows every secret in it."""
+
+    lake: LakeSettings
+    epoch: EpochSettings = EpochSettings()
+    limits: LimitSettings = LimitSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+    sources: dict[str, SourceSettings] = Field(min_length=1)
+    _redactor: Redactor = PrivateAttr(default_factory=Redactor)
+
+    @property
+    def redactor(self) -> Redactor:
+        """Takes this config's secrets out of any text."""
+        return self._redactor
+
+
+def load_config(
+    path: Path, sources: Mapping[str, type[SourceSettings]], environ: Mapping[str, str]
+) -> Config:
+    """Read and check a config file. `sources`: a kind's settings model, by `kind`.
+
+    Raises ConfigError with every fault found, one line each, that begins with the key's path and
+    shows no secret.
+    """
+    document = _read(path)
+    resolver = Resolver(path.parent, environ)
+    resolved = resolver.resolve(document)
+    if not isinstance(resolved, dict):
+        raise TypeError(resolved)
+    problems = [Problem(at, why) for at, why in resolver.errors.items()]
+    found = _sources(resolved.pop("sources", {}), sources, problems)
+    config: Config | None = None
+    # a placeholder keeps "no sources" from being said of sources that are only wrong
+    stand_in = SourceSettings(kind="", dsn=SecretStr("-"), tables=["-.-"])
+    try:
+        config = Config.model_validate({**resolved, "sources": found or {"-": stand_in}})
+    except ValidationError as error:
+        problems += problems_of(error, Config, ())
+    if problems or config is None:
+        raise ConfigError("\n".join(describe(problems, document, resolver)))
+    _hide(config, resolver)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        msg = f"{path}: the config file can't be read: {error.strerror}"
+        raise ConfigError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"{path}: not UTF-8 text"
+        raise ConfigError(msg) from error
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{path}: not TOML: {error}"
+        raise ConfigError(msg) from error
+
+
+def _sources(
+    sections: object, kinds: Mapping[str, type[SourceSettings]], problems: list[Problem]
+) -> dict[str, SourceSettings]:
+    if not isinstance(sections, dict) or not sections:
+        problems.append(Problem(("sources",), "none configured; add a section [sources.NAME]"))
+        return {}
+    found: dict[str, SourceSettings] = {}
+    for name, section in sections.items():
+        at: KeyPath = ("sources", name)
+        if not _SOURCE_NAME.match(name):
+            why = "a source's name is 1-55 of a-z, 0-9 and _, and begins with a letter or digit"
+            problems.append(Problem(at, why))
+        elif not isinstance(section, dict):
+            problems.append(Problem(at, "must be a section [sources.NAME]"))
+        elif (model := kinds.get(str(section.get("kind", "")))) is None:
+            available = ", ".join(repr(kind) for kind in sorted(kinds))
+            what = "unknown or not available" if "kind" in section else "is missing"
+            problems.append(Problem((*at, "kind"), f"{what}; available: {available}"))
+        else:
+            try:
+                found[name] = model.model_validate({**model.defaults(name), **section})
+            except ValidationError as error:
+                problems += problems_of(error, model, at)
+    return found
+
+
+def _hide(config: Config, resolver: Resolver) -> None:
+    """Mask what came by reference in reprs, and tell the redactor every secret."""
+    known = [secret for source in config.sources.values() for secret in source.secrets()]
+    for name, option in config.lake.storage_options.items():
+        value = option.get_secret_value()
+        # a region or "true" is no secret; masking it would mask half of every log line
+        if _SECRET_OPTION.search(name) or len(value) >= _TELLING_LENGTH:
+            known.append(value)
+    for at, value in resolver.values.items():
+        section, name = _field_at(config, at)
+        section._hidden.add(name)  # noqa: SLF001 - a Section's own, as this module's
+        is_free_text = type(section).model_fields[name].annotation is str
+        if is_free_text and len(value) >= _TELLING_LENGTH:
+            known.append(value)
+    config._redactor = Redactor(known)  # noqa: SLF001
+
+
+def _field_at(config: Config, at: KeyPath) -> tuple[Section, str]:
+    """Give the innermost section on the way to a key, and the name of its field there."""
+    section: Section = config
+    name = str(at[0])
+    held: Any = config
+    for part in at:
+        if isinstance(held, Section):
+            section, name = held, str(part)
+            held = getattr(held, name)
+        elif isinstance(held, dict | list):
+            held = held[part]  # type: ignore[index] # a key path that was validated
+    return section, name
