@@ -75,8 +75,9 @@ def problems_of(error: ValidationError, model: type[BaseModel], at: KeyPath) -> 
             quotes = not isinstance(cause, KeyPathError | UnavailableError)
             found.append(Problem(where, str(cause), quotes=quotes))
         else:
-            found.append(Problem(where, _WORDS.get(kind, fault["msg"]).format(**context)))
-    meant = {p.at[:-1] + (p.meant,) for p in found if p.meant}
+            words = _WORDS.get(kind)
+            found.append(Problem(where, words.format(**context) if words else fault["msg"]))
+    meant = {(*p.at[:-1], p.meant) for p in found if p.meant}
     return [p for p in found if not (p.why == _WORDS["missing"] and p.at in meant)]
 
 

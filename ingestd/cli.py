@@ -1,0 +1,201 @@
+"""The command line. Everything heavy is imported inside the commands: help comes at once.
+
+Exit codes (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong usage or
+config, 75 a transient fault that was given up on.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from ingestd import __version__
+from ingestd.errors import ConfigError, IngestdError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from ingestd.checks import CheckLine
+
+EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
+
+app = typer.Typer(
+    name="ingestd",
+    help="Postgres changes into a Delta lake, exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", help="The config file (TOML).")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
+
+
+def main() -> None:
+    """Run the command line: the console script `ingestd`."""
+    sys.excepthook = report_unexpected
+    get_command(app)(prog_name="ingestd")  # past Typer.__call__, which has an excepthook of its own
+
+
+def report_unexpected(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Name a fault that is ours in two lines. Its text is left out: it may quote anything."""
+    if "--debug" in sys.argv[1:]:
+        sys.__excepthook__(kind, error, trace)
+        return
+    where = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        where = f" in {Path(code.co_filename).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    sys.stderr.write(f"ingestd: unexpected {kind.__name__}{where}; this is a bug\n")
+    sys.stderr.write("  remedy: run it again with --debug and report what it prints\n")
+
+
+@contextmanager
+def reporting(*, debug: bool) -> Iterator[None]:
+    """Turn our errors into one to three lines on stderr and the right exit code."""
+    try:
+        yield
+    except IngestdError as error:
+        if debug:
+            raise
+        from ingestd.redaction import Redactor  # noqa: PLC0415 - heavy imports late
+
+        sys.stderr.write(Redactor().text(f"ingestd: {error}") + "\n")
+        raise typer.Exit(exit_code(error)) from None
+
+
+def exit_code(error: IngestdError) -> int:
+    """Give the exit code of a command that ended with this error."""
+    if isinstance(error, ConfigError):
+        return EXIT_USAGE
+    return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR
+
+
+def _version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ingestd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=lambda wanted: _version(wanted=wanted), is_eager=True),
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def run(config: ConfigFile, *, debug: Debug = False) -> None:
+    """Capture all configured sources until SIGTERM or SIGINT."""
+    with reporting(debug=debug):
+        from ingestd import app as composition  # noqa: PLC0415
+
+        raise typer.Exit(composition.run(config))
+
+
+@app.command()
+def check(config: ConfigFile, *, debug: Debug = False) -> None:
+    """Tell what would fail before it fails, each with its remedy."""
+    with reporting(debug=debug):
+        from ingestd import app as composition  # noqa: PLC0415
+
+        lines = composition.check(config)
+    print_checks(lines)
+    if any(line.level == "fail" for line in lines):
+        raise typer.Exit(EXIT_OPERATOR)
+
+
+@app.command()
+def status(
+    config: ConfigFile,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show the running daemon or, if none, what slot and lake tell."""
+    with reporting(debug=debug):
+        found = daemon_status(config)
+        if found is None:
+            from ingestd import app as composition  # noqa: PLC0415
+
+            found = composition.status(config)
+    if as_json:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        from ingestd.status_table import print_status  # noqa: PLC0415
+
+        print_status(found)
+
+
+@app.command()
+def demo(
+    *,
+    seconds: Annotated[int, typer.Option(min=5, help="How long to watch the daemon.")] = 30,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave Postgres running.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Watch real Postgres changes arrive in Delta tables, on a Postgres of its own."""
+    with reporting(debug=debug):
+        from ingestd import demo as shop_demo  # noqa: PLC0415
+
+        raise typer.Exit(shop_demo.main(seconds=seconds, keep=keep))
+
+
+def daemon_status(config: Path) -> dict[str, Any] | None:
+    """Ask the daemon that listens where the config says; None if it is not there or another's.
+
+    Raises ConfigError.
+    """
+    import os  # noqa: PLC0415
+
+    from ingestd.capture.settings import SETTINGS  # noqa: PLC0415
+    from ingestd.config import load_config  # noqa: PLC0415
+    from ingestd.observe.client import fetch_status  # noqa: PLC0415
+
+    loaded = load_config(config, SETTINGS, os.environ)
+    if loaded.http.listen is None:
+        return None
+    found = fetch_status(loaded.http.listen)
+    if found is None or set(found["sources"]) != set(loaded.sources):
+        return None
+    return found
+
+
+_STYLES = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
+
+
+def print_checks(lines: Sequence[CheckLine]) -> None:
+    """Print each line; a remedy stands below it, unwrapped, so that it can be pasted."""
+    widths = [max((len(t) for t in column), default=0) for column in _columns(lines)]
+    for line in lines:
+        level = typer.style(f"{line.level:<4}", fg=_STYLES[line.level])
+        place = f"{line.source:<{widths[0]}}  {line.subject:<{widths[1]}}".strip()
+        typer.echo(f"{level}  {place}  {line.detail}")
+        for remedy in (line.remedy or "").splitlines():
+            typer.echo(f"        {remedy}")
+    failed = sum(line.level == "fail" for line in lines)
+    warned = sum(line.level == "warn" for line in lines)
+    typer.echo(f"{len(lines)} checks: {failed} failed, {warned} with a warning")
+
+
+def _columns(lines: Sequence[CheckLine]) -> Iterable[list[str]]:
+    yield [line.source for line in lines]
+    yield [line.subject for line in lines]

@@ -1,0 +1,110 @@
+"""The HTTP side: /metrics, /healthz, /readyz, /status."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import TYPE_CHECKING, Self
+
+from aiohttp import web
+
+from ingestd.errors import OperatorError
+from ingestd.observe import metrics as prometheus
+from ingestd.observe.status import ready, to_json
+from ingestd.quantities import Address
+
+if TYPE_CHECKING:
+    from ingestd.observe.metrics import Metrics
+    from ingestd.observe.status import DaemonStatus
+    from ingestd.redaction import Redactor
+
+_CLOSE_WITHIN_S = 1.0
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Server": "ingestd",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class HttpServer:
+    """Serves what `metrics` and `status` hold at the time of the request. Changes nothing.
+
+    Used as ``async with HttpServer(...)``: entering raises OperatorError if it can't listen there.
+    """
+
+    def __init__(
+        self, listen: Address, metrics: Metrics, status: DaemonStatus, redactor: Redactor
+    ) -> None:
+        self._listen = listen
+        self._metrics = metrics
+        self._status = status
+        self._redactor = redactor
+        app = web.Application()
+        app.on_response_prepare.append(_add_headers)
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/healthz", self._get_health)
+        app.router.add_get("/readyz", self._get_ready)
+        app.router.add_get("/status", self._get_status)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=_CLOSE_WITHIN_S, handle_signals=False
+        )
+
+    @property
+    def address(self) -> Address:
+        """Where it listens: the real port where the config said 0."""
+        if not self._runner.addresses:
+            return self._listen
+        host, port = self._runner.addresses[0][:2]
+        return Address(host, port)
+
+    async def __aenter__(self) -> Self:
+        """Begin to listen."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._listen.host, self._listen.port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise _cannot_listen(self._listen, error) from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop, leaving open requests a second."""
+        await self._runner.cleanup()
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics.text(), headers={"Content-Type": prometheus.CONTENT_TYPE}
+        )
+
+    async def _get_health(self, _: web.Request) -> web.Response:
+        # that this runs at all is the answer: the process and its loop live
+        return web.Response(text="ok\n")
+
+    async def _get_ready(self, _: web.Request) -> web.Response:
+        is_ready, reasons = ready(self._status)
+        if is_ready:
+            return web.Response(text="ready\n")
+        text = "".join(f"{reason}\n" for reason in reasons)
+        return web.Response(status=503, text=self._redactor.text(text))
+
+    async def _get_status(self, _: web.Request) -> web.Response:
+        body = json.dumps(self._redactor.tree(to_json(self._status)), indent=2)
+        return web.Response(text=body + "\n", content_type="application/json")
+
+
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+def _cannot_listen(listen: Address, error: OSError) -> OperatorError:
+    why = "is in use" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
+    return OperatorError(
+        f"http.listen: {listen} {why}",
+        remedy="end the process that has it, or set another address (or 'off') in [http] listen",
+    )

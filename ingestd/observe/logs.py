@@ -1,0 +1,80 @@
+"""Logs: constant event names, key=value facts, one line each; JSON unless a person watches."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TextIO
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping, Sequence
+
+    from structlog.typing import EventDict, Processor, WrappedLogger
+
+    from ingestd.config import LogSettings
+    from ingestd.redaction import Redactor
+
+
+class RedactSecrets:
+    """A structlog processor: the last look at an event, exceptions' text included."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        """Give the event with every value redacted and fit for JSON."""
+        del logger, method
+        kept = {k: event[k] for k in ("_record", "_from_structlog") if k in event}
+        facts: MutableMapping[str, object] = {
+            str(k): self._redactor.tree(v) for k, v in event.items() if k not in kept
+        }
+        return {**facts, **kept}
+
+
+def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None:
+    """Send our logs, and the warnings of libraries, to `stream`. Call once, at the start.
+
+    Libraries log through the standard library's root logger; both ways end in the same processors,
+    so nothing gets round the redaction.
+    """
+    pretty = settings.format == "pretty" or (settings.format == "auto" and stream.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=_last(pretty=pretty, redactor=redactor)
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("ingestd").setLevel(settings.level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _last(*, pretty: bool, redactor: Redactor) -> Sequence[Processor]:
+    renderer: Processor = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if pretty
+        else structlog.processors.JSONRenderer()
+    )
+    return [
+        structlog.processors.format_exc_info,  # to text first: a traceback may quote a DSN
+        RedactSecrets(redactor),
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        renderer,
+    ]

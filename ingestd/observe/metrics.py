@@ -1,0 +1,161 @@
+"""The metrics of design section 7, one method per event. One registry per daemon, no globals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from ingestd.observe.freshness import FreshnessHistogram
+from ingestd.observe.status import SourceState
+from ingestd.ports import TableState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ingestd.ports import Lag
+    from ingestd.positions import Lsn
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_COMMIT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """All metrics of one daemon. Bytes and seconds; LSNs as numbers; NaN where not known."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # resident memory, CPU, open files
+        PlatformCollector(registry=self.registry)
+        self._freshness = FreshnessHistogram()
+        self.registry.register(self._freshness)
+        self._build_positions()
+        self._build_counts()
+        self._build_states()
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"ingestd_{name}", what, ("source", *labels), registry=self.registry)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"ingestd_{name}", what, ("source", *labels), registry=self.registry)
+
+    def _build_positions(self) -> None:
+        self._lag_bytes = self._gauge("lag_bytes", "WAL from the confirmed position to the end.")
+        self._lag_seconds = self._gauge("lag_seconds", "Age of the oldest change not durable yet.")
+        self._retained = self._gauge("slot_retained_bytes", "WAL that the slot holds back.")
+        self._safe = self._gauge("slot_safe_bytes", "WAL until the slot is in danger.")
+        self._received = self._gauge("received_lsn", "Position up to which the source has sent.")
+        self._confirmed = self._gauge("confirmed_lsn", "Position the source may discard below.")
+
+    def _build_counts(self) -> None:
+        self._rows = self._counter("rows", "Rows durable in raw tables.", "table", "op")
+        self._transactions = self._counter("transactions", "Transactions durable.")
+        self._epochs = self._counter("epochs", "Epochs durable.")
+        self._decode = self._counter("decode_seconds", "Time spent on decoding.")
+        self._restarts = self._counter("restarts", "Times a source started anew.", "reason")
+        self._raw = self._counter("raw_values", "Values kept as text in _cdc_raw.", "table")
+        self._commit = Histogram(
+            "ingestd_epoch_commit_seconds",
+            "Time from closing an epoch until it is durable.",
+            ("source",),
+            buckets=_COMMIT_BOUNDS,
+            registry=self.registry,
+        )
+
+    def _build_states(self) -> None:
+        self._buffer = self._gauge("buffer_bytes", "Bytes received and not durable yet.")
+        self._table_state = self._gauge("table_state", "1 for the present state.", "table", "state")
+        self._source_state = self._gauge("source_state", "1 for the present state.", "state")
+        self._progress = self._gauge("snapshot_progress_ratio", "Part of a table read.", "table")
+
+    # --- positions ---
+
+    def lag(self, source: str, lag: Lag, lag_seconds: float | None) -> None:
+        """Take a measured lag; what the server does not tell becomes NaN."""
+        self._lag_bytes.labels(source).set(_known(lag.lag_bytes))
+        self._lag_seconds.labels(source).set(_known(lag_seconds))
+        self._retained.labels(source).set(_known(lag.retained_bytes))
+        self._safe.labels(source).set(_known(lag.safe_bytes))
+
+    def received(self, source: str, position: Lsn) -> None:
+        """Take how far the source has sent."""
+        self._received.labels(source).set(position)
+
+    def confirmed(self, source: str, position: Lsn) -> None:
+        """Take what the source was told it may discard."""
+        self._confirmed.labels(source).set(position)
+
+    # --- work done ---
+
+    def rows(self, source: str, table: str, ops: Mapping[str, int]) -> None:
+        """Count rows that became durable, per `_cdc_op`."""
+        for op, count in ops.items():
+            self._rows.labels(source, table, op).inc(count)
+
+    def raw_values(self, source: str, table: str, count: int) -> None:
+        """Count values that their column could not hold."""
+        self._raw.labels(source, table).inc(count)
+
+    def decoded(self, source: str, seconds: float) -> None:
+        """Add time spent on decoding."""
+        self._decode.labels(source).inc(seconds)
+
+    def buffered(self, source: str, nbytes: int) -> None:
+        """Take how many bytes are received and not durable yet."""
+        self._buffer.labels(source).set(nbytes)
+
+    def committed(
+        self,
+        source: str,
+        *,
+        transactions: int,
+        commit_seconds: float,
+        ages_s: NDArray[np.float64],
+    ) -> None:
+        """Count a durable epoch; `ages_s`: seconds since each transaction's commit."""
+        self._epochs.labels(source).inc()
+        self._transactions.labels(source).inc(transactions)
+        self._commit.labels(source).observe(commit_seconds)
+        self._freshness.observe(source, ages_s)
+
+    # --- states ---
+
+    def source_state(self, source: str, state: SourceState) -> None:
+        """Set a source's state: 1 for it, 0 for all others."""
+        for each in SourceState:
+            self._source_state.labels(source, each.value).set(each is state)
+
+    def table_state(self, source: str, table: str, state: TableState) -> None:
+        """Set a table's state: 1 for it, 0 for all others."""
+        for each in TableState:
+            self._table_state.labels(source, table, each.value).set(each is state)
+
+    def snapshot_progress(self, source: str, table: str, ratio: float) -> None:
+        """Take how much of a table's snapshot is read, 0 to 1 (by the server's estimate)."""
+        self._progress.labels(source, table).set(min(max(ratio, 0.0), 1.0))
+
+    def restarted(self, source: str, reason: str) -> None:
+        """Count a start after a fault; `reason` is a constant word."""
+        self._restarts.labels(source, reason).inc()
+
+    def text(self) -> bytes:
+        """Give all of it in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,234 @@
+"""What a daemon knows of itself: what /status, /readyz, the page and `ingestd status` show."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from ingestd.observe.freshness import RecentFreshness
+from ingestd.ports import TableState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ingestd.errors import IngestdError
+    from ingestd.ports import Lag
+    from ingestd.positions import Lsn
+
+_ERRORS_KEPT = 10
+
+
+class SourceState(StrEnum):
+    """Where a source stands. Only `STREAMING` delivers changes."""
+
+    STARTING = "starting"
+    SNAPSHOTTING = "snapshotting"
+    STREAMING = "streaming"
+    BACKING_OFF = "backing_off"
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class TableStatus:
+    """A table of a source. `rows`: committed by this daemon since it started."""
+
+    table: str
+    state: TableState
+    reason: str | None = None
+    remedy: str | None = None
+    rows: int = 0
+    last_change: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """An error that a source met."""
+
+    at: datetime
+    what: str
+    remedy: str | None
+
+
+@dataclass(slots=True)
+class SourceStatus:
+    """A source as it is now. Counts are since the daemon's start, `epoch` is the lake's.
+
+    `now` is passed in by the caller (aware). One event loop calls all of it.
+    """
+
+    source: str
+    since: datetime
+    state: SourceState = SourceState.STARTING
+    reason: str | None = None
+    remedy: str | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    retained_bytes: int | None = None
+    safe_bytes: int | None = None
+    confirmed_lsn: Lsn | None = None
+    received_lsn: Lsn | None = None
+    end_lsn: Lsn | None = None
+    epoch: int = 0
+    rows: int = 0
+    transactions: int = 0
+    epochs: int = 0
+    last_commit: datetime | None = None
+    freshness: RecentFreshness = field(default_factory=RecentFreshness)
+    tables: dict[str, TableStatus] = field(default_factory=dict)
+    last_errors: deque[ErrorStatus] = field(default_factory=lambda: deque(maxlen=_ERRORS_KEPT))
+
+    def enter(self, state: SourceState, now: datetime, error: IngestdError | None = None) -> bool:
+        """Go to a state, with the error that led there; say whether that changed anything."""
+        what = None if error is None else error.what
+        changed = (state, what) != (self.state, self.reason)
+        if state is not self.state:
+            self.since = now
+        self.state = state
+        self.reason = what
+        self.remedy = None if error is None else error.remedy
+        if error is not None and changed:
+            self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
+        return changed
+
+    def resumed(self, *, epoch: int, end_lsn: Lsn | None) -> None:
+        """Take what the lake held at the start."""
+        self.epoch = epoch
+        self.end_lsn = end_lsn
+
+    def received(self, position: Lsn) -> None:
+        """Take how far the source has sent."""
+        self.received_lsn = position
+
+    def confirmed(self, position: Lsn) -> None:
+        """Take what the source was told it may discard."""
+        self.confirmed_lsn = position
+
+    def measured(self, lag: Lag, lag_seconds: float | None) -> None:
+        """Take a measured lag."""
+        self.lag_bytes = lag.lag_bytes
+        self.retained_bytes = lag.retained_bytes
+        self.safe_bytes = lag.safe_bytes
+        self.lag_seconds = lag_seconds
+
+    def committed(  # what the row of `_epochs` says
+        self,
+        epoch: int,
+        end_lsn: Lsn,
+        now: datetime,
+        *,
+        transactions: int,
+        rows: Mapping[str, int],
+        ages_s: NDArray[np.float64],
+    ) -> None:
+        """Take an epoch that is durable: `rows` per table, `ages_s` per transaction."""
+        self.epoch = epoch
+        self.end_lsn = end_lsn
+        self.last_commit = now
+        self.epochs += 1
+        self.transactions += transactions
+        self.rows += sum(rows.values())
+        self.freshness.observe(ages_s)
+        for table, count in rows.items():
+            status = self.tables.setdefault(table, TableStatus(table, TableState.LIVE))
+            status.rows += count
+            status.last_change = now
+
+    def table(
+        self, table: str, state: TableState, now: datetime, error: IngestdError | None = None
+    ) -> None:
+        """Take a table's state, with the error that stopped it."""
+        status = self.tables.setdefault(table, TableStatus(table, state))
+        status.state = state
+        status.reason = None if error is None else error.what
+        status.remedy = None if error is None else error.remedy
+        if error is not None:
+            self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
+
+
+@dataclass(slots=True)
+class DaemonStatus:
+    """The whole daemon: `sources` by name."""
+
+    version: str
+    started_at: datetime
+    sources: dict[str, SourceStatus] = field(default_factory=dict)
+
+
+def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
+    """Say whether every source delivers all its tables, and if not why not (I8)."""
+    reasons = [] if status.sources else ["no sources"]
+    for name, source in status.sources.items():
+        if source.state is not SourceState.STREAMING:
+            why = f": {source.reason}" if source.reason else ""
+            reasons.append(f"source {name} is {source.state}{why}")
+        stopped = [t for t in source.tables.values() if t.state is TableState.STOPPED]
+        reasons += [f"source {name}, table {t.table} is stopped: {t.reason}" for t in stopped]
+    return not reasons, reasons
+
+
+def to_json(status: DaemonStatus) -> dict[str, Any]:
+    """Give the status as JSON values: LSNs as Postgres writes them, times in ISO 8601 UTC."""
+    is_ready, reasons = ready(status)
+    return {
+        "version": status.version,
+        "started_at": _time(status.started_at),
+        "ready": is_ready,
+        "not_ready_because": reasons,
+        "sources": {name: source_to_json(s) for name, s in status.sources.items()},
+    }
+
+
+def source_to_json(source: SourceStatus) -> dict[str, Any]:
+    """Give a source's part of `to_json`."""
+    return {
+        "state": str(source.state),
+        "reason": source.reason,
+        "remedy": source.remedy,
+        "since": _time(source.since),
+        "lag_bytes": source.lag_bytes,
+        "lag_seconds": source.lag_seconds,
+        "retained_bytes": source.retained_bytes,
+        "safe_bytes": source.safe_bytes,
+        "confirmed_lsn": _lsn(source.confirmed_lsn),
+        "received_lsn": _lsn(source.received_lsn),
+        "epoch": source.epoch,
+        "end_lsn": _lsn(source.end_lsn),
+        "rows": source.rows,
+        "transactions": source.transactions,
+        "epochs": source.epochs,
+        "freshness_p50_seconds": source.freshness.quantile(0.5),
+        "freshness_p99_seconds": source.freshness.quantile(0.99),
+        "last_commit": _time(source.last_commit),
+        "tables": [_table_to_json(t) for _, t in sorted(source.tables.items())],
+        "last_errors": [
+            {"at": _time(e.at), "what": e.what, "remedy": e.remedy} for e in source.last_errors
+        ],
+    }
+
+
+def _table_to_json(table: TableStatus) -> dict[str, Any]:
+    return {
+        "table": table.table,
+        "state": str(table.state),
+        "reason": table.reason,
+        "remedy": table.remedy,
+        "rows": table.rows,
+        "last_change": _time(table.last_change),
+    }
+
+
+def _lsn(position: Lsn | None) -> str | None:
+    return None if position is None else str(position)
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,85 @@
+"""A status as tables for a person to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_STATE_STYLES = {"streaming": "green", "live": "green", "stopped": "red", "backing_off": "yellow"}
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_STEP = 1000
+
+
+def print_status(status: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a status as `ingestd.observe.status.to_json` gives it."""
+    out = console or Console(highlight=False)
+    out.print(f"ingestd {status.get('version', '')}, since {_text(status.get('started_at'))}")
+    out.print(_sources(status["sources"]))
+    for name, source in status["sources"].items():
+        _print_faults(out, name, source)
+
+
+def _sources(sources: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("source")
+    table.add_column("state")
+    table.add_column("tables", justify="right")
+    for name in ("lag", "lag s", "epoch", "rows", "fresh p50", "fresh p99"):
+        table.add_column(name, justify="right")
+    table.add_column("last commit")
+    for name, source in sources.items():
+        state = str(source["state"])
+        table.add_row(
+            Text(name),
+            Text(state, style=_STATE_STYLES.get(state, "")),
+            _tables(source["tables"]),
+            size(source["lag_bytes"]),
+            _seconds(source["lag_seconds"]),
+            _text(source["epoch"]),
+            _text(source["rows"]),
+            _seconds(source["freshness_p50_seconds"]),
+            _seconds(source["freshness_p99_seconds"]),
+            _text(source["last_commit"]),
+        )
+    return table
+
+
+def _tables(tables: list[Mapping[str, Any]]) -> str:
+    live = sum(t["state"] == "live" for t in tables)
+    return f"{live}/{len(tables)} live" if tables else "-"
+
+
+def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
+    faults = [(f"source {name}", source)]
+    faults += [(f"source {name}, table {t['table']}", t) for t in source["tables"]]
+    for where, fault in faults:
+        if fault["reason"]:
+            # unwrapped and without markup: a remedy is there to be pasted
+            out.print(Text(f"{where} is {fault['state']}: {fault['reason']}"), soft_wrap=True)
+            if fault["remedy"]:
+                out.print(Text(f"  remedy: {fault['remedy']}"), soft_wrap=True)
+
+
+def size(nbytes: float | None) -> str:
+    """Write bytes as a person reads them (decimal units)."""
+    if nbytes is None:
+        return "-"
+    for unit in _UNITS:
+        if abs(nbytes) < _STEP or unit == _UNITS[-1]:
+            break
+        nbytes /= _STEP
+    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}s"
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
