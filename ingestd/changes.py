@@ -82,6 +82,7 @@ class Chunk:
     may have begun in an earlier, open chunk; None if there is none.
     `commit_times`: commit time at the source, in us since 1970 UTC (int64), one for each
     transaction with captured changes that *ended* in this chunk.
+    `decode_s`: CPU-bound seconds it took to make.
     """
 
     batches: tuple[TableBatch, ...]
@@ -90,11 +91,24 @@ class Chunk:
     first_lsn: Lsn | None
     commit_times: NDArray[np.int64]
     nbytes: int
+    decode_s: float = 0.0
 
     @property
     def transactions(self) -> int:
         """How many transactions with captured changes ended in this chunk."""
         return len(self.commit_times)
+
+
+def rows_from(batch: TableBatch, point: Lsn) -> TableBatch | None:
+    """Give the rows with `_cdc_lsn` >= `point`: the others are in a snapshot; None if none."""
+    lsn = batch.rows.column("_cdc_lsn")
+    start = int(np.searchsorted(lsn.to_numpy(), point))
+    if start == 0:
+        return batch
+    if start == batch.rows.num_rows:
+        return None
+    rows = batch.rows.slice(start)
+    return TableBatch(batch.table, rows, batch.nbytes * rows.num_rows // batch.rows.num_rows)
 
 
 NO_COMMITS: NDArray[np.int64] = np.empty(0, np.int64)

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
     from datetime import datetime
 
     import pyarrow as pa
@@ -53,7 +53,7 @@ class TableEvent:
     """A row of `_tables` to be: the table's present state and schema.
 
     `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
-    from which this holds.
+    from which this holds. `remedy` is for people and not recorded.
     """
 
     table: Table
@@ -62,6 +62,7 @@ class TableEvent:
     at_lsn: Lsn
     snapshot_lsn: Lsn | None = None
     reason: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +109,23 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A table that the config asks for and that can't be captured, with reason and remedy."""
+
+    table: Table
+    error: TableError
+
+
+@dataclass(frozen=True, slots=True)
 class Discovery:
     """What the source offers of what the config asks for.
 
-    `tables`: those that can be captured. `refused`: those that can't, each with the reason and the
-    remedy. `origin`: the server's system identifier.
+    `tables`: those that can be captured. `refused`: those that can't. `origin`: the server's
+    system identifier.
     """
 
     tables: tuple[Table, ...]
-    refused: tuple[TableError, ...]
+    refused: tuple[Refused, ...]
     origin: str
 
 
@@ -169,7 +178,7 @@ class Snapshot(Protocol):
         """When it was taken (aware)."""
         ...
 
-    def pages(self) -> AsyncIterator[TableBatch | TableError]:
+    def pages(self) -> AsyncGenerator[TableBatch | TableError, None]:
         """Give every table's rows as `r` rows at (`point`, 0), tables in any order or mixed.
 
         A TableError in place of a batch: that table failed, nothing more of it comes, the others go
@@ -219,7 +228,7 @@ class ChangeCapture(Protocol):
         """Begin to read these tables at a new point, which `live` will reach and pass."""
         ...
 
-    def live(self, after: Lsn | None) -> AsyncIterator[Chunk]:
+    def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give the changes of transactions with commit_lsn >= `after`, in commit order, for ever.
 
         None: from the confirmed position. Bounded memory: not asking for the next chunk holds the
@@ -360,8 +369,11 @@ class ConnectorFactory(Protocol):
         """Model of the `[sources.NAME]` section; it refuses unknown keys."""
         ...
 
-    def create(self, source: str, config: BaseModel) -> Connector:
-        """Make a connector; does no I/O. Raises TypeError for another kind's config."""
+    def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
+        """Make a connector whose buffers stay under `memory_bytes`; does no I/O.
+
+        Raises TypeError for another kind's config.
+        """
         ...
 
 

@@ -1,0 +1,157 @@
+"""The source's catalog: which tables there are, their columns, keys and replica identity.
+
+Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_attribute, pg_index).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection, sql
+from psycopg.rows import class_row
+
+from ingestd.changes import RESERVED_PREFIX
+from ingestd.decode.types import lake_type
+from ingestd.errors import TableError
+from ingestd.ports import Refused
+from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
+
+# A deferrable key can't identify rows in the stream: the server leaves it out (indimmediate).
+_TABLES = """
+SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
+       c.relpersistence::text AS persistence,
+       c.relreplident::text AS replica_identity,
+       has_table_privilege(c.oid, 'SELECT') AS readable,
+       pk.indkey::int2[] AS primary_key,
+       coalesce(ri.indkey, CASE WHEN pk.indimmediate THEN pk.indkey END)::int2[] AS identity_key
+  FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_catalog.pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary AND pk.indisvalid
+  LEFT JOIN pg_catalog.pg_index ri ON ri.indrelid = c.oid AND ri.indisreplident AND ri.indisvalid
+       AND c.relreplident = 'i'
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
+   AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
+ ORDER BY n.nspname, c.relname
+"""
+
+# Generated columns are not published (before 18, and by default): leaving them out of the lake is
+# better than a null for a value that exists.
+_COLUMNS = """
+SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
+       a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
+       pg_catalog.format_type(a.atttypid, a.atttypmod) AS pg_type, NOT a.attnotnull AS nullable,
+       pg_catalog.col_description(a.attrelid, a.attnum) AS comment,
+       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing
+  FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+ ORDER BY a.attrelid, a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A table as pg_class has it."""
+
+    oid: int
+    schema: str
+    name: str
+    persistence: str
+    replica_identity: ReplicaIdentity
+    readable: bool
+    primary_key: list[int] | None
+    identity_key: list[int] | None
+
+    @property
+    def id(self) -> TableId:
+        """Its name."""
+        return TableId(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRow:
+    """A column as pg_attribute has it."""
+
+    relation: int
+    number: int
+    name: str
+    type_oid: int
+    typmod: int
+    pg_type: str
+    nullable: bool
+    comment: str | None
+    missing: str | None
+
+
+async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
+    """Give all user tables that a publication could hold, partitioned ones as their root."""
+    async with connection.cursor(row_factory=class_row(TableRow)) as cursor:
+        await cursor.execute(_TABLES)
+        return await cursor.fetchall()
+
+
+async def describe(
+    connection: AsyncConnection[Any], rows: Sequence[TableRow], *, before_full: bool
+) -> list[Table]:
+    """Give the tables with their columns and lake types."""
+    async with connection.cursor(row_factory=class_row(ColumnRow)) as cursor:
+        await cursor.execute(_COLUMNS, ([r.oid for r in rows],))
+        columns = await cursor.fetchall()
+    by_table: dict[int, list[ColumnRow]] = {}
+    for column in columns:
+        by_table.setdefault(column.relation, []).append(column)
+    return [with_before(_table(row, by_table.get(row.oid, [])), full=before_full) for row in rows]
+
+
+def _table(row: TableRow, columns: Iterable[ColumnRow]) -> Table:
+    columns = list(columns)
+    names = {c.number: c.name for c in columns}
+    everything = row.replica_identity == "f"
+    identity = () if row.replica_identity == "n" else row.identity_key or ()
+    return Table(
+        id=row.id,
+        oid=row.oid,
+        columns=tuple(
+            Column(
+                name=c.name,
+                type_oid=c.type_oid,
+                typmod=c.typmod,
+                type=lake_type(c.type_oid, c.typmod),
+                pg_type=c.pg_type,
+                identity=everything or c.number in identity,
+                nullable=c.nullable,
+                comment=c.comment,
+                missing=c.missing,
+            )
+            for c in columns
+        ),
+        replica_identity=row.replica_identity,
+        key=tuple(names[n] for n in row.primary_key or () if n in names),
+    )
+
+
+def qualified(table: TableId) -> str:
+    """Give the table's name as SQL."""
+    return sql.Identifier(table.schema, table.name).as_string(None)
+
+
+def refusal(row: TableRow, table: Table, role: str) -> Refused | None:
+    """Say why this role can't capture this table, None if it can."""
+    name = qualified(row.id)
+    reserved = [c.name for c in table.columns if c.name.startswith(RESERVED_PREFIX)]
+    if reserved:
+        what = f"column {reserved[0]!r}: names that begin with {RESERVED_PREFIX} are reserved"
+        remedy: str | None = "rename the column, or exclude the table in `tables`"
+    elif row.persistence == "u":
+        what = "an unlogged table writes no WAL"
+        remedy = f"ALTER TABLE {name} SET LOGGED;"
+    elif not row.readable:
+        what = "no right to read it"
+        remedy = f"GRANT SELECT ON {name} TO {sql.Identifier(role).as_string(None)};"
+    elif not table.identity:
+        what = "no usable replica identity: publishing it would make its own UPDATE and DELETE fail"
+        remedy = f"add a primary key, or ALTER TABLE {name} REPLICA IDENTITY FULL;"
+    else:
+        return None
+    return Refused(table, TableError(row.id, what, remedy=remedy))

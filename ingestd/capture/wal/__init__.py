@@ -1,0 +1,13 @@
+"""Capture from the write-ahead log: logical replication with pgoutput.
+
+Who owns what::
+
+    server.py       what the server is and may do
+    publication.py  which tables the server sends
+    slot.py         what it keeps, and the points at which snapshots are exported
+    stream.py       START_REPLICATION: from the socket to joined blocks of messages
+    snapshot.py     tables read at one point, by several readers
+    capture.py      the ChangeCapture that holds them together
+    preflight.py    `ingestd check`
+    connector.py    the factory that the registry knows
+"""

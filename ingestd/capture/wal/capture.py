@@ -1,0 +1,385 @@
+"""The ChangeCapture of kind `wal`.
+
+Connections: one for control, which holds the claim and runs catalog queries and DDL; one for lag;
+the replication connection of the stream; and those of a snapshot while it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.capture.catalog import describe, list_tables, refusal
+from ingestd.capture.patterns import TablePatterns
+from ingestd.capture.session import classify, connect
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.publication import (
+    add_statement,
+    check_publication,
+    create_statement,
+    find_publication,
+    keep_publication,
+    published_tables,
+)
+from ingestd.capture.wal.server import Server, inspect_server
+from ingestd.capture.wal.slot import (
+    ExportedPoint,
+    claim_key,
+    drop_slot,
+    export_point,
+    find_slot,
+    missing_slot,
+)
+from ingestd.capture.wal.snapshot import TableSnapshot
+from ingestd.capture.wal.stream import (
+    STATUS_INTERVAL_S,
+    Block,
+    ReplicationStream,
+    StreamLimits,
+    open_stream,
+)
+from ingestd.changes import Chunk, idle_chunk
+from ingestd.decode.frames import split_frames
+from ingestd.decode.relation import Relation, table_of
+from ingestd.decode.stream import StreamDecoder
+from ingestd.errors import OperatorError, TableError, TransientError
+from ingestd.ports import (
+    Committed,
+    Continuity,
+    Discovery,
+    Fresh,
+    Lag,
+    Lost,
+    Refused,
+    Resumed,
+    Snapshot,
+)
+from ingestd.positions import ZERO, Lsn
+from ingestd.schema import Table, with_before
+
+
+class WalCapture:
+    """Logical replication of one database; see `ingestd.ports.ChangeCapture` for the contract."""
+
+    supports_replay = True
+
+    def __init__(self, source: str, settings: WalSettings, *, memory_bytes: int) -> None:
+        self._source = source
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._slot = settings.slot
+        self._publication = settings.publication
+        self._patterns = TablePatterns(settings.tables)
+        self._memory_bytes = memory_bytes
+        self._control: AsyncConnection[Any] | None = None
+        self._monitor: AsyncConnection[Any] | None = None
+        self._exported: ExportedPoint | None = None
+        self._stream: ReplicationStream | None = None
+        self._tables: dict[int, Table] = {}
+        self._claimed = False
+        self._delivered = self._confirmed = ZERO
+        self._checkpoint_requested = False
+
+    async def claim(self) -> None:
+        """Take the session-level advisory lock that goes with the slot's name."""
+        control = await self._connected()
+        if self._claimed:
+            return
+        with self._errors("claim"):
+            cursor = await control.execute(
+                "SELECT pg_try_advisory_lock(%s)", (claim_key(self._slot),)
+            )
+            row = await cursor.fetchone()
+        if not (row and row[0]):
+            raise TransientError(
+                f"source {self._source}: another ingestd works on slot {self._slot!r}",
+                reason="claimed",
+                remedy="stop the other one; this one takes over as soon as it is gone",
+            )
+        self._claimed = True
+
+    async def discover(self) -> Discovery:
+        """Read the catalog and hold it against `tables`."""
+        control = await self._connected()
+        with self._errors("discover"):
+            server = await self._checked_server(control)
+            rows = await list_tables(control)
+            self._patterns.require(r.id for r in rows)
+            wanted = [r for r in rows if self._patterns.matches(r.id)]
+            tables = await describe(control, wanted, before_full=self._settings.before == "full")
+            published = None
+            if not self._settings.manage:
+                published = await published_tables(control, self._publication)
+        accepted, refused = [], []
+        for row, table in zip(wanted, tables, strict=True):
+            no = refusal(row, table, server.role)
+            if no is None and published is not None and table.id not in published:
+                no = self._unpublished(table)
+            if no is None:
+                accepted.append(table)
+            else:
+                refused.append(no)
+        return Discovery(tuple(accepted), tuple(refused), server.system_identifier)
+
+    async def continuity(self, committed: Committed) -> Continuity:
+        """Compare slot and server with what the lake holds."""
+        control = await self._connected()
+        with self._errors("continuity"):
+            server = await self._checked_server(control)
+            slot = await find_slot(control, self._slot)
+            cursor = await control.execute("SELECT pg_current_wal_lsn()::text")
+            row = await cursor.fetchone()
+        assert row is not None
+        current = Lsn.parse(row[0])
+        if committed.origin not in {None, server.system_identifier}:
+            raise self._foreign_lake(f"came from server {committed.origin}, this is another")
+        if committed.position is not None and current < committed.position:
+            raise self._foreign_lake(f"ends at {committed.position}, the server is at {current}")
+        if not any(committed.is_live(t) for t in committed.tables) or committed.position is None:
+            return Fresh()
+        if slot is None:
+            return Lost(f"slot {self._slot!r} does not exist any more")
+        if slot.is_lost:
+            return Lost(f"slot {self._slot!r} is invalid: the server removed WAL that it needs")
+        confirmed = slot.confirmed_lsn
+        if confirmed is None or confirmed > committed.position:
+            return Lost(
+                f"slot {self._slot!r} was moved to {confirmed}, the lake ends at "
+                f"{committed.position}"
+            )
+        return Resumed()
+
+    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> None:
+        """Make or check publication and slot."""
+        control = await self._connected()
+        self._tables = {t.oid: t for t in tables}
+        with self._errors("prepare"):
+            await self._prepare_publication(control, tables)
+            await self._prepare_slot(control, renew=renew)
+
+    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
+        """Read at the new slot's point, or at that of a temporary one."""
+        exported, self._exported = self._exported, None
+        if exported is None:
+            name = f"{self._slot[:50]}_snapshot"
+            with self._errors("snapshot"):
+                exported = await self._export(name, temporary=True)
+        self._delivered = max(self._delivered, exported.point)
+        return TableSnapshot(self._dsn, exported, tables, workers=self._settings.snapshot_workers)
+
+    async def live(self, after: Lsn | None) -> AsyncIterator[Chunk]:
+        """Stream from `after`, or from the slot's confirmed position if that is later."""
+        control = await self._connected()
+        with self._errors("live"):
+            await self._drop_export()
+            server = await inspect_server(control)
+            slot = await find_slot(control, self._slot)
+        if slot is None or slot.confirmed_lsn is None:
+            raise missing_slot(self._slot)
+        start = max(after or ZERO, slot.confirmed_lsn)
+        self._delivered = max(self._delivered, start)
+        stream = self._stream = await open_stream(
+            self._dsn,
+            self._slot,
+            self._publication,
+            start,
+            where=f"source {self._source}, stream",
+            limits=self._stream_limits(server),
+        )
+        decoder = StreamDecoder(self._resolve)
+        try:
+            yield decoder.idle(start) or idle_chunk(start)
+            while True:
+                block = await stream.take()
+                chunks, asked = await asyncio.to_thread(_decode, decoder, block)
+                self._checkpoint_requested = asked and decoder.position > self._confirmed
+                stream.received(decoder.position)
+                for chunk in chunks:
+                    self._delivered = max(self._delivered, chunk.position)
+                    yield chunk
+        finally:
+            self._stream = None
+            await stream.close()
+
+    def checkpoint_requested(self) -> bool:
+        """Whether the server asked for a reply with everything sent."""
+        return self._checkpoint_requested
+
+    async def confirm(self, position: Lsn) -> None:
+        """Note it, and send it if the stream runs; else the stream's start will."""
+        if position > self._delivered:
+            msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
+            raise ValueError(msg)
+        if position <= self._confirmed:
+            return
+        self._confirmed = position
+        self._checkpoint_requested = False
+        if self._stream is not None:
+            await self._stream.confirm(position)
+
+    async def lag(self) -> Lag:
+        """Ask pg_replication_slots."""
+        with self._errors("lag"):
+            if self._monitor is None or self._monitor.closed:
+                self._monitor = await connect(self._dsn)
+            slot = await find_slot(self._monitor, self._slot)
+        if slot is None:
+            raise missing_slot(self._slot)
+        current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
+        return Lag(
+            current_lsn=current,
+            confirmed_lsn=confirmed,
+            lag_bytes=None if confirmed is None else max(0, current - confirmed),
+            retained_bytes=slot.retained_bytes,
+            safe_bytes=slot.safe_bytes,
+        )
+
+    async def health(self) -> None:
+        """Ask the connection that holds the claim."""
+        if self._control is None or self._control.closed:
+            raise self._claim_lost()
+        with self._errors("health"):
+            await self._control.execute("SELECT")
+
+    async def close(self) -> None:
+        """Close all connections; the lock and a temporary slot go with them."""
+        self._claimed = False
+        if self._stream is not None:
+            await self._stream.close()
+        await self._drop_export()
+        for connection in (self._monitor, self._control):
+            if connection is not None:
+                await connection.close()
+        self._monitor = self._control = None
+
+    # --- inside ------------------------------------------------------------------------------
+
+    async def _connected(self) -> AsyncConnection[Any]:
+        if self._control is not None and self._control.closed and self._claimed:
+            raise self._claim_lost()
+        if self._control is None or self._control.closed:
+            with self._errors("connect"):
+                self._control = await connect(self._dsn)
+        return self._control
+
+    def _claim_lost(self) -> TransientError:
+        return TransientError(
+            f"source {self._source}: the connection that holds the claim is gone",
+            reason="connection_lost",
+        )
+
+    async def _checked_server(self, control: AsyncConnection[Any]) -> Server:
+        server = await inspect_server(control)
+        for fault in server.faults():
+            raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
+        return server
+
+    def _unpublished(self, table: Table) -> Refused:
+        statement = add_statement(self._publication, [table.id]).as_string(None)
+        what = f"not in publication {self._publication!r}, and manage = false"
+        return Refused(table, TableError(table.id, what, remedy=f"{statement};"))
+
+    def _foreign_lake(self, what: str) -> OperatorError:
+        return OperatorError(
+            f"source {self._source}: the lake {what} (restored, replaced or promoted server)",
+            remedy="give this server a lake.uri or a source name of its own",
+        )
+
+    async def _prepare_publication(
+        self, control: AsyncConnection[Any], tables: Sequence[Table]
+    ) -> None:
+        names = [t.id for t in tables]
+        if not self._settings.manage:
+            found = await find_publication(control, self._publication)
+            fault = check_publication(self._publication, found, names)
+            if fault is not None:
+                raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
+            return
+        try:
+            await keep_publication(control, self._publication, names)
+        except psycopg.errors.InsufficientPrivilege as error:
+            statement = create_statement(self._publication, names).as_string(None)
+            raise OperatorError(
+                f"source {self._source}: no right to keep publication {self._publication!r}: "
+                f"{error.diag.message_primary}",
+                remedy=f"have the tables' owner run: {statement};  and set manage = false",
+            ) from error
+
+    async def _prepare_slot(self, control: AsyncConnection[Any], *, renew: bool) -> None:
+        slot = await find_slot(control, self._slot)
+        if slot is not None:
+            fault = slot.fault(self._slot, control.info.dbname)
+            if fault is not None:
+                raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
+            if not (renew or slot.is_lost):
+                return
+        if not self._settings.manage:
+            raise missing_slot(self._slot)
+        await drop_slot(control, self._slot)
+        self._exported = await self._export(self._slot, temporary=False)
+        self._confirmed = ZERO
+
+    async def _export(self, slot: str, *, temporary: bool) -> ExportedPoint:
+        connection = await connect(self._dsn, replication=True)
+        try:
+            return await export_point(connection, slot, temporary=temporary)
+        except BaseException:
+            await connection.close()
+            raise
+
+    async def _drop_export(self) -> None:
+        exported, self._exported = self._exported, None
+        if exported is not None:
+            await exported.close()
+
+    def _stream_limits(self, server: Server) -> StreamLimits:
+        interval = STATUS_INTERVAL_S
+        if server.sender_timeout_s > 0:
+            interval = min(interval, server.sender_timeout_s / 4)
+        return StreamLimits(
+            limit_bytes=max(1 << 20, self._memory_bytes // 8), status_interval_s=interval
+        )
+
+    def _resolve(self, relation: Relation) -> Table | None:
+        known = self._tables.get(relation.oid)
+        if known is None:
+            return None
+        told = table_of(relation)
+        columns = tuple(
+            next(
+                (
+                    replace(old, identity=c.identity)
+                    for old in known.columns
+                    if (old.name, old.type_oid, old.typmod) == (c.name, c.type_oid, c.typmod)
+                ),
+                c,
+            )
+            for c in told.columns
+        )
+        key = tuple(n for n in known.key if any(c.name == n for c in columns))
+        table = replace(known, columns=columns, replica_identity=told.replica_identity, key=key)
+        return with_before(table, full=self._settings.before == "full")
+
+    @contextlib.contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise classify(error, f"source {self._source}, {doing}") from error
+
+
+def _decode(decoder: StreamDecoder, block: Block) -> tuple[list[Chunk], bool]:
+    """Give the block's chunks, and whether the server waits for a reply."""
+    frames = split_frames(block.buffer, block.lengths)
+    chunks = decoder.feed(block.buffer, frames.starts, frames.ends)
+    if frames.keepalive is not None:
+        idle = decoder.idle(Lsn(frames.keepalive))
+        if idle is not None:
+            chunks.append(idle)
+    return chunks, frames.reply_requested

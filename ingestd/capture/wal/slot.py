@@ -1,0 +1,138 @@
+"""The replication slot: what the server keeps for us; and exported points.
+
+Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT,
+IDENTIFY_SYSTEM) and the view pg_replication_slots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg import AsyncConnection, sql
+from psycopg.rows import class_row
+
+from ingestd.errors import OperatorError
+from ingestd.positions import Lsn
+
+PLUGIN = "pgoutput"
+
+_SLOT = """
+SELECT plugin, slot_type, database, active_pid,
+       confirmed_flush_lsn::text AS confirmed, restart_lsn::text AS restart,
+       wal_status, safe_wal_size::int8 AS safe_bytes,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8 AS retained_bytes,
+       pg_current_wal_lsn()::text AS current,
+       (SELECT application_name FROM pg_stat_activity WHERE pid = active_pid) AS holder
+  FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A row of pg_replication_slots; positions as text, None where the server has none."""
+
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    active_pid: int | None
+    confirmed: str | None
+    restart: str | None
+    wal_status: str | None
+    safe_bytes: int | None
+    retained_bytes: int | None
+    current: str
+    holder: str | None
+
+    @property
+    def confirmed_lsn(self) -> Lsn | None:
+        """Where it goes on."""
+        return None if self.confirmed is None else Lsn.parse(self.confirmed)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server removed WAL that the slot needs."""
+        return self.wal_status == "lost" or self.restart is None
+
+    def fault(self, name: str, database: str) -> OperatorError | None:
+        """Say why this slot can't be ours, None if it can."""
+        if self.slot_type == "logical" and self.plugin == PLUGIN and self.database == database:
+            return None
+        return OperatorError(
+            f"slot {name!r} is a {self.slot_type} slot of plugin {self.plugin}, "
+            f"database {self.database}: ingestd needs a logical {PLUGIN} slot in {database}",
+            remedy="give another name in `slot`, or drop that slot if nothing uses it: "
+            f"SELECT pg_drop_replication_slot('{name}');",
+        )
+
+
+async def find_slot(connection: AsyncConnection[Any], name: str) -> Slot | None:
+    """Read the slot; None if there is none."""
+    async with connection.cursor(row_factory=class_row(Slot)) as cursor:
+        await cursor.execute(_SLOT, (name,))
+        return await cursor.fetchone()
+
+
+async def drop_slot(connection: AsyncConnection[Any], name: str) -> None:
+    """Drop the slot if it exists."""
+    await connection.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+        (name,),
+    )
+
+
+def missing_slot(name: str) -> OperatorError:
+    """Make the error for a slot that is not there and not ours to make (manage = false)."""
+    return OperatorError(
+        f"slot {name!r} does not exist, and manage = false",
+        remedy=f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
+    )
+
+
+def claim_key(slot: str) -> int:
+    """Give the advisory lock's key for a slot: a signed 64-bit number."""
+    digest = hashlib.sha256(f"ingestd/{slot}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedPoint:
+    """A consistent point and the snapshot that shows it.
+
+    `snapshot` can be taken up by other sessions while `connection`, a replication connection that
+    must run nothing else, stays open. Closing that also drops a temporary slot.
+    """
+
+    connection: AsyncConnection[Any]
+    point: Lsn
+    snapshot: str
+    at: datetime
+
+    async def close(self) -> None:
+        """Let the snapshot go."""
+        await self.connection.close()
+
+
+async def export_point(
+    connection: AsyncConnection[Any], slot: str, *, temporary: bool
+) -> ExportedPoint:
+    """Create the slot and export its consistent point.
+
+    `connection` is a replication connection and belongs to the result. The server waits until all
+    transactions now running have ended.
+    """
+    cursor = await connection.execute("SELECT pg_catalog.clock_timestamp()")
+    row = await cursor.fetchone()
+    assert row is not None
+    kind = sql.SQL("TEMPORARY LOGICAL" if temporary else "LOGICAL")
+    # Exporting is the default in all versions; the option's syntax changed in 15.
+    create = sql.SQL("CREATE_REPLICATION_SLOT {} {} {}").format(
+        sql.Identifier(slot), kind, sql.Identifier(PLUGIN)
+    )
+    cursor = await connection.execute(create)
+    created = await cursor.fetchone()
+    assert created is not None
+    _, point, snapshot, _ = created
+    return ExportedPoint(connection, Lsn.parse(point), snapshot, at=row[0])

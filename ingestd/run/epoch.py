@@ -1,0 +1,135 @@
+"""An epoch while it fills: what it covers so far, and when it is to be closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ingestd.changes import Chunk, EpochSummary, TableBatch
+from ingestd.ports import EpochWriter
+from ingestd.positions import ZERO, Lsn
+from ingestd.schema import TableId
+
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPolicy:
+    """When an epoch is closed: `max_delay_s` after its first change, or at `max_bytes`."""
+
+    max_delay_s: float
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows of one table taken into an epoch: per `_cdc_op`, and values kept in `_cdc_raw`."""
+
+    ops: Counter[str] = field(default_factory=Counter)
+    raw_values: int = 0
+
+    def count(self, rows: pa.RecordBatch) -> None:
+        """Add a batch of the change schema."""
+        for item in rows.column("_cdc_op").value_counts():
+            self.ops[item["values"].as_py()] += item["counts"].as_py()
+        raw = rows.column("_cdc_raw")
+        if raw.null_count < len(raw):
+            self.raw_values += len(raw.flatten())
+
+
+@dataclass(slots=True)
+class FillingEpoch:
+    """What has been taken into `writer` so far.
+
+    `floor`: not to be closed below this: the highest watermark in the lake (I4), and the point of
+    the snapshot that the epoch holds. Times are monotonic seconds.
+    """
+
+    writer: EpochWriter
+    floor: Lsn = ZERO
+    position: Lsn = ZERO
+    first_lsn: Lsn | None = None
+    last_commit: datetime | None = None
+    nbytes: int = 0
+    is_open: bool = False
+    opened_at: float | None = None
+    commit_times: list[NDArray[np.int64]] = field(default_factory=list)
+    tallies: dict[TableId, Tally] = field(default_factory=dict)
+
+    async def append(self, batch: TableBatch) -> None:
+        """Give rows to the writer and count them. Raises TableError as the writer does."""
+        await self.writer.append(batch)
+        self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
+
+    async def discard(self, table: TableId) -> None:
+        """Forget the rows of a table."""
+        await self.writer.discard(table)
+        self.tallies.pop(table, None)
+
+    def hold_snapshot(self, point: Lsn, at: datetime, now: float) -> None:
+        """Note that the writer has a snapshot's rows."""
+        self.floor = max(self.floor, point)
+        self.last_commit = at
+        self.opened_at = now
+
+    def cover(self, chunk: Chunk, now: float) -> None:
+        """Note what a chunk brought, once its rows are with the writer."""
+        self.position = max(self.position, chunk.position)
+        self.is_open = chunk.is_open
+        self.nbytes += chunk.nbytes
+        if self.first_lsn is None:
+            self.first_lsn = chunk.first_lsn
+        if chunk.transactions:
+            self.commit_times.append(chunk.commit_times)
+            self.last_commit = _UNIX_EPOCH + timedelta(microseconds=int(chunk.commit_times[-1]))
+        if self.opened_at is None and self.writer.rows:
+            self.opened_at = now
+
+    @property
+    def transactions(self) -> int:
+        """How many whole transactions are in it."""
+        return sum(len(times) for times in self.commit_times)
+
+    @property
+    def oldest_us(self) -> int | None:
+        """Commit time of its first transaction (us since 1970 UTC)."""
+        return int(self.commit_times[0][0]) if self.commit_times else None
+
+    @property
+    def can_close(self) -> bool:
+        """Whether it ends between two transactions and at or above its floor (I2, I4)."""
+        return not self.is_open and self.position >= self.floor
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing captured is in it, so that its position may just be recorded (I10)."""
+        return self.can_close and self.writer.rows == 0
+
+    def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
+        """Whether it is to be committed now."""
+        if self.opened_at is None or not self.can_close or self.writer.rows == 0:
+            return False
+        full = self.nbytes >= policy.max_bytes
+        return full or checkpoint or now - self.opened_at >= policy.max_delay_s
+
+    def wait_s(self, now: float, policy: EpochPolicy) -> float | None:
+        """How long nothing need be done while nothing comes; None: for ever."""
+        if self.opened_at is None or not self.can_close:
+            return None
+        return max(0.0, self.opened_at + policy.max_delay_s - now)
+
+    def summary(self) -> EpochSummary:
+        """What its row in `_epochs` says."""
+        assert self.last_commit is not None
+        return EpochSummary(
+            first_lsn=self.position if self.first_lsn is None else self.first_lsn,
+            end_lsn=self.position,
+            last_commit_ts=self.last_commit,
+            transactions=self.transactions,
+            nbytes=self.nbytes,
+        )

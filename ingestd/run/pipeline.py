@@ -1,0 +1,284 @@
+"""A source's pipeline: from its capture to its sink, one attempt.
+
+States, and what moves them::
+
+    starting ----> snapshotting ----> streaming ----> closed (stop)
+        |  nothing to read  ^   any fault: raised to the supervisor, which makes a new pipeline
+        +-------------------+
+
+Who may move a position: the capture delivers (Chunk.position), the sink makes durable (commit,
+advance), and `_confirm` here, called with what has just become durable and nothing else, tells the
+capture (I1).
+
+A table that needs a snapshot is read at a point L into the first epoch, which then takes the
+stream's changes until it has passed L: rows of the read tables with commit_lsn below L are dropped,
+they are in the snapshot (I6). So the first epoch of every start is a consistent cut, and position
+never goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ingestd.changes import Chunk
+from ingestd.errors import OperatorError
+from ingestd.observe.status import SourceState
+from ingestd.ports import ChangeCapture, Committed, Lost, Sink, TableState
+from ingestd.positions import ZERO, Lsn
+from ingestd.run.epoch import EpochPolicy, FillingEpoch
+from ingestd.run.intake import Intake
+from ingestd.run.tables import TableBook
+from ingestd.run.watch import Watch
+
+MONITOR_INTERVAL_S = 5.0
+QUEUED_CHUNKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePolicy:
+    """What the config says about a source's pipeline.
+
+    `idle_interval_s`: how often a position without captured changes is recorded and confirmed.
+    `drain_limit_s`: how long a stop may take to finish the open epoch.
+    """
+
+    epoch: EpochPolicy
+    snapshot: bool = True
+    resnapshot_when_lost: bool = True
+    idle_interval_s: float = 10.0
+    drain_limit_s: float = 8.0
+
+
+class Pipeline:
+    """Runs one source until it is stopped or fails. Used once."""
+
+    def __init__(
+        self,
+        capture: ChangeCapture,
+        sink: Sink,
+        policy: PipelinePolicy,
+        watch: Watch,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._capture = capture
+        self._sink = sink
+        self._policy = policy
+        self._watch = watch
+        self._monotonic = monotonic
+        self._durable = ZERO
+        self._idle_since = 0.0
+        self._is_streaming = False
+        self._epoch: FillingEpoch | None = None
+        self._committing: FillingEpoch | None = None
+        self._commit: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set. Raises what ended it otherwise; leaves nothing running.
+
+        A stop finishes the open epoch if it can be closed, within the drain limit; a start or a
+        snapshot is abandoned at once.
+        """
+        stopping = asyncio.create_task(_until(stop))
+        work = asyncio.create_task(self._run(stop))
+        try:
+            await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set() and self._is_streaming:
+                await asyncio.wait([work], timeout=self._policy.drain_limit_s)
+            if work.done():
+                work.result()
+        finally:
+            await _cancel(stopping, work, *self._background, self._commit)
+            if self._epoch is not None:
+                await self._epoch.writer.abort()
+            await self._capture.close()
+            await self._sink.close()
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        self._watch.enter(SourceState.STARTING)
+        await self._capture.claim()
+        committed = await self._sink.open()
+        discovery = await self._capture.discover()
+        verdict = await self._capture.continuity(committed)
+        if isinstance(verdict, Lost):
+            committed = self._give_up_position(committed, verdict)
+        self._durable = committed.position or ZERO
+        book = TableBook(committed, discovery)
+        intake = Intake(self._sink, book, self._watch, self._monotonic)
+        self._watch.discovered(committed, discovery)
+        await self._sink.adopt(discovery.origin)
+        await intake.record(book.departures(datetime.now(UTC), self._durable))
+        await self._capture.prepare(discovery.tables, renew=isinstance(verdict, Lost))
+        self._start(self._monitor())
+        epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
+        self._epoch = epoch
+        await self._load(epoch, book, intake)
+        await self._stream(epoch, book, intake, committed.position, stop)
+
+    def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
+        """Treat every table as not read yet: the old rows serve until the new ones are in."""
+        if not self._policy.resnapshot_when_lost:
+            raise OperatorError(
+                f"source {self._watch.source}: changes may be lost: {verdict.reason}",
+                remedy='set slot_lost = "resnapshot" to read all tables anew',
+            )
+        self._watch.lost(verdict.reason)
+        tables = {
+            name: replace(known, state=TableState.STOPPED, reason=verdict.reason)
+            if known.state is TableState.LIVE
+            else known
+            for name, known in committed.tables.items()
+        }
+        return replace(committed, position=None, tables=tables)
+
+    async def _load(self, epoch: FillingEpoch, book: TableBook, intake: Intake) -> None:
+        """Read the tables that the lake does not have whole into the first epoch."""
+        tables = book.not_live()
+        if not tables:
+            return
+        if not self._policy.snapshot:
+            await intake.enter(tables, TableState.LIVE, self._durable)
+            return
+        self._watch.enter(SourceState.SNAPSHOTTING)
+        await intake.enter(tables, TableState.SNAPSHOTTING, self._durable)
+        snapshot = await self._capture.snapshot(tables)
+        try:
+            await intake.begin_snapshot(epoch, tables, snapshot)
+            async with contextlib.aclosing(snapshot.pages()) as pages:
+                async for page in pages:
+                    await intake.take_page(epoch, page)
+        finally:
+            await snapshot.close()
+
+    # --- streaming ---------------------------------------------------------------------------
+
+    async def _stream(
+        self,
+        epoch: FillingEpoch,
+        book: TableBook,
+        intake: Intake,
+        after: Lsn | None,
+        stop: asyncio.Event,
+    ) -> None:
+        chunks: asyncio.Queue[Chunk] = asyncio.Queue(QUEUED_CHUNKS)
+        self._start(self._feed(chunks, after))
+        self._start(_until(stop))
+        self._idle_since = self._monotonic()
+        self._is_streaming = True
+        getter = asyncio.create_task(chunks.get())
+        try:
+            while not stop.is_set():
+                await self._wait(epoch, getter)
+                if getter.done():
+                    await intake.take_chunk(epoch, getter.result())
+                    getter = asyncio.create_task(chunks.get())
+                if not book.is_loading:
+                    self._watch.enter(SourceState.STREAMING)
+                epoch = self._epoch = await self._close_if_due(epoch, book, intake)
+        finally:
+            await _cancel(getter)
+        await self._drain(epoch, book, intake)
+
+    async def _feed(self, chunks: asyncio.Queue[Chunk], after: Lsn | None) -> None:
+        async with contextlib.aclosing(self._capture.live(after)) as live:
+            async for chunk in live:
+                await chunks.put(chunk)
+
+    async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[Chunk]) -> None:
+        """Return when there is something to do; raise what a background task ended with."""
+        tasks: list[asyncio.Task[Any]] = [getter, *self._background]
+        if self._commit is None:
+            timeout = self._patience_s(epoch)
+        else:
+            timeout = None
+            tasks.append(self._commit)
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._background:
+            if task.done():
+                task.result()
+        if self._commit is not None and self._commit.done():
+            commit, self._commit = self._commit, None
+            commit.result()
+
+    def _patience_s(self, epoch: FillingEpoch) -> float | None:
+        """How long nothing need be done while nothing comes; None: for ever."""
+        now = self._monotonic()
+        if epoch.is_idle:
+            ahead = epoch.position > self._durable
+            left = self._idle_since + self._policy.idle_interval_s - now
+            return max(0.0, left) if ahead else None
+        return epoch.wait_s(now, self._policy.epoch)
+
+    async def _close_if_due(
+        self, epoch: FillingEpoch, book: TableBook, intake: Intake
+    ) -> FillingEpoch:
+        """Commit the epoch in the background if it is due; give the one to fill."""
+        if self._commit is not None:
+            return epoch
+        now = self._monotonic()
+        asked = self._capture.checkpoint_requested()
+        if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
+            self._commit = asyncio.create_task(self._commit_epoch(epoch, book, intake))
+            self._idle_since = now
+            return FillingEpoch(self._sink.begin(), position=epoch.position)
+        waited = now - self._idle_since >= self._policy.idle_interval_s
+        if epoch.is_idle and epoch.position > self._durable and (asked or waited):
+            await self._sink.advance(epoch.position)
+            await self._confirm(epoch.position)
+            self._idle_since = now
+        return epoch
+
+    async def _commit_epoch(self, epoch: FillingEpoch, book: TableBook, intake: Intake) -> None:
+        started = self._monotonic()
+        self._committing = epoch
+        committed = await epoch.writer.commit(epoch.summary())
+        self._committing = None
+        self._watch.committed(committed, epoch, self._monotonic() - started)
+        await intake.enter(book.loaded(), TableState.LIVE, epoch.position)
+        await self._confirm(epoch.position)
+
+    async def _confirm(self, position: Lsn) -> None:
+        """Pass on a position that has just become durable (I1)."""
+        self._durable = position
+        await self._capture.confirm(position)
+        self._watch.confirmed(position)
+
+    async def _drain(self, epoch: FillingEpoch, book: TableBook, intake: Intake) -> None:
+        """Finish what can be: the epoch being committed, then the open one."""
+        commit, self._commit = self._commit, None
+        if commit is not None:
+            await commit
+        if epoch.can_close and epoch.writer.rows:
+            await self._commit_epoch(epoch, book, intake)
+
+    # --- signals -----------------------------------------------------------------------------
+
+    async def _monitor(self) -> None:
+        while True:
+            await self._capture.health()
+            lag = await self._capture.lag()
+            epochs = [e for e in (self._committing, self._epoch) if e is not None]
+            oldest = [e.oldest_us for e in epochs if e.oldest_us is not None]
+            self._watch.measured(lag, min(oldest, default=None))
+            await asyncio.sleep(MONITOR_INTERVAL_S)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.create_task(work))
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
+    running = [t for t in tasks if t is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

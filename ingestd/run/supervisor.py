@@ -1,0 +1,97 @@
+"""The supervisor: keeps every source's pipeline going, each on its own (I8).
+
+===================  ==============================================  ===========================
+what ended it        state                                           tried again after
+===================  ==============================================  ===========================
+`TransientError`     backing_off                                     0.5 s doubling to 30 s, jitter
+any other error      stopped: a person must act; never guess         60 s
+stop                 closed                                          not again
+===================  ==============================================  ===========================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ingestd.errors import IngestdError, TransientError
+from ingestd.observe.status import SourceState
+from ingestd.run.pipeline import Pipeline
+from ingestd.run.watch import Watch
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+OPERATOR_DELAY_S = 60.0
+SETTLED_S = 60.0
+"""A pipeline that ran this long starts over with the first delay."""
+
+
+def retry_delay_s(error: IngestdError, attempt: int, jitter: float) -> float:
+    """How long to wait after the `attempt`-th failure in a row (from 1); `jitter` in [0, 1)."""
+    if not isinstance(error, TransientError):
+        return OPERATOR_DELAY_S
+    ceiling = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (min(attempt, 16) - 1))
+    return float(ceiling * (0.5 + 0.5 * jitter))
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """A source: how to make a pipeline for one attempt, and what watches it."""
+
+    make_pipeline: Callable[[], Pipeline]
+    watch: Watch
+
+
+class Supervisor:
+    """Runs sources until `stop` is set."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Supervised],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._sources = sources
+        self._monotonic = monotonic
+        self._jitter = jitter
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Return when all sources have stopped."""
+        async with asyncio.TaskGroup() as group:
+            for name, source in self._sources.items():
+                group.create_task(self._keep(source, stop), name=f"source {name}")
+
+    async def _keep(self, source: Supervised, stop: asyncio.Event) -> None:
+        attempt = 0
+        while not stop.is_set():
+            began = self._monotonic()
+            error = await self._attempt(source, stop)
+            if error is None:
+                break
+            attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
+            delay_s = retry_delay_s(error, attempt, self._jitter())
+            source.watch.failed(error, delay_s)
+            await _wait(stop, delay_s)
+        source.watch.enter(SourceState.CLOSED)
+
+    async def _attempt(self, source: Supervised, stop: asyncio.Event) -> IngestdError | None:
+        try:
+            await source.make_pipeline().run(stop)
+        except IngestdError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, only this source stops
+            return source.watch.unknown(error)
+        return None
+
+
+async def _wait(stop: asyncio.Event, delay_s: float) -> None:
+    """Return after the delay, or as soon as `stop` is set."""
+    try:
+        async with asyncio.timeout(delay_s):
+            await stop.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,174 @@
+"""What happens to a source, told to metrics, status and log in one place.
+
+Log events have constant names; one line per change of state, never one per row or message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+from structlog.typing import FilteringBoundLogger
+
+from ingestd.changes import Chunk, CommittedEpoch
+from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import SourceState, SourceStatus
+from ingestd.ports import Committed, Discovery, Lag, TableEvent, TableState
+from ingestd.positions import Lsn
+from ingestd.run.epoch import FillingEpoch
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Watch:
+    """Keeps one source's status and metrics. Synchronous, called from the event loop."""
+
+    def __init__(
+        self,
+        status: SourceStatus,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+        *,
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        self.source = status.source
+        self._status = status
+        self._metrics = metrics
+        self._log = log.bind(source=status.source)
+        self._now = now
+        metrics.source_state(self.source, status.state)
+
+    # --- the source --------------------------------------------------------------------------
+
+    def enter(self, state: SourceState) -> None:
+        """Take a state that needs no explanation."""
+        if self._status.enter(state, self._now()):
+            self._metrics.source_state(self.source, state)
+            self._log.info("source.state", state=str(state))
+
+    def failed(self, error: IngestdError, delay_s: float) -> None:
+        """Take what ended a pipeline, and when it is tried again."""
+        transient = isinstance(error, TransientError)
+        state = SourceState.BACKING_OFF if transient else SourceState.STOPPED
+        reason = error.reason if isinstance(error, TransientError) else "operator"
+        self._metrics.restarted(self.source, reason)
+        if self._status.enter(state, self._now(), error):
+            self._metrics.source_state(self.source, state)
+            log = self._log.warning if transient else self._log.error
+            log(
+                "source.failed",
+                state=str(state),
+                reason=error.what,
+                remedy=error.remedy,
+                retry_s=round(delay_s, 1),
+            )
+
+    def unknown(self, error: Exception) -> IngestdError:
+        """Log an error that no one foresaw, whole, and give it its place in the hierarchy."""
+        self._log.error("source.unknown_error", exc_info=error)
+        return OperatorError(
+            f"source {self.source}: unexpected {type(error).__name__}: {error}",
+            remedy="nothing was lost; please report it with the log's traceback",
+        )
+
+    def lost(self, reason: str) -> None:
+        """Take that the stream can't go on where the lake ends."""
+        self._log.warning("source.slot_lost", reason=reason, action="resnapshot")
+        self._metrics.restarted(self.source, "slot_lost")
+
+    def discovered(self, committed: Committed, discovery: Discovery) -> None:
+        """Take what the lake holds and what the source offers."""
+        self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        for table in discovery.tables:
+            live = committed.is_live(table.id)
+            self._table(str(table.id), TableState.LIVE if live else TableState.SNAPSHOTTING)
+        for refused in discovery.refused:
+            self._table(str(refused.table.id), TableState.STOPPED, refused.error)
+        self._log.info(
+            "source.discovered",
+            tables=len(discovery.tables),
+            refused=len(discovery.refused),
+            epoch=committed.epoch,
+            position=None if committed.position is None else str(committed.position),
+        )
+
+    # --- tables ------------------------------------------------------------------------------
+
+    def tables_changed(self, events: Sequence[TableEvent]) -> None:
+        """Take new rows of `_tables`."""
+        for event in events:
+            name = str(event.table.id)
+            if event.state is TableState.STOPPED:
+                error = OperatorError(event.reason or "stopped", remedy=event.remedy)
+                self._log.error(
+                    "table.stopped", table=name, reason=event.reason, remedy=event.remedy
+                )
+                self._table(name, event.state, error)
+            else:
+                self._log.info("table.state", table=name, state=str(event.state))
+                self._table(name, event.state)
+
+    def _table(self, name: str, state: TableState, error: IngestdError | None = None) -> None:
+        self._status.table(name, state, self._now(), error)
+        self._metrics.table_state(self.source, name, state)
+
+    # --- positions and rows ------------------------------------------------------------------
+
+    def received(self, chunk: Chunk, epoch: FillingEpoch) -> None:
+        """Take a chunk that is in the epoch now."""
+        self._status.received(chunk.position)
+        self._metrics.received(self.source, chunk.position)
+        self._metrics.decoded(self.source, chunk.decode_s)
+        self._metrics.buffered(self.source, epoch.nbytes)
+
+    def committed(
+        self, committed: CommittedEpoch, epoch: FillingEpoch, commit_seconds: float
+    ) -> None:
+        """Take an epoch that has become durable."""
+        now_us = time.time_ns() // 1000
+        times = np.concatenate(epoch.commit_times or [np.empty(0, np.int64)])
+        ages_s = (now_us - times) / 1e6
+        rows = {str(t.table): t.rows for t in committed.tables}
+        self._status.committed(
+            committed.epoch,
+            committed.summary.end_lsn,
+            self._now(),
+            transactions=epoch.transactions,
+            rows=rows,
+            ages_s=ages_s,
+        )
+        self._metrics.committed(
+            self.source,
+            transactions=epoch.transactions,
+            commit_seconds=commit_seconds,
+            ages_s=ages_s,
+        )
+        for table, tally in epoch.tallies.items():
+            self._metrics.rows(self.source, str(table), tally.ops)
+            if tally.raw_values:
+                self._metrics.raw_values(self.source, str(table), tally.raw_values)
+        self._log.info(
+            "epoch.committed",
+            epoch=committed.epoch,
+            end_lsn=str(committed.summary.end_lsn),
+            transactions=epoch.transactions,
+            rows=sum(rows.values()),
+            tables=len(rows),
+            seconds=round(commit_seconds, 3),
+        )
+
+    def confirmed(self, position: Lsn) -> None:
+        """Take what the source was told it may discard."""
+        self._status.confirmed(position)
+        self._metrics.confirmed(self.source, position)
+
+    def measured(self, lag: Lag, oldest_us: int | None) -> None:
+        """Take a lag; `oldest_us`: commit time of the oldest change that is not durable."""
+        seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)
+        self._status.measured(lag, seconds)
+        self._metrics.lag(self.source, lag, seconds)
