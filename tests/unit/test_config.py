@@ -1,0 +1,294 @@
+"""The config file: what it means, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.capture.settings import SETTINGS, WalSettings
+from ingestd.config import Config, load_config
+from ingestd.errors import ConfigError
+from ingestd.quantities import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROOT = Path(__file__).parents[2]
+DSN = "postgresql://shop:hunt%20er2@db.example/shop"
+BASE = """
+[lake]
+uri = "./lake"
+[sources.shop]
+kind = "wal"
+dsn = "env:SHOP_DSN"
+tables = ["public.*", "!public.audit_*"]
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Config]:
+    def loader(text: str, environ: Mapping[str, str] | None = None) -> Config:
+        path = tmp_path / "ingestd.toml"
+        path.write_text(text, "utf-8")
+        return load_config(path, SETTINGS, {"SHOP_DSN": DSN} if environ is None else environ)
+
+    return loader
+
+
+@pytest.fixture
+def refusal(load: Callable[..., Config]) -> Callable[..., list[str]]:
+    def refused(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load(text, environ)
+        return str(caught.value).splitlines()
+
+    return refused
+
+
+def wal(config: Config, name: str = "shop") -> WalSettings:
+    source = config.sources[name]
+    assert isinstance(source, WalSettings)
+    return source
+
+
+def test_defaults_are_those_of_the_design(load: Callable[..., Config]) -> None:
+    config = load(BASE)
+    assert config.lake.uri == "./lake"
+    assert config.lake.storage_options == {}
+    assert (config.epoch.max_delay, config.epoch.max_bytes) == (5.0, 64_000_000)
+    assert config.limits.memory == 512_000_000
+    assert config.http.listen == Address("127.0.0.1", 9464)
+    assert (config.log.level, config.log.format) == ("info", "auto")
+    source = wal(config)
+    assert source.dsn.get_secret_value() == DSN
+    assert (source.slot, source.publication) == ("ingestd_shop", "ingestd_shop")
+    assert (source.manage, source.snapshot, source.snapshot_workers) == (True, "initial", 2)
+    assert (source.before, source.mask_key) == ("key", None)
+    assert (source.slot_lost, source.on_rewrite) == ("resnapshot", "resnapshot")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("500ms", 0.5), ("5s", 5.0), ("1.5s", 1.5), ("1m", 60.0), ("2h", 7200.0), ("1d", 86400.0)],
+)
+def test_durations(load: Callable[..., Config], written: str, meant: float) -> None:
+    assert load(f'{BASE}\n[epoch]\nmax_delay = "{written}"').epoch.max_delay == meant
+
+
+@pytest.mark.parametrize("written", ['"5"', '"5 parsecs"', "5", '"-5s"', '"0s"', "true", '"5S"'])
+def test_bad_durations_are_refused(refusal: Callable[..., list[str]], written: str) -> None:
+    (line,) = refusal(f"{BASE}\n[epoch]\nmax_delay = {written}")
+    assert line.startswith("epoch.max_delay: not a duration; write a number above 0")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("64MB", 64 * 10**6), ("64MiB", 64 * 2**20), ("1.5GB", 1_500_000_000), ("900 kB", 900_000)],
+)
+def test_sizes(load: Callable[..., Config], written: str, meant: int) -> None:
+    assert load(f'{BASE}\n[epoch]\nmax_bytes = "{written}"').epoch.max_bytes == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("off", None),
+        ("0.0.0.0:80", Address("0.0.0.0", 80)),
+        ("[::1]:0", Address("::1", 0)),
+        ("localhost:9464", Address("localhost", 9464)),
+    ],
+)
+def test_listen(load: Callable[..., Config], written: str, meant: Address | None) -> None:
+    assert load(f'{BASE}\n[http]\nlisten = "{written}"').http.listen == meant
+
+
+@pytest.mark.parametrize("written", ['"9464"', '"::1:80"', '"h:70000"', "9464", '"no"', '""'])
+def test_bad_listen_is_refused(refusal: Callable[..., list[str]], written: str) -> None:
+    (line,) = refusal(f"{BASE}\n[http]\nlisten = {written}")
+    assert line.startswith("http.listen: not an address; write 'host:port'")
+
+
+def test_a_reference_to_a_file_is_relative_to_the_config(
+    load: Callable[..., Config], tmp_path: Path
+) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/dsn").write_text("host=db dbname=shop password='a b'\n")
+    config = load(BASE.replace("env:SHOP_DSN", "file:secrets/dsn"), {})
+    assert wal(config).dsn.get_secret_value() == "host=db dbname=shop password='a b'"
+
+
+def test_any_string_may_be_a_reference(load: Callable[..., Config]) -> None:
+    text = BASE.replace('"public.*"', '"env:T"') + '[epoch]\nmax_delay = "env:D"'
+    config = load(text, {"SHOP_DSN": DSN, "T": "app.*", "D": "2s"})
+    assert config.epoch.max_delay == 2.0
+    assert wal(config).tables == ["app.*", "!public.audit_*"]
+
+
+def test_a_missing_variable_is_named(refusal: Callable[..., list[str]]) -> None:
+    assert refusal(BASE, {}) == ["sources.shop.dsn: environment variable SHOP_DSN is not set"]
+
+
+def test_a_missing_file_is_named(refusal: Callable[..., list[str]]) -> None:
+    lines = refusal(BASE.replace("env:SHOP_DSN", "file:no/dsn"))
+    assert lines == ["sources.shop.dsn: file 'no/dsn' can't be read: No such file or directory"]
+
+
+def test_a_missing_variable_of_a_typed_key_is_told_once(
+    refusal: Callable[..., list[str]],
+) -> None:
+    lines = refusal(f'{BASE}\n[epoch]\nmax_delay = "env:DELAY"')
+    assert lines == ["epoch.max_delay: environment variable DELAY is not set"]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("tables =", "tabels ="), "sources.shop.tabels: unknown key; did you mean 'tables'?"),
+        (("[lake]", "[lakes]"), "lakes: unknown key; did you mean 'lake'?"),
+        (("kind =", "zzz = 1\nkind ="), "sources.shop.zzz: unknown key; valid keys: kind, dsn, "),
+        (('kind = "wal"\n', ""), "sources.shop.kind: is missing; available: 'wal'"),
+        (('"wal"', '"polling"'), "sources.shop.kind: unknown or not available; available: 'wal'"),
+        (("dsn =", "manage = 'yes'\ndsn ="), "sources.shop.manage: must be true or false"),
+        (
+            ("dsn =", "snapshot = 'no'\ndsn ="),
+            "sources.shop.snapshot: must be 'initial' or 'never'",
+        ),
+        (("dsn =", "slot = 'My-Slot'\ndsn ="), "sources.shop.slot: must match ^[a-z0-9_]{1,63}$"),
+        (("dsn =", "snapshot_workers = 0\ndsn ="), "sources.shop.snapshot_workers: must be at lea"),
+        (("dsn =", "publication = ''\ndsn ="), "sources.shop.publication: must be 1-63 bytes long"),
+        (('["public.*", "!', '["!'), "sources.shop.tables: only exclusions; add what to capture"),
+        (('["public.*", ', '["orders", '), "sources.shop.tables[0]: write it as schema.table"),
+        (('"./lake"', '"hdfs://x/y"'), "lake.uri: unknown scheme; use a path or one of s3, "),
+        (('"./lake"', '"./100%"'), "lake.uri: deltalake can't use a local path with '%' in it"),
+        (('"./lake"', '""'), "lake.uri: is empty"),
+        (("sources.shop", "sources.Shop"), "sources.Shop: a source's name is 1-55 of a-z, 0-9"),
+        (("sources.shop", "sources._s"), "sources._s: a source's name is 1-55 of a-z, 0-9"),
+    ],
+)
+def test_faults_are_told_with_the_key_path(
+    refusal: Callable[..., list[str]], change: tuple[str, str], line: str
+) -> None:
+    (found,) = refusal(BASE.replace(*change))
+    assert found.startswith(line)
+
+
+def test_all_faults_are_told_at_once(refusal: Callable[..., list[str]]) -> None:
+    text = BASE.replace("tables =", "tabels =") + "[epoch]\nmax_dely = '5s'\nmax_bytes = 5"
+    assert [line.split(":")[0] for line in refusal(text)] == [
+        "sources.shop.tabels",
+        "epoch.max_bytes",
+        "epoch.max_dely",
+    ]
+
+
+def test_no_sources(refusal: Callable[..., list[str]]) -> None:
+    lines = refusal('[lake]\nuri = "./lake"')
+    assert lines == ["sources: none configured; add a section [sources.NAME]"]
+
+
+def test_table_settings_of_a_table_not_captured_are_refused(
+    refusal: Callable[..., list[str]],
+) -> None:
+    lines = refusal(f'{BASE}\n[sources.shop.table."public.audit_log"]')
+    assert lines == ["sources.shop.table.\"public.audit_log\": no pattern of 'tables' includes it"]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("", "mask_key", '"k"'),
+        ("", "on_rewrite", '"record"'),
+        ('table."public.orders".', "exclude_columns", '["note"]'),
+        ('table."public.orders".', "mask_columns", '{ email = "sha256" }'),
+        ('table."public.orders".', "types", '{ amount = "decimal(12,2)" }'),
+        ('table."public.orders".', "reference", '"snapshot_only"'),
+        ('table."public.orders".', "refresh", '"1h"'),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_not_ignored(
+    refusal: Callable[..., list[str]], section: str, key: str, value: str
+) -> None:
+    lines = refusal(f"{BASE}{section}{key} = {value}\n")
+    assert lines == [f"sources.shop.{section}{key}: not available in ingestd 0.1; remove it"]
+
+
+def test_a_default_may_be_written_out(load: Callable[..., Config]) -> None:
+    text = f'{BASE}on_rewrite = "resnapshot"\n[sources.shop.table."public.orders"]\n'
+    assert load(f'{text}reference = "off"').sources["shop"].of_table("public", "orders")
+
+
+def test_syntax_errors_tell_line_and_column(refusal: Callable[..., list[str]]) -> None:
+    (line,) = refusal("[lake]\nuri = \n")
+    assert re.search(r"ingestd\.toml: not TOML: .*at line 2, column 7", line)
+
+
+def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.toml: the config file can't be read: No such"):
+        load_config(tmp_path / "gone.toml", SETTINGS, {})
+
+
+@pytest.mark.parametrize(
+    "bad", ["dsn hunter2", "postgresql://u:hunter2@[::1/x", "host=x password=hunter2 nokey=1"]
+)
+def test_an_unreadable_dsn_is_not_quoted(refusal: Callable[..., list[str]], bad: str) -> None:
+    (line,) = refusal(BASE, {"SHOP_DSN": bad})
+    assert line.startswith("sources.shop.dsn: not a connection string")
+    assert "hunter2" not in line
+
+
+def test_a_referenced_value_is_not_quoted(refusal: Callable[..., list[str]]) -> None:
+    text = f'{BASE}\n[epoch]\nmax_delay = "env:D"\n[log]\nlevel = "env:D"'
+    lines = refusal(text, {"SHOP_DSN": DSN, "D": "hunter2"})
+    assert len(lines) == 2
+    assert "hunter2" not in "".join(lines)
+
+
+def test_nothing_secret_is_in_any_repr(load: Callable[..., Config]) -> None:
+    text = BASE.replace('"./lake"', '"env:LAKE"') + '[lake.storage_options]\nAWS_KEY = "sesame"'
+    config = load(text, {"SHOP_DSN": DSN, "LAKE": "s3://hidden-bucket"})
+    for text in (repr(config), str(config), repr(config.sources), repr(config.lake)):
+        for secret in ("hunt", "sesame", "hidden-bucket"):
+            assert secret not in text
+
+
+def test_the_redactor_knows_the_secrets_of_the_config(load: Callable[..., Config]) -> None:
+    text = f'{BASE}[lake.storage_options]\nAWS_SECRET_ACCESS_KEY = "sesame"\nAWS_REGION = "eu"'
+    redact = load(text).redactor.text
+    assert redact(f"cannot connect to {DSN}: hunt er2, sesame") == "cannot connect to ***: ***, ***"
+    assert redact("reunion in eu") == "reunion in eu"
+
+
+@pytest.mark.parametrize(
+    ("table", "captured"),
+    [
+        (("public", "orders"), True),
+        (("public", "audit_log"), False),
+        (("Public", "orders"), False),
+        (("app", "orders"), False),
+        (("public", "odd.name"), True),
+    ],
+)
+def test_patterns_choose_tables(
+    load: Callable[..., Config],
+    table: tuple[str, str],
+    captured: bool,  # noqa: FBT001
+) -> None:
+    assert load(BASE).sources["shop"].includes(*table) is captured
+
+
+def test_the_example_loads() -> None:
+    environ = {"SHOP_DSN": DSN}
+    config = load_config(ROOT / "config.example.toml", SETTINGS, environ)
+    assert wal(config).tables == ["public.*", "!public.audit_*"]
+
+
+def test_the_example_names_every_key() -> None:
+    text = (ROOT / "config.example.toml").read_text("utf-8")
+    models = [*(f.annotation for f in Config.model_fields.values()), *SETTINGS.values()]
+    keys = {key for model in models for key in getattr(model, "model_fields", {})}
+    missing = [k for k in keys - {"table"} if not re.search(rf"^(# )?{k} = ", text, re.MULTILINE)]
+    assert missing == ["storage_options"]
+    assert "[lake.storage_options]" in text
