@@ -1,0 +1,317 @@
+"""The sink in memory: what it keeps outlives it in a `MemoryDisk`, as a lake does (ports.Sink)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.changes import (
+    EPOCH_FIELD,
+    CommittedEpoch,
+    EpochSummary,
+    TableBatch,
+    TableInEpoch,
+)
+from ingestd.errors import OperatorError, TableError, TransientError
+from ingestd.ports import Committed, EpochWriter, Fragment, RegisteredTable, TableEvent
+from ingestd.positions import Lsn
+from ingestd.schema import TableId
+
+
+@dataclass(slots=True)
+class MemoryTable:
+    """A raw table: rows of every version, the watermark, and who wrote last."""
+
+    versions: list[pa.Table] = field(default_factory=list)
+    watermark: Lsn | None = None
+
+    @property
+    def version(self) -> int:
+        """The version of the last commit, -1 without one."""
+        return len(self.versions) - 1
+
+    def rows(self) -> pa.Table:
+        """Give all rows of the newest version."""
+        return pa.concat_tables(self.versions, promote_options="default")
+
+
+@dataclass(slots=True)
+class MemoryDisk:
+    """What is durable of one source."""
+
+    tables: dict[TableId, MemoryTable] = field(default_factory=dict)
+    epochs: list[CommittedEpoch] = field(default_factory=list)
+    events: list[TableEvent] = field(default_factory=list)
+    registered: dict[TableId, RegisteredTable] = field(default_factory=dict)
+    schemas: dict[TableId, tuple[object, ...]] = field(default_factory=dict)
+    position: Lsn | None = None
+    origin: str | None = None
+    writer: object | None = None
+    """Who committed last: another one's next commit is a conflict."""
+
+
+def _go_on(_step: str) -> None:
+    """Do nothing before a commit."""
+
+
+class MemoryLake:
+    """ports.Sink on a `MemoryDisk`; `before_commit` as in `ingestd.sink.lake.DeltaLake`."""
+
+    def __init__(
+        self,
+        disk: MemoryDisk | None = None,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        before_commit: Callable[[str], None] = _go_on,
+    ) -> None:
+        self.disk = disk if disk is not None else MemoryDisk()
+        self.now = now
+        self.before_commit = before_commit
+        self.watermarks: dict[TableId, Lsn] = {}
+        self.held: dict[TableId, int] = {}
+        self._seen: object | None = None
+        self._writers: list[MemoryEpochWriter] = []
+        self._is_open = False
+
+    async def open(self) -> Committed:
+        """Read what the disk holds."""
+        await self.close()
+        disk = self.disk
+        last = disk.epochs[-1] if disk.epochs else None
+        epoch = last.epoch if last else 0
+        self._seen = disk.writer
+        self.watermarks = {
+            t: m.watermark for t, m in disk.tables.items() if m.watermark is not None
+        }
+        self.held = {
+            table: _rows_of(disk.tables[table].rows(), epoch + 1)
+            for table, watermark in self.watermarks.items()
+            if last is None or watermark > last.summary.end_lsn
+        }
+        self._is_open = True
+        return Committed(
+            epoch, disk.position, dict(self.watermarks), dict(disk.registered), disk.origin
+        )
+
+    async def adopt(self, origin: str) -> None:
+        """Record the origin."""
+        self.disk.origin = origin
+
+    def begin(self) -> EpochWriter:
+        """Start to fill the next epoch."""
+        if not self._is_open:
+            msg = "the sink is not open"
+            raise RuntimeError(msg)
+        pending = [w for w in self._writers if not w.is_over]
+        if any(not w.is_committing for w in pending):
+            msg = "the epoch before is still being filled"
+            raise RuntimeError(msg)
+        last = self.disk.epochs[-1].epoch if self.disk.epochs else 0
+        number = pending[-1].number + 1 if pending else last + 1
+        writer = MemoryEpochWriter(self, number, pending[-1] if pending else None)
+        self._writers = [*pending, writer]
+        return writer
+
+    async def record(self, events: Sequence[TableEvent]) -> None:
+        """Append events."""
+        self.swap("_tables")
+        for event in events:
+            table = event.table
+            schema = (table.oid, table.replica_identity, table.columns)
+            before = self.disk.registered.get(table.id)
+            same = self.disk.schemas.get(table.id) == schema
+            self.disk.schemas[table.id] = schema
+            self.disk.events.append(event)
+            self.disk.registered[table.id] = RegisteredTable(
+                table=table.id,
+                oid=table.oid,
+                schema_version=1 if before is None else before.schema_version + (0 if same else 1),
+                state=event.state,
+                reason=event.reason,
+                snapshot_lsn=event.snapshot_lsn,
+            )
+
+    async def advance(self, position: Lsn) -> None:
+        """Record a later position."""
+        if self.disk.position is None or position > self.disk.position:
+            self.swap("_epochs")
+            self.disk.position = position
+
+    async def close(self) -> None:
+        """Forget what was not committed."""
+        self._is_open = False
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            await writer.abort()
+
+    def swap(self, step: str) -> None:
+        """Compare and swap: refuse if another has committed since `open`."""
+        self.before_commit(step)
+        if self.disk.writer is not self._seen:
+            raise OperatorError(
+                f"{step}: another writer appended", remedy="stop the other daemon of this source"
+            )
+        self.disk.writer = self._seen = self
+
+
+class MemoryEpochWriter:
+    """ports.EpochWriter of a `MemoryLake`."""
+
+    def __init__(self, lake: MemoryLake, number: int, previous: MemoryEpochWriter | None) -> None:
+        self._lake = lake
+        self._number = number
+        self._previous = previous
+        self._batches: dict[TableId, list[pa.Table]] = {}
+        self._taken: dict[TableId, int] = {}
+        self._over = asyncio.Event()
+        self.is_committing = False
+        self.is_committed = False
+
+    @property
+    def number(self) -> int:
+        """The epoch's number."""
+        return self._number
+
+    @property
+    def rows(self) -> int:
+        """Rows taken so far."""
+        return sum(self._taken.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is committed, failed or aborted."""
+        return self._over.is_set()
+
+    async def append(self, batch: TableBatch) -> None:
+        """Take rows."""
+        self._refuse_if_closed()
+        table, rows = batch.table.id, pa.Table.from_batches([batch.rows])
+        self._taken[table] = self._taken.get(table, 0) + rows.num_rows
+        watermark = self._lake.watermarks.get(table)
+        if watermark is not None:
+            rows = rows.filter(pc.greater_equal(rows["_cdc_lsn"], int(watermark)))
+        if rows.num_rows:
+            self._refuse_other_types(table, rows)
+            epochs = pa.repeat(pa.scalar(self._number, pa.int64()), rows.num_rows)
+            at = rows.schema.get_field_index("_cdc_ts") + 1
+            self._batches.setdefault(table, []).append(rows.add_column(at, EPOCH_FIELD, epochs))
+
+    async def discard(self, table: TableId) -> None:
+        """Forget a table's rows."""
+        self._taken.pop(table, None)
+        self._batches.pop(table, None)
+
+    async def commit(self, summary: EpochSummary) -> CommittedEpoch:
+        """Put the rows on the disk, table by table, then the epoch."""
+        self._refuse_if_closed()
+        if self.rows == 0:
+            msg = "an epoch without rows is not committed: use Sink.advance"
+            raise ValueError(msg)
+        self.is_committing = True
+        try:
+            await self._wait_for_previous()
+            committed = self._commit(summary)
+            self.is_committed = True
+        finally:
+            self._over.set()
+        return committed
+
+    async def abort(self) -> None:
+        """Drop the epoch."""
+        if not self.is_committing:
+            self._over.set()
+            self._batches, self._taken = {}, {}
+
+    def _refuse_if_closed(self) -> None:
+        if self.is_committing or self.is_over:
+            msg = f"epoch {self._number} is closed"
+            raise RuntimeError(msg)
+
+    def _refuse_other_types(self, table: TableId, rows: pa.Table) -> None:
+        stored = self._lake.disk.tables.get(table, MemoryTable()).versions
+        for known in [*stored, *self._batches.get(table, [])]:
+            types = {f.name: f.type for f in known.schema}
+            for name in set(rows.schema.names) & set(types):
+                come = rows.schema.field(name).type
+                if types[name] != come and not pa.types.is_struct(come):
+                    raise TableError(
+                        table, f"column {name} is {types[name]} in the lake and now {come}"
+                    )
+
+    async def _wait_for_previous(self) -> None:
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            await previous._over.wait()  # noqa: SLF001 - one of its own kind
+            if not previous.is_committed:
+                raise TransientError("the epoch before failed", reason="storage")
+
+    def _commit(self, summary: EpochSummary) -> CommittedEpoch:
+        lake, disk = self._lake, self._lake.disk
+        rows = dict(lake.held)
+        for table, batches in self._batches.items():
+            lake.swap(str(table))
+            stored = disk.tables.setdefault(table, MemoryTable())
+            stored.versions.append(pa.concat_tables(batches, promote_options="default"))
+            stored.watermark = summary.end_lsn
+            rows[table] = rows.get(table, 0) + stored.versions[-1].num_rows
+        tables = tuple(
+            TableInEpoch(table, disk.tables[table].version, count)
+            for table, count in sorted(rows.items())
+        )
+        lake.swap("_epochs")
+        committed = CommittedEpoch(self._number, replace(summary), lake.now(), tables)
+        disk.epochs.append(committed)
+        disk.position = max(summary.end_lsn, disk.position or summary.end_lsn)
+        lake.held = {}
+        return committed
+
+
+class MemoryPageSink:
+    """ports.PageSink that keeps its rows."""
+
+    def __init__(self) -> None:
+        self.pages: list[pa.RecordBatch] = []
+        self._is_over = False
+
+    async def append(self, rows: pa.RecordBatch) -> None:
+        """Take rows."""
+        self._refuse_if_over()
+        if rows.num_rows:
+            self.pages.append(rows)
+
+    async def finish(self) -> Sequence[Fragment]:
+        """Give a fragment for each run of one schema."""
+        self._refuse_if_over()
+        self._is_over = True
+        runs: list[list[pa.RecordBatch]] = []
+        for page in self.pages:
+            if runs and runs[-1][0].schema.equals(page.schema):
+                runs[-1].append(page)
+            else:
+                runs.append([page])
+        return [_fragment(index, run) for index, run in enumerate(runs)]
+
+    async def abort(self) -> None:
+        """Forget the rows."""
+        self._is_over = True
+        self.pages = []
+
+    def _refuse_if_over(self) -> None:
+        if self._is_over:
+            msg = "the page sink is finished"
+            raise RuntimeError(msg)
+
+
+def _fragment(index: int, run: Sequence[pa.RecordBatch]) -> Fragment:
+    rows = sum(page.num_rows for page in run)
+    size = sum(page.nbytes for page in run)
+    return Fragment(f"part-{index}.parquet", size, rows, f'{{"numRecords":{rows}}}', 0)
+
+
+def _rows_of(rows: pa.Table, epoch: int) -> int:
+    return int(pc.sum(pc.equal(rows[EPOCH_FIELD.name], epoch)).as_py() or 0)

@@ -1,0 +1,146 @@
+"""The table `_epochs`: one row per epoch, and the position beyond it (design section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ingestd.changes import CommittedEpoch
+from ingestd.positions import Lsn
+from ingestd.schema import TIMESTAMP
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.fragments import FragmentWriter
+from ingestd.sink.read import read_files
+
+ORIGIN = "ingestd.origin"
+"""Table property with the server's system identifier."""
+
+SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("first_lsn", pa.int64()),
+        ("end_lsn", pa.int64()),
+        ("last_commit_ts", TIMESTAMP),
+        ("committed_at", TIMESTAMP),
+        ("transactions", pa.int64()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        (
+            "tables",
+            pa.list_(
+                pa.field(
+                    "element",
+                    pa.struct(
+                        [("table", pa.string()), ("version", pa.int64()), ("rows", pa.int64())]
+                    ),
+                )
+            ),
+        ),
+    ]
+)
+_STATISTICS = ("epoch", "first_lsn", "end_lsn")
+
+
+class EpochTable:
+    """`_epochs`. All calls block; one at a time.
+
+    Its app transaction is the position up to which nothing captured is missing: the end_lsn of the
+    last epoch, or a later one recorded by `advance`.
+    """
+
+    def __init__(self, log: AppendLog, before_commit: Callable[[str], None]) -> None:
+        self._log = log
+        self._before_commit = before_commit
+        self.last_epoch = 0
+        self.end_lsn: Lsn | None = None
+        self.position: Lsn | None = None
+        self.origin: str | None = None
+
+    def load(self) -> None:
+        """Read the last epoch, the position and the origin."""
+        self._log.load()
+        self.last_epoch, self.end_lsn, self.position = 0, None, None
+        self.origin = self._log.configuration().get(ORIGIN)
+        if not self._log.exists:
+            return
+        rows = self._last_rows()
+        if rows:
+            last = max(rows, key=lambda row: int(row["epoch"]))
+            self.last_epoch, self.end_lsn = last["epoch"], Lsn(last["end_lsn"])
+        version = self._log.app_version()
+        known = [p for p in (self.end_lsn, version) if p is not None]
+        self.position = Lsn(max(known)) if known else None
+
+    def _last_rows(self) -> list[dict[str, Any]]:
+        """Read the files that may hold the last epoch, not all that there are."""
+        newest = 0
+
+        def remember(statistics: Mapping[str, Any]) -> bool:
+            nonlocal newest
+            newest = max(newest, statistics.get("maxValues", {}).get("epoch") or 0)
+            return False
+
+        def may_be_last(statistics: Mapping[str, Any]) -> bool:
+            high = statistics.get("maxValues", {}).get("epoch")
+            return high is None or high >= newest
+
+        for keep in (remember, may_be_last):
+            rows = read_files(
+                self._log.handle,
+                self._log.store,
+                self._log.folder,
+                columns=["epoch", "end_lsn"],
+                keep=keep,
+            )
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found
+
+    def adopt(self, origin: str) -> None:
+        """Make the table, and record the server that the rows come from."""
+        if not self._log.exists:
+            self._log.create(
+                Creation(
+                    SCHEMA,
+                    {
+                        "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+                        "delta.dataSkippingStatsColumns": ",".join(_STATISTICS),
+                    },
+                )
+            )
+        if self.origin != origin:
+            self._log.set_properties({ORIGIN: origin})
+            self.origin = origin
+
+    def append(self, epoch: CommittedEpoch) -> None:
+        """Append an epoch's row, durably."""
+        summary = epoch.summary
+        row = {
+            "epoch": epoch.epoch,
+            "first_lsn": int(summary.first_lsn),
+            "end_lsn": int(summary.end_lsn),
+            "last_commit_ts": summary.last_commit_ts,
+            "committed_at": epoch.committed_at,
+            "transactions": summary.transactions,
+            "rows": sum(t.rows for t in epoch.tables),
+            "bytes": summary.nbytes,
+            "tables": [
+                {"table": str(t.table), "version": t.version, "rows": t.rows} for t in epoch.tables
+            ],
+        }
+        writer = FragmentWriter(self._log.store, self._log.folder, _STATISTICS)
+        writer.write([pa.Table.from_pylist([row], SCHEMA)])
+        fragments = writer.finish()
+        self._before_commit("_epochs")
+        self._log.append(fragments, int(summary.end_lsn))
+        self.last_epoch, self.end_lsn = epoch.epoch, summary.end_lsn
+        self.position = max(summary.end_lsn, self.position or summary.end_lsn)
+
+    def advance(self, position: Lsn) -> None:
+        """Record a later position, durably; nothing if it is not later."""
+        if self.position is not None and position <= self.position:
+            return
+        self._before_commit("_epochs")
+        self._log.append([], int(position))
+        self.position = position

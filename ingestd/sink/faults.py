@@ -1,0 +1,58 @@
+"""What a failed storage call means: an operator must act, or it passes by itself.
+
+deltalake tells the cause in the text alone (object_store's messages, with the errno of a local file
+system as ``(os error N)``).
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltalake.exceptions import DeltaError
+
+from ingestd.errors import IngestdError, OperatorError, TransientError
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_PASSES = re.compile(
+    r"timed? ?out|too many requests|slow ?down|throttl|429|50[0234]|service unavailable"
+    r"|connection|reset by peer|dns|temporar|error sending request|max_retries",
+    re.IGNORECASE,
+)
+_REMEDIES = {
+    errno.ENOSPC: ("the disk is full", "free space there; ingestd tries again by itself"),
+    errno.EDQUOT: ("the disk quota is used up", "raise it or free space there"),
+    errno.EACCES: ("permission denied", "let the daemon's user write there"),
+    errno.EPERM: ("operation not permitted", "let the daemon's user write there"),
+    errno.EROFS: ("the file system is read-only", "remount it, or set `lake.uri` elsewhere"),
+    errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
+}
+_STORAGE_PASSES = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE})
+
+
+def storage_fault(error: Exception, uri: str) -> IngestdError:
+    """Classify what deltalake, pyarrow or the system raised about `uri`."""
+    text = str(error)
+    told = _OS_ERROR.search(text)
+    number = int(told[1]) if told else getattr(error, "errno", None)
+    if number in _REMEDIES:
+        cause, remedy = _REMEDIES[number]
+        return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
+    first_line = text.strip().splitlines()[0][:300] if text.strip() else type(error).__name__
+    if number in _STORAGE_PASSES or (number is None and _PASSES.search(text)):
+        return TransientError(f"lake {uri}: {first_line}", reason="storage")
+    return OperatorError(
+        f"lake {uri}: {first_line}",
+        remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
+    )
+
+
+@contextmanager
+def storage_faults(uri: str) -> Iterator[None]:
+    """Raise what goes wrong inside as `storage_fault` classifies it."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise storage_fault(error, uri) from error

@@ -1,0 +1,214 @@
+"""One epoch being filled and committed (ports.EpochWriter)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.changes import (
+    EPOCH_FIELD,
+    CommittedEpoch,
+    EpochSummary,
+    TableBatch,
+    TableInEpoch,
+)
+from ingestd.errors import TransientError
+from ingestd.ports import Fragment
+from ingestd.positions import Lsn
+from ingestd.schema import Table, TableId
+from ingestd.sink.fragments import FragmentSink, FragmentWriter
+from ingestd.sink.jobs import Jobs, together
+from ingestd.sink.raw import RawTable, statistics_columns
+from ingestd.sink.store import Store
+
+
+class OwningLake(Protocol):
+    """What an epoch needs of its lake."""
+
+    store: Store
+    jobs: Jobs
+    buffer_bytes: int
+    now: Callable[[], datetime]
+    before_commit: Callable[[str], None]
+
+    def raw_table(self, table: TableId) -> RawTable:
+        """Give the raw table."""
+        ...
+
+    async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
+        """Append the epoch's row."""
+        ...
+
+
+@dataclass(slots=True)
+class _Part:
+    """A table's part of the epoch. `schema`: what the raw table must have to take it."""
+
+    raw: RawTable
+    table: Table
+    schema: pa.Schema
+    sink: FragmentSink
+
+
+class DeltaEpochWriter:
+    """An epoch of a `DeltaLake`; `previous` is the one being committed when this began, if any."""
+
+    def __init__(
+        self, lake: OwningLake, number: int, previous: DeltaEpochWriter | None = None
+    ) -> None:
+        self._lake = lake
+        self._number = number
+        self._previous = previous
+        self._parts: dict[TableId, _Part] = {}
+        self._taken: dict[TableId, int] = {}
+        self._over = asyncio.Event()
+        self.is_committing = False
+        self.is_committed = False
+
+    @property
+    def number(self) -> int:
+        """The epoch's number."""
+        return self._number
+
+    @property
+    def rows(self) -> int:
+        """Rows taken so far, including those the lake had already."""
+        return sum(self._taken.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is committed, failed or aborted."""
+        return self._over.is_set()
+
+    async def append(self, batch: TableBatch) -> None:
+        """Take rows; count and drop those below the watermark at `open` (I3)."""
+        self._refuse_if_closed()
+        table = batch.table.id
+        raw = self._lake.raw_table(table)
+        self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
+        rows = _above(batch.rows, raw.watermark)
+        if rows.num_rows == 0:
+            return
+        rows = _with_epoch(rows, self._number)
+        schema = raw.admit(rows.schema)
+        part = self._parts.get(table)
+        if part is None:
+            part = self._parts[table] = _Part(raw, batch.table, schema, self._fragments(batch, raw))
+        part.table, part.schema = batch.table, schema
+        part.sink.add(rows)
+        await self._spill()
+
+    async def discard(self, table: TableId) -> None:
+        """Forget the table's rows of this epoch."""
+        self._taken.pop(table, None)
+        part = self._parts.pop(table, None)
+        if part is not None:
+            await part.sink.abort()
+
+    async def commit(self, summary: EpochSummary) -> CommittedEpoch:
+        """Make all tables' rows durable, then the epoch's row in `_epochs` (I1)."""
+        self._refuse_if_closed()
+        if self.rows == 0:
+            msg = "an epoch without rows is not committed: use Sink.advance"
+            raise ValueError(msg)
+        self.is_committing = True
+        try:
+            fragments = await self._finish()
+            await self._wait_for_previous()
+            tables = await self._commit_tables(fragments, summary)
+            committed = await self._lake.close_epoch(
+                CommittedEpoch(self._number, summary, self._lake.now(), tables)
+            )
+            self.is_committed = True
+        finally:
+            self._over.set()
+        return committed
+
+    async def abort(self) -> None:
+        """Drop the epoch and its files, unless their commits have begun."""
+        if self.is_committing or self.is_over:
+            return
+        self._over.set()
+        parts, self._parts = list(self._parts.values()), {}
+        self._taken = {}
+        for part in parts:
+            await part.sink.abort()
+
+    # --- filling ----------------------------------------------------------------------------
+
+    def _refuse_if_closed(self) -> None:
+        if self.is_committing or self.is_over:
+            msg = f"epoch {self._number} is closed"
+            raise RuntimeError(msg)
+
+    def _fragments(self, batch: TableBatch, raw: RawTable) -> FragmentSink:
+        columns = statistics_columns(batch.table)
+        writer = FragmentWriter(self._lake.store, raw.log.folder, columns)
+        return FragmentSink(writer)
+
+    async def _spill(self) -> None:
+        """Write the largest tables' rows until half of the budget is free."""
+        if self._waiting_bytes() <= self._lake.buffer_bytes:
+            return
+        while self._waiting_bytes() > self._lake.buffer_bytes // 2:
+            largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
+            await largest.sink.spill()
+
+    def _waiting_bytes(self) -> int:
+        return sum(part.sink.waiting_bytes for part in self._parts.values())
+
+    # --- committing -------------------------------------------------------------------------
+
+    async def _finish(self) -> list[tuple[_Part, Sequence[Fragment]]]:
+        parts = list(self._parts.values())
+        finished = await together(part.sink.finish() for part in parts)
+        return list(zip(parts, finished, strict=True))
+
+    async def _wait_for_previous(self) -> None:
+        previous, self._previous = self._previous, None
+        if previous is None:
+            return
+        await previous._over.wait()  # noqa: SLF001 - one of its own kind
+        if not previous.is_committed:
+            raise TransientError(
+                f"epoch {self._number} can't be committed: the one before failed",
+                reason="storage",
+            )
+
+    async def _commit_tables(
+        self, fragments: Sequence[tuple[_Part, Sequence[Fragment]]], summary: EpochSummary
+    ) -> tuple[TableInEpoch, ...]:
+        return tuple(
+            await together(
+                self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn)
+                for part, files in fragments
+            )
+        )
+
+    def _commit_table(
+        self, part: _Part, fragments: Sequence[Fragment], end_lsn: Lsn
+    ) -> TableInEpoch:
+        self._lake.before_commit(str(part.raw.id))
+        version = part.raw.commit(part.table, part.schema, fragments, end_lsn)
+        return TableInEpoch(part.raw.id, version, part.sink.rows)
+
+
+def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
+    """Leave out the rows that the raw table holds already."""
+    if watermark is None or rows.num_rows == 0:
+        return rows
+    above = pc.greater_equal(rows.column("_cdc_lsn"), pa.scalar(int(watermark), pa.int64()))
+    return rows if pc.all(above).as_py() else rows.filter(above)
+
+
+def _with_epoch(rows: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
+    """Put `_cdc_epoch` where the raw schema has it."""
+    after = rows.schema.get_field_index("_cdc_ts")
+    values = pa.repeat(pa.scalar(epoch, pa.int64()), rows.num_rows)
+    return rows.add_column(after + 1, EPOCH_FIELD, values)

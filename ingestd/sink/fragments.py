@@ -1,0 +1,202 @@
+"""Writing one table's rows to Parquet files that someone commits later (ports.PageSink)."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ingestd.ports import Fragment
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.jobs import Jobs
+from ingestd.sink.statistics import file_statistics
+from ingestd.sink.store import Store
+
+FILE_BYTES = 128 << 20
+"""A file is closed when it exceeds this."""
+ROW_GROUP_ROWS = 1 << 20
+
+_SAMPLE_ROWS = 4096
+_DISTINCT_SHARE = 0.2
+"""A dictionary pays for a text column when at most this share of a sample's values differ."""
+
+_CONSTANT = frozenset({"_cdc_op", "_cdc_lsn", "_cdc_xid", "_cdc_ts", "_cdc_epoch"})
+"""Few different values by nature."""
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    name: str
+    schema: pa.Schema
+    sink: IO[bytes]
+    writer: pq.ParquetWriter
+    statistics: list[str]
+
+
+@dataclass(slots=True)
+class FragmentWriter:
+    """The blocking part: for a worker thread, one call at a time.
+
+    `folder` is the table's, in `store`. `statistics` names the columns that get bounds. A file
+    holds rows of one schema; its columns may be fewer than the table's: Delta readers fill the
+    rest with null. Raises what `storage_fault` makes of an error.
+    """
+
+    store: Store
+    folder: str
+    statistics: Sequence[str]
+    file_bytes: int = FILE_BYTES
+    _open: _OpenFile | None = None
+    _done: list[Fragment] = field(default_factory=list)
+    _made: list[str] = field(default_factory=list)
+
+    def write(self, tables: Iterable[pa.Table]) -> None:
+        """Write row groups, to a new file where the schema changes."""
+        with storage_faults(self.store.uri(self.folder)):
+            for table in tables:
+                self._write(table)
+
+    def finish(self) -> list[Fragment]:
+        """Close the last file, make all of them durable and give them."""
+        with storage_faults(self.store.uri(self.folder)):
+            if self._open is not None:
+                self._close()
+            if self._done:
+                self.store.sync(self.folder, [fragment.path for fragment in self._done])
+        return self._done
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        with storage_faults(self.store.uri(self.folder)):
+            if self._open is not None:
+                file, self._open = self._open, None
+                file.sink.close()
+            while self._made:
+                self.store.remove(f"{self.folder}/{self._made[-1]}")
+                self._made.pop()
+        self._done = []
+
+    def _write(self, table: pa.Table) -> None:
+        if self._open is not None and not self._open.schema.equals(table.schema):
+            self._close()
+        if self._open is None:
+            self._open = self._create(table)
+        self._open.writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        if self._open.sink.tell() > self.file_bytes:
+            self._close()
+
+    def _create(self, table: pa.Table) -> _OpenFile:
+        if not self._made:
+            self.store.make_folder(self.folder)
+        name = f"part-{uuid.uuid4()}.parquet"
+        self._made.append(name)
+        statistics = [n for n in self.statistics if n in table.schema.names]
+        dictionary = dictionary_columns(table)
+        sink = self.store.create(f"{self.folder}/{name}")
+        writer = pq.ParquetWriter(
+            sink,
+            table.schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=dictionary or False,
+            write_statistics=statistics or False,
+            store_schema=False,
+        )
+        return _OpenFile(name, table.schema, sink, writer, statistics)
+
+    def _close(self) -> None:
+        file = self._open
+        assert file is not None
+        self._open = None
+        file.writer.close()
+        size = file.sink.tell()
+        file.sink.close()
+        metadata = file.writer.writer.metadata
+        self._done.append(
+            Fragment(
+                path=file.name,
+                size_bytes=size,
+                rows=metadata.num_rows,
+                stats_json=file_statistics(metadata, file.statistics),
+                modification_time_ms=time.time_ns() // 1_000_000,
+            )
+        )
+
+
+def dictionary_columns(table: pa.Table) -> list[str]:
+    """Name the columns (as Parquet paths) for which a dictionary pays, by a sample of the rows."""
+    sample = table.slice(0, _SAMPLE_ROWS)
+    chosen = [name for name in table.schema.names if name in _CONSTANT]
+    for name, column in zip(sample.schema.names, sample.columns, strict=True):
+        if name in _CONSTANT or not (
+            pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+        ):
+            continue
+        if pc.count_distinct(column).as_py() <= _DISTINCT_SHARE * sample.num_rows:
+            chosen.append(name)
+    return chosen
+
+
+class FragmentSink:
+    """One table's rows on their way to fragments (ports.PageSink).
+
+    Rows wait in memory until `buffer_bytes` of them make a row group, which a thread encodes; an
+    owner that fills many of them has a budget of its own: `add` takes rows without waiting, and
+    `spill` writes what waits.
+    """
+
+    def __init__(self, writer: FragmentWriter, *, buffer_bytes: int = 64 << 20) -> None:
+        self._writer = writer
+        self._buffer_bytes = buffer_bytes
+        self._waiting: list[pa.RecordBatch] = []
+        self._jobs = Jobs(at_once=1)
+        self.waiting_bytes = 0
+        self.rows = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows; nothing is written."""
+        if rows.num_rows:
+            self._waiting.append(rows)
+            self.waiting_bytes += rows.nbytes
+            self.rows += rows.num_rows
+
+    async def append(self, rows: pa.RecordBatch) -> None:
+        """Take rows; return when there is room for more."""
+        self.add(rows)
+        if self.waiting_bytes > self._buffer_bytes:
+            await self.spill()
+
+    async def spill(self) -> None:
+        """Write what waits."""
+        waiting, self._waiting = self._waiting, []
+        self.waiting_bytes = 0
+        if waiting:
+            await self._jobs.run(self._writer.write, _runs(waiting))
+
+    async def finish(self) -> Sequence[Fragment]:
+        """Make all fragments durable and give them."""
+        await self.spill()
+        return await self._jobs.run(self._writer.finish)
+
+    async def abort(self) -> None:
+        """Remove what was written."""
+        self._waiting = []
+        self.waiting_bytes = 0
+        await self._jobs.run(self._writer.abort)
+
+
+def _runs(batches: Sequence[pa.RecordBatch]) -> list[pa.Table]:
+    """Join neighbours of one schema."""
+    runs: list[list[Any]] = []
+    for batch in batches:
+        if runs and runs[-1][0].schema.equals(batch.schema):
+            runs[-1].append(batch)
+        else:
+            runs.append([batch])
+    return [pa.Table.from_batches(run) for run in runs]

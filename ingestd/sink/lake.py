@@ -1,0 +1,206 @@
+"""The lake of one source (ports.Sink): opening it, and what is not an epoch's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from ingestd.changes import CommittedEpoch, TableInEpoch
+from ingestd.ports import Committed, EpochWriter, TableEvent
+from ingestd.positions import Lsn
+from ingestd.schema import TableId
+from ingestd.sink.append_log import AppendLog
+from ingestd.sink.durable import Durability
+from ingestd.sink.epochs import EpochTable
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.filling import DeltaEpochWriter
+from ingestd.sink.jobs import Jobs
+from ingestd.sink.paths import Layout
+from ingestd.sink.raw import RawTable
+from ingestd.sink.registry import RegistryTable
+from ingestd.sink.store import open_store
+
+WORKERS = 4
+"""Tables committed at once: Parquet and fsync overlap, memory stays bounded."""
+OPENING_WORKERS = 16
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _go_on(_step: str) -> None:
+    """Do nothing before a commit."""
+
+
+class DeltaLake:
+    """One source's raw tables, `_epochs` and `_tables` below `uri` (design sections 2 and 8.7).
+
+    `uri`: a local path, file://, or whatever deltalake reaches with `storage_options`.
+    `buffer_bytes`: Arrow bytes of the epoch being filled that wait in memory before row groups are
+    written. `durability`: how local files are made durable; `now`: the clock of `committed_at`;
+    `before_commit`: called, in a worker thread, with "schema.table", "_epochs" or "_tables" before
+    each Delta commit with rows or a position: whatever it raises stops that commit.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        buffer_bytes: int = 64 << 20,
+        durability: Durability | None = None,
+        now: Callable[[], datetime] = _utc_now,
+        before_commit: Callable[[str], None] = _go_on,
+    ) -> None:
+        self.uri = uri
+        self.layout = Layout(source)
+        self.store = open_store(uri, storage_options, durability)
+        self.buffer_bytes = buffer_bytes
+        self.now = now
+        self.before_commit = before_commit
+        self.jobs = Jobs(at_once=WORKERS)
+        self._epochs = EpochTable(
+            AppendLog(self.store, self.layout.epochs, self.layout.app_id()), before_commit
+        )
+        self._registry = RegistryTable(
+            AppendLog(self.store, self.layout.tables, self.layout.app_id()), before_commit
+        )
+        self._epochs_lock = asyncio.Lock()
+        self._registry_lock = asyncio.Lock()
+        self._raw: dict[TableId, RawTable] = {}
+        self._held: dict[TableId, int] = {}
+        self._writers: list[DeltaEpochWriter] = []
+        self._is_open = False
+
+    # --- the port ---------------------------------------------------------------------------
+
+    async def open(self) -> Committed:
+        """Read what the lake holds; forget all that was not committed. Creates nothing.
+
+        Raises OperatorError or TransientError (storage).
+        """
+        await self._forget()
+        committed = await self.jobs.run(self._load)
+        self._is_open = True
+        return committed
+
+    async def adopt(self, origin: str) -> None:
+        """Record the server that the rows come from; make `_epochs` and `_tables`."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.adopt, origin)
+        async with self._registry_lock:
+            await self.jobs.run(self._registry.adopt)
+
+    def begin(self) -> EpochWriter:
+        """Start to fill the next epoch: one more than the last, durable or being committed.
+
+        Raises RuntimeError before `open` and while another is being filled.
+        """
+        if not self._is_open:
+            msg = "the sink is not open"
+            raise RuntimeError(msg)
+        pending = [w for w in self._writers if not w.is_over]
+        if any(not w.is_committing for w in pending):
+            msg = "the epoch before is still being filled"
+            raise RuntimeError(msg)
+        previous = pending[-1] if pending else None
+        number = self._epochs.last_epoch + 1 if previous is None else previous.number + 1
+        writer = DeltaEpochWriter(self, number, previous)
+        self._writers = [*pending, writer]
+        return writer
+
+    async def record(self, events: Sequence[TableEvent]) -> None:
+        """Append to `_tables`, durably, one row an event."""
+        if events:
+            async with self._registry_lock:
+                await self.jobs.run(self._registry.record, events)
+
+    async def advance(self, position: Lsn) -> None:
+        """Record, durably, that nothing captured lies between the last epoch and `position`."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.advance, position)
+
+    async def close(self) -> None:
+        """Free everything. At any time, twice."""
+        await self._forget()
+
+    # --- for the epoch writer ---------------------------------------------------------------
+
+    def raw_table(self, table: TableId) -> RawTable:
+        """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
+        if table not in self._raw:
+            log = AppendLog(self.store, self.layout.raw(table), self.layout.app_id(table))
+            self._raw[table] = RawTable(table, log)
+        return self._raw[table]
+
+    async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
+        """Append the epoch's row, with the tables whose rows of it the lake held before."""
+        tables = {t.table: t for t in epoch.tables}
+        for table, rows in self._held.items():
+            known = tables.get(table)
+            version = self._raw[table].log.version if known is None else known.version
+            tables[table] = TableInEpoch(table, version, rows + (known.rows if known else 0))
+        whole = CommittedEpoch(
+            epoch.epoch, epoch.summary, epoch.committed_at, tuple(sorted(tables.values(), key=_id))
+        )
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.append, whole)
+        self._held = {}
+        return whole
+
+    # --- opening ----------------------------------------------------------------------------
+
+    async def _forget(self) -> None:
+        self._is_open = False
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            if not writer.is_over:
+                await writer.abort()
+        await self.jobs.settle()
+
+    def _load(self) -> Committed:
+        self._epochs.load()
+        self._registry.load()
+        self._raw = {table: self.raw_table(table) for table in self._found()}
+        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
+            list(pool.map(RawTable.load, self._raw.values()))
+        self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
+        watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
+        self._held = {
+            table: self._raw[table].rows_of_epoch(self._epochs.last_epoch + 1)
+            for table, watermark in watermarks.items()
+            if self._epochs.end_lsn is None or watermark > self._epochs.end_lsn
+        }
+        by_text = {str(table): table for table in self._raw}
+        registered = self._registry.tables()
+        return Committed(
+            epoch=self._epochs.last_epoch,
+            position=self._epochs.position,
+            watermarks=watermarks,
+            tables={by_text.get(text, entry.table): entry for text, entry in registered.items()},
+            origin=self._epochs.origin,
+        )
+
+    def _found(self) -> list[TableId]:
+        """List the raw tables by their folders.
+
+        Not by `_epochs` and `_tables`: a table whose first commit went through before a kill may
+        be in neither, and its watermark counts. Listings are consistent on local file systems and
+        on S3, GCS and Azure.
+        """
+        root = self.layout.root
+        with storage_faults(self.store.uri(root)):
+            return [
+                self.layout.table_of(schema, table)
+                for schema in self.store.folders(root)
+                if not schema.startswith("_")  # _epochs, _tables, _ref: no name maps to these
+                for table in self.store.folders(f"{root}/{schema}")
+            ]
+
+
+def _id(entry: TableInEpoch) -> TableId:
+    return entry.table

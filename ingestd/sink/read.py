@@ -1,0 +1,116 @@
+"""Reading a Delta table's rows by its files.
+
+Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpreter at exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from ingestd.schema import TableId
+from ingestd.sink.append_log import parse_statistics
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.paths import Layout
+from ingestd.sink.store import Store, open_store
+
+KeepFile = Callable[[Mapping[str, Any]], bool]
+"""Whether to read a file, by its statistics (empty if it has none)."""
+
+
+def read_raw(
+    uri: str,
+    source: str,
+    table: TableId,
+    *,
+    version: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """Read the raw table of `table` in the lake at `uri`, at a Delta version or the newest.
+
+    Row order is that of the files, not of positions. Raises deltalake's TableNotFoundError.
+    """
+    store = open_store(uri, storage_options)
+    folder = Layout(source).raw(table)
+    handle = DeltaTable(store.uri(folder), version=version, storage_options=store.storage_options)
+    return read_files(handle, store, folder)
+
+
+def read_files(
+    handle: DeltaTable,
+    store: Store,
+    folder: str,
+    *,
+    columns: Sequence[str] | None = None,
+    keep: KeepFile | None = None,
+) -> pa.Table:
+    """Read the handle's version of the table in `folder`: all rows, or those of some files.
+
+    Columns that a file lacks are null. Raises what `storage_fault` makes of an error.
+    """
+    schema = pa.schema(handle.schema().to_arrow())
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    with storage_faults(store.uri(folder)):
+        parts = [
+            conform(_read_file(store, f"{folder}/{path}", schema), schema)
+            for path, statistics in _files(pa.table(handle.get_add_actions()))
+            if keep is None or keep(statistics)
+        ]
+    return pa.concat_tables(parts) if parts else schema.empty_table()
+
+
+def _files(actions: pa.Table) -> list[tuple[str, dict[str, Any]]]:
+    return [(a["path"], _statistics(a)) for a in actions.to_pylist()]
+
+
+def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:
+    if "stats" in action:
+        return parse_statistics(action["stats"])
+    return {
+        "numRecords": action.get("num_records"),
+        "minValues": action.get("min") or {},
+        "maxValues": action.get("max") or {},
+    }
+
+
+def _read_file(store: Store, path: str, schema: pa.Schema) -> pa.Table:
+    with store.open(path) as source, pq.ParquetFile(source) as file:
+        present = set(file.schema_arrow.names)
+        return file.read(columns=[n for n in schema.names if n in present])
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give the table the schema: missing columns, and missing fields of structs, become null."""
+    columns = []
+    for field in schema:
+        index = table.schema.get_field_index(field.name)
+        if index < 0:
+            columns.append(pa.nulls(table.num_rows, field.type))
+        else:
+            column = table.column(index)
+            columns.append(
+                pa.chunked_array([_conformed(c, field.type) for c in column.chunks], field.type)
+            )
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conformed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if array.type.equals(wanted):
+        return array
+    if not pa.types.is_struct(wanted):
+        return array.cast(wanted)
+    fields = []
+    for field in wanted:
+        index = array.type.get_field_index(field.name)
+        fields.append(
+            pa.nulls(len(array), field.type)
+            if index < 0
+            else _conformed(pc.struct_field(array, index), field.type)
+        )
+    return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=pc.is_null(array))

@@ -1,0 +1,139 @@
+"""The table `_tables`: what was captured when, with which schema (design section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from ingestd.ports import RegisteredTable, TableEvent, TableState
+from ingestd.positions import Lsn
+from ingestd.schema import TIMESTAMP, Column, TableId, delta_type
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.fragments import FragmentWriter
+from ingestd.sink.read import read_files
+
+_MICROSECOND = timedelta(microseconds=1)
+
+_COLUMN = pa.struct(
+    [
+        ("name", pa.string()),
+        ("pg_type", pa.string()),
+        ("type_oid", pa.int64()),
+        ("typmod", pa.int32()),
+        ("delta_type", pa.string()),
+        ("identity", pa.bool_()),
+        ("nullable", pa.bool_()),
+        ("comment", pa.string()),
+        ("missing", pa.string()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("table", pa.string()),
+        ("oid", pa.int64()),
+        ("schema_version", pa.int32()),
+        ("state", pa.string()),
+        ("reason", pa.string()),
+        ("snapshot_lsn", pa.int64()),
+        ("at_lsn", pa.int64()),
+        ("at", TIMESTAMP),
+        ("replica_identity", pa.string()),
+        ("columns", pa.list_(pa.field("element", _COLUMN))),
+    ]
+)
+
+
+class RegistryTable:
+    """`_tables`. All calls block; one at a time."""
+
+    def __init__(self, log: AppendLog, before_commit: Callable[[str], None]) -> None:
+        self._log = log
+        self._before_commit = before_commit
+        self._last: dict[str, dict[str, Any]] = {}
+
+    def load(self) -> None:
+        """Read the last row of every table."""
+        self._log.load()
+        self._last = {}
+        if not self._log.exists:
+            return
+        rows = read_files(self._log.handle, self._log.store, self._log.folder).to_pylist()
+        for row in sorted(rows, key=lambda r: r["at"]):
+            self._last[row["table"]] = row
+
+    def tables(self) -> dict[str, RegisteredTable]:
+        """Give the present state of every table, by its text ("schema.table")."""
+        return {name: _registered(row) for name, row in self._last.items()}
+
+    def adopt(self) -> None:
+        """Make the table."""
+        if not self._log.exists:
+            self._log.create(
+                Creation(SCHEMA, {"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)})
+            )
+
+    def record(self, events: Sequence[TableEvent]) -> None:
+        """Append events, durably. A schema that differs from the last gets the next version."""
+        last = dict(self._last)
+        rows = []
+        for event in events:
+            row = _row(event, last.get(str(event.table.id)))
+            last[row["table"]] = row
+            rows.append(row)
+        writer = FragmentWriter(self._log.store, self._log.folder, ())
+        writer.write([pa.Table.from_pylist(rows, SCHEMA)])
+        fragments = writer.finish()
+        self._before_commit("_tables")
+        self._log.append(fragments)
+        self._last = last
+
+
+def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
+    table = event.table
+    row: dict[str, Any] = {
+        "table": str(table.id),
+        "oid": table.oid,
+        "state": str(event.state),
+        "reason": event.reason,
+        "snapshot_lsn": None if event.snapshot_lsn is None else int(event.snapshot_lsn),
+        "at_lsn": int(event.at_lsn),
+        "at": event.at,
+        "replica_identity": table.replica_identity,
+        "columns": [_column(c) for c in table.columns],
+    }
+    if before is None:
+        return {**row, "schema_version": 1}
+    # The last row is the one with the latest time, whatever compaction does to the order of rows:
+    # so no event of a table is as early as the one before, whatever the hosts' clocks say.
+    row["at"] = max(event.at, before["at"] + _MICROSECOND)
+    same = all(before[k] == row[k] for k in ("oid", "replica_identity", "columns"))
+    return {**row, "schema_version": before["schema_version"] + (0 if same else 1)}
+
+
+def _column(column: Column) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "pg_type": column.pg_type,
+        "type_oid": column.type_oid,
+        "typmod": column.typmod,
+        "delta_type": delta_type(column.type),
+        "identity": column.identity,
+        "nullable": column.nullable,
+        "comment": column.comment,
+        "missing": column.missing,
+    }
+
+
+def _registered(row: dict[str, Any]) -> RegisteredTable:
+    schema, _, name = row["table"].partition(".")
+    return RegisteredTable(
+        table=TableId(schema, name),
+        oid=row["oid"],
+        schema_version=row["schema_version"],
+        state=TableState(row["state"]),
+        reason=row["reason"],
+        snapshot_lsn=None if row["snapshot_lsn"] is None else Lsn(row["snapshot_lsn"]),
+    )

@@ -1,0 +1,199 @@
+"""Files of a lake, wherever it lies: on a local file system or in an object store."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake._internal import DeltaFileSystemHandler
+from deltalake.fs import DeltaStorageHandler
+
+from ingestd.errors import OperatorError
+from ingestd.sink.durable import Durability, Fsync, make_folder
+
+if TYPE_CHECKING:
+    from deltalake._internal import ObjectOutputStream
+
+
+class Store(Protocol):
+    """The lake's files, by path relative to its root. All calls block: not for the event loop.
+
+    Raises OSError, or deltalake's errors from an object store.
+    """
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        """What deltalake needs to reach it."""
+        ...
+
+    def uri(self, path: str) -> str:
+        """Give what deltalake opens `path` by."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder with its parents, durably, where there are folders."""
+        ...
+
+    def create(self, path: str) -> IO[bytes]:
+        """Open a new file for writing."""
+        ...
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a file for reading."""
+        ...
+
+    def size(self, path: str) -> int | None:
+        """Size of a file, None if there is none."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing if there is none."""
+        ...
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders in a folder; empty if there is none."""
+        ...
+
+    def sync(self, folder: str, names: Sequence[str]) -> None:
+        """Make files of a folder durable, and their entries in it."""
+        ...
+
+
+class LocalStore:
+    """A local file system."""
+
+    storage_options = None
+
+    def __init__(self, root: Path, durability: Durability) -> None:
+        self.root = root.absolute()
+        self._durability = durability
+
+    def uri(self, path: str) -> str:
+        """Give the absolute path."""
+        return str(self.root / path)
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder with its parents."""
+        make_folder(self.root / path, self._durability)
+
+    def create(self, path: str) -> IO[bytes]:
+        """Open a new file for writing."""
+        return (self.root / path).open("xb")
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a file for reading."""
+        return pa.OSFile(str(self.root / path), "rb")
+
+    def size(self, path: str) -> int | None:
+        """Size of a file."""
+        try:
+            return (self.root / path).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        (self.root / path).unlink(missing_ok=True)
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders in a folder."""
+        try:
+            return sorted(entry.name for entry in (self.root / path).iterdir() if entry.is_dir())
+        except FileNotFoundError:
+            return []
+
+    def sync(self, folder: str, names: Sequence[str]) -> None:
+        """Fsync the files, then the folder."""
+        for name in names:
+            self._durability.file(self.root / folder / name)
+        self._durability.folder(self.root / folder)
+
+
+class ObjectStore:
+    """S3, GCS, Azure and the like, by deltalake's own file system: one set of options for both.
+
+    A put that returned is durable there.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
+        self.storage_options = dict(storage_options) if storage_options else None
+        self._uri = uri.rstrip("/")
+        self._handler = DeltaFileSystemHandler(self._uri, self.storage_options)
+        self._files = pafs.PyFileSystem(DeltaStorageHandler(self._uri, self.storage_options))
+
+    def uri(self, path: str) -> str:
+        """Give the URI."""
+        return f"{self._uri}/{path}"
+
+    def make_folder(self, path: str) -> None:
+        """Do nothing: there are no folders."""
+
+    def create(self, path: str) -> IO[bytes]:
+        """Open a new object for writing; it appears when closed."""
+        return io.BufferedWriter(_Upload(self._handler.open_output_stream(path)), 1 << 20)
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open an object for reading."""
+        return self._files.open_input_file(path)
+
+    def size(self, path: str) -> int | None:
+        """Size of an object."""
+        (info,) = self._files.get_file_info([path])
+        return int(info.size) if info.type == pafs.FileType.File else None
+
+    def remove(self, path: str) -> None:
+        """Remove an object."""
+        if self.size(path) is not None:
+            self._files.delete_file(path)
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the prefixes below a prefix."""
+        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+
+    def sync(self, folder: str, names: Sequence[str]) -> None:
+        """Do nothing: what was put is durable."""
+
+
+class _Upload(io.RawIOBase):
+    """deltalake's output stream takes `bytes` only, and Parquet writers give buffers."""
+
+    def __init__(self, stream: ObjectOutputStream) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer
+        taken = bytes(data)
+        self._stream.write(taken)
+        return len(taken)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._stream.close()  # type: ignore[attr-defined] # missing in deltalake's stub
+
+
+def open_store(
+    uri: str, storage_options: Mapping[str, str] | None, durability: Durability | None = None
+) -> Store:
+    """Give the store at `uri`: a path, relative or not, file://, or what deltalake knows.
+
+    Raises OperatorError for a local path with a percent sign.
+    """
+    parts = urlsplit(uri)
+    if "://" in uri and parts.scheme != "file":
+        return ObjectStore(uri, storage_options)
+    path = unquote(parts.path) if parts.scheme == "file" else uri
+    if "%" in str(Path(path).absolute()):
+        raise OperatorError(
+            f"lake {uri}: a percent sign in a local path",
+            remedy="choose another folder for `lake.uri`: Delta decodes percent signs in paths",
+        )
+    return LocalStore(Path(path), durability or Fsync())
