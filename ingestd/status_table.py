@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 _STATE_STYLES = {"streaming": "green", "live": "green", "stopped": "red", "backing_off": "yellow"}
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000
+_PIPE_WIDTH = 200
 
 
 def print_status(status: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a status as `ingestd.observe.status.to_json` gives it."""
     out = console or Console(highlight=False)
+    if not out.is_terminal:
+        out.width = _PIPE_WIDTH
     out.print(f"ingestd {status.get('version', '')}, since {_text(status.get('started_at'))}")
     out.print(_sources(status["sources"]))
     for name, source in status["sources"].items():
@@ -27,25 +30,21 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
 
 def _sources(sources: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("source")
-    table.add_column("state")
-    table.add_column("tables", justify="right")
-    for name in ("lag", "lag s", "epoch", "rows", "fresh p50", "fresh p99"):
-        table.add_column(name, justify="right")
-    table.add_column("last commit")
+    for name in ("source", "state", "tables", "lag", "epoch", "rows", "p50/p99", "last commit"):
+        numeric = name in {"lag", "epoch", "rows", "p50/p99"}
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for name, source in sources.items():
         state = str(source["state"])
+        quantiles = (source["freshness_p50_seconds"], source["freshness_p99_seconds"])
         table.add_row(
             Text(name),
             Text(state, style=_STATE_STYLES.get(state, "")),
             _tables(source["tables"]),
             size(source["lag_bytes"]),
-            _seconds(source["lag_seconds"]),
             _text(source["epoch"]),
             _text(source["rows"]),
-            _seconds(source["freshness_p50_seconds"]),
-            _seconds(source["freshness_p99_seconds"]),
-            _text(source["last_commit"]),
+            "/".join(_seconds(q) for q in quantiles),
+            _text(source["last_commit"])[:19].replace("T", " "),
         )
     return table
 

@@ -1,0 +1,116 @@
+"""The HTTP side, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from ingestd.errors import OperatorError
+from ingestd.observe.client import fetch_status
+from ingestd.observe.http import HttpServer
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
+from ingestd.quantities import Address
+from ingestd.redaction import Redactor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+T0 = datetime(2026, 1, 2, tzinfo=UTC)
+ANY_PORT = Address("127.0.0.1", 0)
+
+
+@pytest.fixture
+def status() -> DaemonStatus:
+    return DaemonStatus("0.1.0", T0, {"shop": SourceStatus("shop", T0)})
+
+
+@pytest.fixture
+async def server(status: DaemonStatus) -> AsyncIterator[HttpServer]:
+    async with HttpServer(ANY_PORT, Metrics(), status, Redactor(["sesame"])) as server:
+        yield server
+
+
+async def get(server: HttpServer, path: str) -> tuple[int, str, dict[str, str]]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{server.address}{path}") as response,
+    ):
+        return response.status, await response.text(), dict(response.headers)
+
+
+async def test_healthz_tells_that_the_loop_lives(server: HttpServer) -> None:
+    code, text, headers = await get(server, "/healthz")
+    assert (code, text) == (200, "ok\n")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "aiohttp" not in headers["Server"]
+
+
+async def test_readyz_follows_the_sources(server: HttpServer, status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    shop.enter(SourceState.STOPPED, T0, OperatorError("password sesame was refused"))
+    code, text, _ = await get(server, "/readyz")
+    assert (code, text) == (503, "source shop is stopped: password *** was refused\n")
+    shop.enter(SourceState.STREAMING, T0)
+    code, text, _ = await get(server, "/readyz")
+    assert (code, text) == (200, "ready\n")
+
+
+async def test_status_is_json_without_secrets(server: HttpServer, status: DaemonStatus) -> None:
+    status.sources["shop"].enter(SourceState.STOPPED, T0, OperatorError("x", remedy="use sesame"))
+    found = await asyncio.to_thread(fetch_status, server.address)
+    assert found is not None
+    assert found["sources"]["shop"]["remedy"] == "use ***"
+    assert found["started_at"] == "2026-01-02T00:00:00.000+00:00"
+
+
+async def test_metrics_are_prometheus_text(server: HttpServer) -> None:
+    code, text, headers = await get(server, "/metrics")
+    assert code == 200
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    assert "# TYPE ingestd_lag_bytes gauge" in text
+
+
+async def test_anything_else_is_not_found(server: HttpServer) -> None:
+    assert (await get(server, "/etc/passwd"))[0] == 404
+
+
+async def test_a_port_in_use_is_named_with_the_remedy(status: DaemonStatus) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = Address("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(OperatorError) as caught:
+            async with HttpServer(listen, Metrics(), status, Redactor()):
+                pass
+    assert caught.value.what == f"http.listen: {listen} is in use"
+    assert caught.value.remedy is not None
+
+
+async def test_an_address_of_another_machine_is_refused(status: DaemonStatus) -> None:
+    with pytest.raises(OperatorError, match=r"http\.listen: 192\.0\.2\.1:80 can't be used"):
+        async with HttpServer(Address("192.0.2.1", 80), Metrics(), status, Redactor()):
+            pass
+
+
+async def test_it_closes_while_a_client_stays_connected(status: DaemonStatus) -> None:
+    async with HttpServer(ANY_PORT, Metrics(), status, Redactor()) as server:
+        address = server.address
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        closing = asyncio.timeout(5)
+        await closing.__aenter__()
+    await closing.__aexit__(None, None, None)
+    writer.close()
+    assert fetch_status(address) is None
+
+
+def test_no_daemon_is_no_status() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    assert fetch_status(Address("127.0.0.1", port)) is None

@@ -1,0 +1,94 @@
+"""Log lines: one JSON object each, without secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog
+
+from ingestd.config import LogSettings
+from ingestd.observe.logs import configure
+from ingestd.positions import Lsn
+from ingestd.redaction import Redactor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield io.StringIO()
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def fail(what: str) -> None:
+    raise OSError(what)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_an_event_is_one_json_line(stream: io.StringIO) -> None:
+    configure(LogSettings(), Redactor(), stream)
+    structlog.get_logger("ingestd").info("epoch.committed", source="shop", end=Lsn(16), rows=3)
+    (line,) = lines(stream)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "epoch.committed",
+        "level": "info",
+        "source": "shop",
+        "end": "0/10",
+        "rows": 3,
+    }
+
+
+def test_the_level_holds(stream: io.StringIO) -> None:
+    configure(LogSettings(level="warning"), Redactor(), stream)
+    structlog.get_logger("ingestd").info("quiet")
+    structlog.get_logger("ingestd.run").warning("loud")
+    assert [line["event"] for line in lines(stream)] == ["loud"]
+
+
+def test_secrets_are_masked_in_facts_and_in_exceptions(stream: io.StringIO) -> None:
+    configure(LogSettings(), Redactor(["sesame"]), stream)
+    log = structlog.get_logger("ingestd")
+    try:
+        fail("no connection to host=x password=hunter2, sesame")
+    except OSError:
+        log.exception("source.failed", dsn="postgresql://u:hunter2@h/x", nested=[{"a": "sesame"}])
+    text = stream.getvalue()
+    assert "no connection to host=x password=***" in text
+    assert "hunter2" not in text
+    assert "sesame" not in text
+    assert len(lines(stream)) == 1
+
+
+def test_libraries_go_the_same_way(stream: io.StringIO) -> None:
+    configure(LogSettings(), Redactor(["sesame"]), stream)
+    logging.getLogger("asyncio").warning("slow %s", "sesame")
+    logging.getLogger("asyncio").info("chatter")
+    assert [line["event"] for line in lines(stream)] == ["slow ***"]
+
+
+@pytest.mark.parametrize("text_format", ["auto", "pretty"])
+def test_a_person_at_a_terminal_gets_text(stream: io.StringIO, text_format: str) -> None:
+    del stream
+    terminal = Terminal()
+    configure(LogSettings.model_validate({"format": text_format}), Redactor(["sesame"]), terminal)
+    structlog.get_logger("ingestd").info("source.started", dsn="sesame")
+    assert "source.started" in terminal.getvalue()
+    assert "sesame" not in terminal.getvalue()
+    assert not terminal.getvalue().startswith("{")

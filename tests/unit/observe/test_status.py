@@ -1,0 +1,119 @@
+"""What the daemon says of itself."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from ingestd.errors import OperatorError, TableError
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready, to_json
+from ingestd.ports import Lag, TableState
+from ingestd.positions import Lsn
+from ingestd.schema import TableId
+
+T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+LATER = T0 + timedelta(minutes=1)
+
+
+@pytest.fixture
+def status() -> DaemonStatus:
+    shop = SourceStatus("shop", T0)
+    return DaemonStatus("0.1.0", T0, {"shop": shop})
+
+
+def stream(source: SourceStatus) -> None:
+    source.enter(SourceState.STREAMING, LATER)
+    source.committed(
+        4,
+        Lsn(0x20),
+        LATER,
+        transactions=2,
+        rows={"public.orders": 3, "public.items": 4},
+        ages_s=np.array([0.5, 1.5]),
+    )
+
+
+@pytest.mark.parametrize("state", [s for s in SourceState if s is not SourceState.STREAMING])
+def test_only_a_streaming_source_is_ready(status: DaemonStatus, state: SourceState) -> None:
+    status.sources["shop"].enter(state, LATER, OperatorError("slot is gone", remedy="make it"))
+    assert ready(status) == (False, [f"source shop is {state}: slot is gone"])
+    status.sources["shop"].enter(SourceState.STREAMING, LATER)
+    assert ready(status) == (True, [])
+
+
+def test_isolated_a_stopped_table_makes_it_not_ready_but_the_source_streams(
+    status: DaemonStatus,
+) -> None:
+    shop = status.sources["shop"]
+    stream(shop)
+    error = TableError(TableId("public", "items"), "no key", remedy="alter table ...")
+    shop.table("public.items", TableState.STOPPED, LATER, error)
+    is_ready, reasons = ready(status)
+    assert not is_ready
+    assert reasons == ["source shop, table public.items is stopped: table public.items: no key"]
+    assert shop.state is SourceState.STREAMING
+    shop.table("public.items", TableState.LIVE, LATER)
+    assert ready(status) == (True, [])
+
+
+def test_one_bad_source_is_named_among_good_ones(status: DaemonStatus) -> None:
+    stream(status.sources["shop"])
+    status.sources["crm"] = SourceStatus("crm", T0)
+    assert ready(status) == (False, ["source crm is starting"])
+
+
+def test_without_sources_nothing_is_ready() -> None:
+    assert ready(DaemonStatus("0.1.0", T0)) == (False, ["no sources"])
+
+
+def test_json_has_every_figure(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    shop.resumed(epoch=3, end_lsn=Lsn(0x10))
+    stream(shop)
+    shop.received(Lsn(0x30))
+    shop.confirmed(Lsn(0x20))
+    shop.measured(Lag(Lsn(0x40), Lsn(0x20), 32, 64, None), 0.1)
+    found = json.loads(json.dumps(to_json(status)))
+    assert found["ready"] is True
+    source = found["sources"]["shop"]
+    tables = source.pop("tables")
+    assert source == {
+        "state": "streaming",
+        "reason": None,
+        "remedy": None,
+        "since": "2026-01-02T03:05:05.000+00:00",
+        "lag_bytes": 32,
+        "lag_seconds": 0.1,
+        "retained_bytes": 64,
+        "safe_bytes": None,
+        "confirmed_lsn": "0/20",
+        "received_lsn": "0/30",
+        "epoch": 4,
+        "end_lsn": "0/20",
+        "rows": 7,
+        "transactions": 2,
+        "epochs": 1,
+        "freshness_p50_seconds": 1.0,
+        "freshness_p99_seconds": pytest.approx(1.49),
+        "last_commit": "2026-01-02T03:05:05.000+00:00",
+        "last_errors": [],
+    }
+    assert [(t["table"], t["rows"], t["state"]) for t in tables] == [
+        ("public.items", 4, "live"),
+        ("public.orders", 3, "live"),
+    ]
+
+
+def test_errors_are_kept_once_per_change_and_not_for_ever(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    assert shop.enter(SourceState.STOPPED, T0, OperatorError("a", remedy="b"))
+    assert not shop.enter(SourceState.STOPPED, LATER, OperatorError("a", remedy="b"))
+    assert shop.since == T0
+    assert [(e.what, e.remedy) for e in shop.last_errors] == [("a", "b")]
+    for n in range(50):
+        shop.enter(SourceState.STOPPED, LATER, OperatorError(str(n)))
+    assert len(shop.last_errors) == 10
+    assert shop.last_errors[-1].what == "49"

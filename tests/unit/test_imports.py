@@ -1,0 +1,143 @@
+"""Imports point downwards only (design section 8.1)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import ingestd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(ingestd.__file__).parent
+
+VOCABULARY = (
+    "__init__ changes checks config config_errors errors ports positions quantities redaction "
+    "references schema"
+)
+LAYERS = (
+    VOCABULARY,
+    "decode observe",
+    "capture sink fakes",
+    "run",
+    "__main__ app cli demo status_table",
+)
+"""The first part of a module's name below `ingestd`; a layer may import those above it here."""
+
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts.split()}
+FREE = (0, len(LAYERS) - 1)
+"""Layers whose modules may import each other: the vocabulary, and the edge."""
+
+KEPT_OUT = {
+    "run": {"ingestd.capture", "ingestd.sink", "psycopg", "deltalake"},
+    "capture": {"deltalake"},
+    "sink": {"psycopg"},
+    "decode": {"psycopg", "deltalake", "asyncio", "socket"},
+    "observe": {"psycopg", "deltalake"},
+}
+"""What a package does not know of."""
+
+
+def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Give the names that a module's text imports, at any depth, those for types too."""
+    parents = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else []
+            name = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            yield from (f"{name}.{alias.name}" for alias in node.names)
+
+
+def part_of(name: str) -> str:
+    """Name the part of ingestd that a dotted name is in."""
+    part = name.split(".")[1] if "." in name else "__init__"
+    # `from ingestd import __version__` is of the package itself
+    return "__init__" if part.startswith("__") and part != "__main__" else part
+
+
+def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Say which imports of a module go against the direction."""
+    own = part_of(module)
+    if own not in RANK:
+        return [f"{module} is in no layer"]
+    found = []
+    for name in imports(source, module, is_package=is_package):
+        banned = {b for b in KEPT_OUT.get(own, ()) if name == b or name.startswith(f"{b}.")}
+        if banned:
+            found.append(f"{module} imports {name}")
+        elif name.split(".")[0] == "ingestd":
+            target = part_of(name)
+            if target not in RANK:
+                found.append(f"{module} imports {name}, which is in no layer")
+            elif target != own and not is_below(target, own):
+                found.append(f"{module} imports {name}")
+    return found
+
+
+def is_below(target: str, own: str) -> bool:
+    return RANK[target] < RANK[own] or (RANK[target] == RANK[own] and RANK[own] in FREE)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_imports_point_downwards() -> None:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert len(paths) > 20
+    found = [
+        fault
+        for path in paths
+        for fault in faults(
+            path.read_text("utf-8"), module_name(path), is_package=path.name == "__init__.py"
+        )
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("ingestd.sink.raw", "from ingestd.capture import wal"),
+        ("ingestd.capture.wal", "import ingestd.sink.raw"),
+        ("ingestd.capture.wal", "from ..sink import raw"),
+        ("ingestd.capture.wal", "from ingestd.run.pipeline import Pipeline"),
+        ("ingestd.run.pipeline", "from ingestd.sink.raw import x"),
+        ("ingestd.run.pipeline", "def f():\n    import psycopg.pq"),
+        ("ingestd.run.pipeline", "from deltalake import DeltaTable"),
+        ("ingestd.decode.pgoutput", "import asyncio"),
+        ("ingestd.decode.pgoutput", "from ingestd.observe import metrics"),
+        ("ingestd.ports", "if TYPE_CHECKING:\n    from ingestd.decode import types"),
+        ("ingestd.observe.http", "from ingestd import app"),
+        ("ingestd.sink.raw", "from . import x\nfrom ingestd.fakes import FakeSink"),
+        ("ingestd.helpers", "import os"),
+        ("ingestd.cli", "from ingestd.nowhere import x"),
+    ],
+)
+def test_the_checker_sees_a_wrong_import(module: str, source: str) -> None:
+    assert len(faults(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "ingestd.sink.raw",
+            "import deltalake\nfrom . import x\nfrom ingestd.ports import Sink",
+        ),
+        ("ingestd.run.pipeline", "from ingestd.observe.metrics import Metrics"),
+        ("ingestd.app", "from ingestd.capture import wal\nfrom ingestd.sink import raw"),
+        ("ingestd.ports", "from ingestd.changes import Chunk"),
+        ("ingestd.config", "from ingestd import __version__"),
+        ("ingestd.__main__", "from ingestd.cli import main"),
+    ],
+)
+def test_the_checker_lets_right_imports_be(module: str, source: str) -> None:
+    assert faults(source, module) == []
