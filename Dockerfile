@@ -1,0 +1,28 @@
+# docker build -t ingestd .
+# docker run -v ./ingestd.toml:/etc/ingestd/ingestd.toml:ro -e SHOP_DSN -p 9464:9464 ingestd
+# In the config, listen = "0.0.0.0:9464" makes the port reachable from outside the container.
+
+FROM python:3.13-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/ingestd
+# the dependencies first: their layer is built anew only when the versions change
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY ingestd/__init__.py ingestd/
+RUN /opt/ingestd/bin/pip install --no-cache-dir --no-compile -c constraints.txt .
+COPY ingestd ingestd
+COPY spark_jobs spark_jobs
+RUN /opt/ingestd/bin/pip install --no-cache-dir --no-deps --force-reinstall . \
+    && /opt/ingestd/bin/pip uninstall --yes pip
+
+FROM python:3.13-slim
+RUN useradd --uid 10001 --create-home --home-dir /var/lib/ingestd ingestd
+COPY --from=build /opt/ingestd /opt/ingestd
+ENV PATH=/opt/ingestd/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /var/lib/ingestd
+EXPOSE 9464
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=3s --start-period=20s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9464/healthz', timeout=2)"]
+ENTRYPOINT ["ingestd"]
+CMD ["run", "--config", "/etc/ingestd/ingestd.toml"]

