@@ -10,7 +10,6 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY ingestd/__init__.py ingestd/
 RUN /opt/ingestd/bin/pip install --no-cache-dir --no-compile -c constraints.txt .
 COPY ingestd ingestd
-COPY spark_jobs spark_jobs
 RUN /opt/ingestd/bin/pip install --no-cache-dir --no-deps --force-reinstall . \
     && /opt/ingestd/bin/pip uninstall --yes pip
 
