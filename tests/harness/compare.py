@@ -1,0 +1,114 @@
+"""What the invariants say of a lake, asserted against its source."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from ingestd.demo.comparison import (
+    await_caught_up,
+    compare_source,
+    source_tables,
+)
+from ingestd.sink.paths import Layout
+from ingestd.sink.read import read_files, read_raw
+from ingestd.sink.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ingestd.demo.comparison import Comparison
+    from ingestd.schema import TableId
+    from tests.harness.databases import Database
+
+
+def assert_lake_equals_source(
+    database: Database,
+    lake: Path | str,
+    source: str = "shop",
+    tables: Sequence[TableId] | None = None,
+    *,
+    slot: str | None = None,
+    limit_s: float = 60.0,
+) -> list[Comparison]:
+    """Wait until the slot is confirmed up to now, then compare row by row; give what was compared.
+
+    The writers must rest. `slot`: ``ingestd_<source>`` by default.
+    """
+    with database.connect() as connection:
+        await_caught_up(connection, slot or f"ingestd_{source}", limit_s)
+        comparisons = compare_source(connection, str(lake), source, tables)
+    wrong = [c for c in comparisons if not c.is_equal]
+    assert comparisons, "nothing to compare"
+    assert not wrong, "\n".join(map(str, wrong))
+    return comparisons
+
+
+def epochs(lake: Path | str, source: str = "shop") -> list[dict[str, Any]]:
+    """The rows of `_epochs`, in order; empty if the table is not there."""
+    store = open_store(str(lake), None)
+    folder = Layout(source).epochs
+    try:
+        handle = DeltaTable(store.uri(folder), storage_options=store.storage_options)
+    except TableNotFoundError:
+        return []
+    rows: list[dict[str, Any]] = read_files(handle, store, folder).to_pylist()
+    return sorted(rows, key=lambda row: int(row["epoch"]))
+
+
+def changes(
+    lake: Path | str, tables: Iterable[TableId], source: str = "shop"
+) -> list[tuple[int, int, int, str]]:
+    """All streamed changes of these tables: (_cdc_lsn, _cdc_seq, _cdc_epoch, table), sorted."""
+    found = []
+    for table in tables:
+        try:
+            raw = read_raw(str(lake), source, table)
+        except TableNotFoundError:
+            continue
+        columns = raw.select(["_cdc_lsn", "_cdc_seq", "_cdc_epoch"]).to_pylist()
+        found += [
+            (row["_cdc_lsn"], row["_cdc_seq"], row["_cdc_epoch"], str(table))
+            for row in columns
+            if row["_cdc_seq"] > 0
+        ]
+    return sorted(found)
+
+
+def assert_change_log_is_sound(database: Database, lake: Path | str, source: str = "shop") -> None:
+    """I2, I3: positions are unique and dense, epochs have no gaps and split no transaction.
+
+    (A TRUNCATE of several tables is one change: its rows share a position.)
+    """
+    with database.connect() as connection:
+        tables = source_tables(connection)
+    seqs: dict[int, list[int]] = defaultdict(list)
+    epoch_of: dict[int, set[int]] = defaultdict(set)
+    found = changes(lake, tables, source)
+    per_table = [(lsn, seq, table) for lsn, seq, _, table in found]
+    assert len(per_table) == len(set(per_table)), "a change is in the lake twice"
+    for lsn, seq, epoch, _ in found:
+        seqs[lsn].append(seq)
+        epoch_of[lsn].add(epoch)
+    for lsn, present in seqs.items():
+        unique = sorted(set(present))
+        assert unique == list(range(1, len(unique) + 1)), f"changes of {lsn} are missing: {unique}"
+    split = {lsn: sorted(numbers) for lsn, numbers in epoch_of.items() if len(numbers) > 1}
+    assert not split, f"transactions split over epochs: {split}"
+    _assert_epochs_cover(epochs(lake, source), epoch_of)
+
+
+def _assert_epochs_cover(rows: list[dict[str, Any]], epoch_of: dict[int, set[int]]) -> None:
+    numbers = [row["epoch"] for row in rows]
+    assert numbers == list(range(1, len(numbers) + 1)), f"epochs have gaps: {numbers}"
+    ends = [row["end_lsn"] for row in rows]
+    assert ends == sorted(ends), "an epoch ends before the one before it"
+    by_number = {row["epoch"]: row for row in rows}
+    for lsn, [number] in epoch_of.items():
+        assert number in by_number, f"change at {lsn} of epoch {number}, which _epochs lacks"
+        row = by_number[number]
+        assert row["first_lsn"] <= lsn < row["end_lsn"], f"change at {lsn} is outside {row}"

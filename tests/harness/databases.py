@@ -1,0 +1,98 @@
+"""Fresh databases on a shared server, and nothing left of them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from psycopg import sql
+
+from ingestd.demo.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from ingestd.demo.postgres import PostgresServer
+
+Connection = "psycopg.Connection[tuple[Any, ...]]"
+_LIMIT_S = 15
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database of its own on `server`. Its name also serves for slot and publication names."""
+
+    server: PostgresServer
+    name: str
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.name)
+
+    @property
+    def socket_dsn(self) -> str:
+        return self.server.dsn(self.name, socket=True)
+
+    def connect(self, *, autocommit: bool = True) -> psycopg.Connection[tuple[Any, ...]]:
+        return self.server.connect(self.name, autocommit=autocommit)
+
+    def execute(self, *statements: str) -> None:
+        """Run each statement in a transaction of its own."""
+        with self.connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self.connect() as connection:
+            return connection.execute(query.encode(), values or None).fetchall()
+
+    def value(self, query: str, *values: object) -> Any:
+        """The first column of the only row."""
+        [[value]] = self.rows(query, *values)
+        return value
+
+    def slots(self) -> list[str]:
+        found = self.rows(
+            "SELECT slot_name::text FROM pg_replication_slots WHERE database = %s", self.name
+        )
+        return [row[0] for row in found]
+
+
+@contextmanager
+def fresh_database(server: PostgresServer) -> Iterator[Database]:
+    """Make a database; at the end drop its sessions, slots and itself."""
+    database = Database(server, f"t_{uuid4().hex[:12]}")
+    name = sql.Identifier(database.name)
+    with server.connect() as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+    try:
+        yield database
+    finally:
+        if not server.is_running:
+            server.start()  # a test may have killed it
+        with server.connect() as connection:
+            _drop_slots(connection, database.name)
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
+
+def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], dbname: str) -> None:
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [dbname]
+    )
+
+    def gone() -> bool:
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            " WHERE database = %s AND NOT active",
+            [dbname],
+        )
+        row = connection.execute(
+            "SELECT count(*) = 0 FROM pg_replication_slots WHERE database = %s", [dbname]
+        ).fetchone()
+        return row is not None and bool(row[0])
+
+    await_until(gone, _LIMIT_S, f"the slots of {dbname} to be dropped")

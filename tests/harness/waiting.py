@@ -1,0 +1,7 @@
+"""`await_until(condition, limit_s, what)`: a test never sleeps to wait."""
+
+from __future__ import annotations
+
+from ingestd.demo.waiting import await_until
+
+__all__ = ["await_until"]
