@@ -76,7 +76,10 @@ class FragmentWriter:
         with storage_faults(self.store.uri(self.folder)):
             if self._open is not None:
                 file, self._open = self._open, None
-                file.sink.close()
+                try:
+                    file.writer.close()
+                finally:
+                    file.sink.close()
             while self._made:
                 self.store.remove(f"{self.folder}/{self._made[-1]}")
                 self._made.pop()
@@ -156,11 +159,13 @@ class FragmentSink:
         self._buffer_bytes = buffer_bytes
         self._waiting: list[pa.RecordBatch] = []
         self._jobs = Jobs(at_once=1)
+        self._is_over = False
         self.waiting_bytes = 0
         self.rows = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows; nothing is written."""
+        """Take rows; nothing is written. Raises RuntimeError after `finish` or `abort`."""
+        self._refuse_if_over()
         if rows.num_rows:
             self._waiting.append(rows)
             self.waiting_bytes += rows.nbytes
@@ -181,14 +186,22 @@ class FragmentSink:
 
     async def finish(self) -> Sequence[Fragment]:
         """Make all fragments durable and give them."""
+        self._refuse_if_over()
+        self._is_over = True
         await self.spill()
         return await self._jobs.run(self._writer.finish)
 
     async def abort(self) -> None:
         """Remove what was written."""
+        self._is_over = True
         self._waiting = []
         self.waiting_bytes = 0
         await self._jobs.run(self._writer.abort)
+
+    def _refuse_if_over(self) -> None:
+        if self._is_over:
+            msg = "the page sink is finished"
+            raise RuntimeError(msg)
 
 
 def _runs(batches: Sequence[pa.RecordBatch]) -> list[pa.Table]:

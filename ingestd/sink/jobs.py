@@ -50,5 +50,7 @@ async def together(works: Iterable[Coroutine[object, object, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
     except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
+        first = failed.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first  # out here, so that its own cause stays

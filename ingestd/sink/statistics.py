@@ -47,7 +47,7 @@ def file_statistics(metadata: pq.FileMetaData, columns: Sequence[str]) -> str:
         if all(s.has_null_count for s in found):
             nulls[name] = sum(s.null_count for s in found)
         bounded = [s for s in found if s.has_min_max]
-        if bounded and all(s.has_min_max or s.null_count == s.num_values for s in found):
+        if bounded and all(s.has_min_max or s.num_values == 0 for s in found):
             low, high = _bounds((s.min for s in bounded), (s.max for s in bounded))
             if low is not None and high is not None:
                 lower[name], upper[name] = low, high

@@ -165,6 +165,10 @@ class _Upload(io.RawIOBase):
 
     def __init__(self, stream: ObjectOutputStream) -> None:
         self._stream = stream
+        self._position = 0
+
+    def tell(self) -> int:
+        return self._position
 
     def writable(self) -> bool:
         return True
@@ -172,6 +176,7 @@ class _Upload(io.RawIOBase):
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer
         taken = bytes(data)
         self._stream.write(taken)
+        self._position += len(taken)
         return len(taken)
 
     def close(self) -> None:

@@ -1,0 +1,387 @@
+"""What every Sink must do (ports.Sink, ports.EpochWriter), on the fake and on Delta."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from ingestd.errors import OperatorError, TableError
+from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.ports import Sink, TableEvent, TableState
+from ingestd.positions import Lsn
+from ingestd.schema import Column, Table, TableId
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.read import read_raw
+from tests.unit.sink.rows import AT, inserts, make_batch, make_table, summary
+
+A = make_table("a", oid=1)
+B = make_table("b", oid=2)
+STEPS = ("public.a", "public.b", "_epochs")
+
+
+class KilledError(Exception):
+    """The process dies here."""
+
+
+class Lake(Protocol):
+    """One source's lake, opened by any number of sinks."""
+
+    def sink(self, before_commit: Callable[[str], None] = ...) -> Sink: ...
+
+    def rows(self, table: TableId) -> list[dict[str, Any]]: ...
+
+    def epochs(self) -> list[dict[str, Any]]: ...
+
+    def files(self) -> set[str]: ...
+
+
+@dataclass
+class MemoryKind:
+    disk: MemoryDisk
+
+    def sink(self, before_commit: Callable[[str], None] = lambda _: None) -> Sink:
+        return MemoryLake(self.disk, before_commit=before_commit)
+
+    def rows(self, table: TableId) -> list[dict[str, Any]]:
+        return list(self.disk.tables[table].rows().to_pylist())
+
+    def epochs(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "epoch": e.epoch,
+                "end_lsn": e.summary.end_lsn,
+                "rows": sum(t.rows for t in e.tables),
+                "tables": [(str(t.table), t.version, t.rows) for t in e.tables],
+            }
+            for e in self.disk.epochs
+        ]
+
+    def files(self) -> set[str]:
+        return {str(t) for t in self.disk.tables}
+
+
+@dataclass
+class DeltaKind:
+    root: Path
+
+    def sink(self, before_commit: Callable[[str], None] = lambda _: None) -> Sink:
+        return DeltaLake(str(self.root), "shop", before_commit=before_commit)
+
+    def rows(self, table: TableId) -> list[dict[str, Any]]:
+        return list(read_raw(str(self.root), "shop", table).to_pylist())
+
+    def epochs(self) -> list[dict[str, Any]]:
+        rows = sorted(_read(self.root / "shop" / "_epochs"), key=lambda r: r["epoch"])
+        return [
+            {
+                "epoch": r["epoch"],
+                "end_lsn": r["end_lsn"],
+                "rows": r["rows"],
+                "tables": [(t["table"], t["version"], t["rows"]) for t in r["tables"]],
+            }
+            for r in rows
+        ]
+
+    def files(self) -> set[str]:
+        return {str(p) for p in self.root.rglob("*.parquet")}
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    parts = [pq.read_table(uri) for uri in DeltaTable(folder).file_uris()]
+    return [row for part in parts for row in part.to_pylist()]
+
+
+@pytest.fixture(params=["memory", "delta"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return MemoryKind(MemoryDisk()) if request.param == "memory" else DeltaKind(tmp_path / "lake")
+
+
+async def opened(lake: Lake, before_commit: Callable[[str], None] = lambda _: None) -> Sink:
+    sink = lake.sink(before_commit)
+    await sink.open()
+    await sink.adopt("system-1")
+    return sink
+
+
+async def commit(sink: Sink, lsn: int, **ids: tuple[int, ...]) -> Any:
+    writer = sink.begin()
+    for name, values in ids.items():
+        await writer.append(inserts(make_table(name), lsn, *values))
+    return await writer.commit(summary(lsn, lsn + 5))
+
+
+def ids(lake: Lake, table: Table) -> list[int]:
+    return sorted(row["id"] for row in lake.rows(table.id))
+
+
+async def test_open_of_an_empty_lake_creates_nothing(lake: Lake) -> None:
+    sink = lake.sink()
+    committed = await sink.open()
+    assert (committed.epoch, committed.position, committed.origin) == (0, None, None)
+    assert not committed.watermarks
+    assert committed.floor is None
+    assert not lake.files()
+    await sink.close()
+    await sink.close()
+
+
+async def test_adopt_is_idempotent_and_can_change(lake: Lake) -> None:
+    sink = await opened(lake)
+    await sink.adopt("system-1")
+    assert (await sink.open()).origin == "system-1"
+    await sink.adopt("system-2")
+    committed = await sink.open()
+    assert committed.origin == "system-2"
+    assert committed.position is None
+
+
+async def test_epochs_are_numbered_without_gaps_and_list_versions_and_rows(lake: Lake) -> None:
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1, 2), b=(1,))
+    await commit(sink, 200, b=(2,))
+    done = await commit(sink, 300, a=(3,))
+    assert done.epoch == 3
+    assert lake.epochs() == [
+        {
+            "epoch": 1,
+            "end_lsn": 105,
+            "rows": 3,
+            "tables": [("public.a", 0, 2), ("public.b", 0, 1)],
+        },
+        {"epoch": 2, "end_lsn": 205, "rows": 1, "tables": [("public.b", 1, 1)]},
+        {"epoch": 3, "end_lsn": 305, "rows": 1, "tables": [("public.a", 1, 1)]},
+    ]
+    assert [(r["id"], r["_cdc_epoch"]) for r in sorted(lake.rows(A.id), key=lambda r: r["id"])] == [
+        (1, 1),
+        (2, 1),
+        (3, 3),
+    ]
+    committed = await lake.sink().open()
+    assert committed.epoch == 3
+    assert committed.position == 305
+    assert committed.watermarks == {A.id: 305, B.id: 205}
+    assert committed.floor == 305
+
+
+async def test_the_next_epoch_fills_while_the_last_commits(lake: Lake) -> None:
+    sink = await opened(lake)
+    first = sink.begin()
+    await first.append(inserts(A, 100, 1))
+    committing = asyncio.ensure_future(first.commit(summary(100, 105)))
+    await asyncio.sleep(0)
+    second = sink.begin()
+    assert second.number == 2
+    await second.append(inserts(A, 200, 2))
+    await second.commit(summary(200, 205))
+    assert committing.done()
+    assert [e["epoch"] for e in lake.epochs()] == [1, 2]
+
+
+async def test_only_one_epoch_is_filled_at_a_time(lake: Lake) -> None:
+    sink = await opened(lake)
+    writer = sink.begin()
+    with pytest.raises(RuntimeError):
+        sink.begin()
+    await writer.abort()
+    assert sink.begin().number == 1
+
+
+async def test_an_epoch_without_rows_is_not_committed(lake: Lake) -> None:
+    sink = await opened(lake)
+    with pytest.raises(ValueError, match="advance"):
+        await sink.begin().commit(summary(100, 105))
+    assert lake.epochs() == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_exactly_once_after_a_kill_between_commits(lake: Lake, step: str) -> None:
+    def die(at: str) -> None:
+        if at == step:
+            raise KilledError
+
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,), b=(1,))
+    await sink.close()
+
+    sink = await opened(lake, die)
+    with pytest.raises(KilledError):
+        await commit(sink, 200, a=(2, 3), b=(2,))
+    await sink.close()
+
+    sink = lake.sink()
+    committed = await sink.open()
+    assert committed.epoch == 1
+    assert committed.position == 105
+    above = {str(t) for t, mark in committed.watermarks.items() if mark > 105}
+    assert above <= set(STEPS) - {step}
+    if step == "_epochs":
+        assert above == {"public.a", "public.b"}
+    # The source sends the same again and, closing later this time, one transaction more.
+    writer = sink.begin()
+    assert writer.number == 2
+    await writer.append(inserts(A, 200, 2, 3))
+    await writer.append(inserts(B, 200, 2))
+    await writer.append(inserts(A, 300, 4))
+    assert writer.rows == 4
+    await writer.commit(summary(200, 305))
+    assert ids(lake, A) == [1, 2, 3, 4]
+    assert ids(lake, B) == [1, 2]
+    last = lake.epochs()[-1]
+    assert (last["epoch"], last["rows"]) == (2, 4)
+    assert [(name, rows) for name, _, rows in last["tables"]] == [("public.a", 3), ("public.b", 1)]
+    assert all(row["_cdc_epoch"] == 2 for row in lake.rows(A.id) if row["id"] > 1)
+
+
+async def test_exactly_once_lists_a_table_that_the_lake_held_before(lake: Lake) -> None:
+    def die(at: str) -> None:
+        if at == "_epochs":
+            raise KilledError
+
+    sink = await opened(lake, die)
+    with pytest.raises(KilledError):
+        await commit(sink, 100, a=(1, 2))
+    await sink.close()
+    sink = lake.sink()
+    committed = await sink.open()
+    assert committed.position is None
+    assert committed.watermarks == {A.id: 105}
+    await commit(sink, 100, a=(1, 2))
+    assert lake.epochs() == [
+        {"epoch": 1, "end_lsn": 105, "rows": 2, "tables": [("public.a", 0, 2)]}
+    ]
+    assert ids(lake, A) == [1, 2]
+
+
+async def test_exactly_once_skips_below_the_watermark_alone(lake: Lake) -> None:
+    def die(at: str) -> None:
+        if at == "_epochs":
+            raise KilledError
+
+    sink = await opened(lake, die)
+    with pytest.raises(KilledError):
+        await commit(sink, 100, a=(1,))
+    sink = lake.sink()
+    await sink.open()
+    # 105 is the watermark: a transaction may begin there.
+    await commit(sink, 105, a=(9,))
+    assert ids(lake, A) == [1, 9]
+
+
+async def test_advance_is_durable_and_never_goes_back(lake: Lake) -> None:
+    sink = await opened(lake)
+    await sink.advance(Lsn(50))
+    assert (await lake.sink().open()).position == 50
+    await commit(sink, 100, a=(1,))
+    assert (await lake.sink().open()).position == 105
+    await sink.advance(Lsn(500))
+    await sink.advance(Lsn(400))
+    committed = await lake.sink().open()
+    assert (committed.epoch, committed.position) == (1, 500)
+    assert len(lake.epochs()) == 1
+
+
+async def test_record_gives_the_last_state_and_counts_schema_versions(lake: Lake) -> None:
+    sink = await opened(lake)
+    wider = replace(A, columns=(*A.columns, Column("price", 701, -1, pa.float64())))
+    point = Lsn(90)
+    await sink.record(
+        [
+            TableEvent(A, TableState.SNAPSHOTTING, AT, Lsn(80)),
+            TableEvent(A, TableState.LIVE, AT, point, point),
+            TableEvent(B, TableState.STOPPED, AT, point, reason="no key"),
+        ]
+    )
+    await sink.record([TableEvent(wider, TableState.LIVE, AT, Lsn(200), point)])
+    committed = await lake.sink().open()
+    assert committed.is_live(A.id)
+    assert not committed.is_live(B.id)
+    assert committed.tables[A.id].schema_version == 2
+    assert committed.tables[A.id].snapshot_lsn == point
+    assert committed.tables[B.id].schema_version == 1
+    assert committed.tables[B.id].reason == "no key"
+
+
+async def test_one_writer_the_loser_raises(lake: Lake) -> None:
+    first, second = await opened(lake), lake.sink()
+    await second.open()
+    await commit(first, 100, a=(1,))
+    with pytest.raises(OperatorError, match="another writer"):
+        await commit(second, 100, a=(1,))
+    assert ids(lake, A) == [1]
+
+
+async def test_one_writer_the_loser_can_not_advance(lake: Lake) -> None:
+    first = await opened(lake)
+    second = lake.sink()
+    await second.open()
+    await first.advance(Lsn(100))
+    with pytest.raises(OperatorError, match="another writer"):
+        await second.advance(Lsn(200))
+
+
+async def test_abort_leaves_nothing(lake: Lake) -> None:
+    sink = await opened(lake)
+    before = lake.files()
+    writer = sink.begin()
+    await writer.append(inserts(A, 100, 1))
+    await writer.abort()
+    await writer.abort()
+    assert lake.files() == before
+    assert (await commit(sink, 100, b=(1,))).epoch == 1
+
+
+async def test_isolated_discard_forgets_one_table(lake: Lake) -> None:
+    sink = await opened(lake)
+    writer = sink.begin()
+    await writer.append(inserts(A, 100, 1, 2))
+    await writer.append(inserts(B, 100, 1))
+    await writer.discard(A.id)
+    assert writer.rows == 1
+    await writer.commit(summary(100, 105))
+    assert lake.epochs()[0]["tables"] == [("public.b", 0, 1)]
+
+
+async def test_isolated_another_type_is_refused_for_its_table(lake: Lake) -> None:
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,))
+    other = replace(A, columns=(A.columns[0], replace(A.columns[1], type=pa.binary())))
+    writer = sink.begin()
+    batch = inserts(B, 200, 1)
+    await writer.append(batch)
+    with pytest.raises(TableError, match="note"):
+        await writer.append(_binary_note(other))
+    await writer.discard(A.id)
+    await writer.commit(summary(200, 205))
+    assert ids(lake, B) == [1]
+
+
+def _binary_note(table: Table) -> Any:
+    return make_batch(table, [{"id": 1, "note": b"x", "_cdc_lsn": 200, "_cdc_seq": 1}])
+
+
+async def test_columns_come_and_go(lake: Lake) -> None:
+    wider = replace(
+        A, columns=(*A.columns, Column("at", 1114, -1, pa.timestamp("us"))), before=("id", "note")
+    )
+    narrow = replace(A, columns=A.columns[:1])
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,))
+    writer = sink.begin()
+    row = {"id": 2, "note": "n", "_cdc_before": {"id": 1, "note": "o"}}
+    await writer.append(make_batch(wider, [{**row, "_cdc_lsn": 200, "_cdc_seq": 1}]))
+    await writer.append(make_batch(narrow, [{"id": 3, "_cdc_lsn": 200, "_cdc_seq": 2}]))
+    await writer.commit(summary(200, 205))
+    await commit(sink, 300, a=(4,))
+    rows = {row["id"]: row for row in lake.rows(A.id)}
+    assert rows[1]["at"] is None
+    assert rows[2]["_cdc_before"] == {"id": 1, "note": "o"}
+    assert rows[3]["note"] is None
+    assert rows[4]["note"] == "note 4"

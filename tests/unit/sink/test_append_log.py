@@ -1,0 +1,168 @@
+"""Compare-and-swap commits, and the order of what becomes durable."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from ingestd.errors import OperatorError
+from ingestd.schema import TableId
+from ingestd.sink.append_log import REOPEN_EVERY, AppendLog
+from ingestd.sink.durable import Fsync
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.read import read_raw
+from ingestd.sink.store import LocalStore
+from tests.unit.sink.rows import inserts, make_table, summary
+
+A, B = make_table("a"), make_table("b")
+
+
+async def commit(lake: DeltaLake, lsn: int, *ids: int) -> None:
+    writer = lake.begin()
+    await writer.append(inserts(A, lsn, *ids))
+    await writer.commit(summary(lsn, lsn + 5))
+
+
+async def opened(root: Path, **options: object) -> DeltaLake:
+    lake = DeltaLake(str(root), "shop", **options)  # type: ignore[arg-type]
+    await lake.open()
+    await lake.adopt("system-1")
+    return lake
+
+
+async def test_one_writer_optimize_and_properties_in_between_are_no_conflict(
+    tmp_path: Path,
+) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+    await commit(lake, 200, 2)
+    other = DeltaTable(tmp_path / "shop/public/a")
+    other.optimize.compact()
+    other.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    await commit(lake, 300, 3)
+    assert sorted(r["id"] for r in read_raw(str(tmp_path), "shop", A.id).to_pylist()) == [1, 2, 3]
+    (epoch,) = [
+        row
+        for row in pa.concat_tables(
+            [pa.table(DeltaTable(tmp_path / "shop/_epochs").scan().read_all())]
+        ).to_pylist()
+        if row["epoch"] == 3
+    ]
+    assert epoch["tables"] == [{"table": "public.a", "version": 4, "rows": 1}]
+
+
+async def test_one_writer_data_in_between_is_a_conflict(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+    foreign = read_raw(str(tmp_path), "shop", A.id)
+    write_deltalake(tmp_path / "shop/public/a", foreign, mode="append")
+    with pytest.raises(OperatorError, match="another writer appended version 1"):
+        await commit(lake, 200, 2)
+
+
+async def test_exactly_once_an_error_after_the_commit_is_no_second_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+    whole = DeltaTable.create_write_transaction
+
+    def lies(self: DeltaTable, *args: object, **options: object) -> None:
+        whole(self, *args, **options)  # type: ignore[arg-type]
+        msg = "connection reset after the commit"
+        raise OSError(msg)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lies)
+    await commit(lake, 200, 2)
+    monkeypatch.undo()
+    await commit(lake, 300, 3)
+    assert sorted(r["id"] for r in read_raw(str(tmp_path), "shop", A.id).to_pylist()) == [1, 2, 3]
+
+
+async def test_a_log_goes_on_past_reopening_and_checkpoints(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    for position in range(1, 2 * REOPEN_EVERY + 20):
+        await lake.advance(type(summary(1, 2).end_lsn)(position))
+    log = tmp_path / "shop/_epochs/_delta_log"
+    assert list(log.glob("*.checkpoint.parquet"))
+    assert (await DeltaLake(str(tmp_path), "shop").open()).position == 2 * REOPEN_EVERY + 19
+
+
+class Notes:
+    """A durability that notes each sync, and which commits were there by then."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.seen: list[tuple[str, frozenset[str]]] = []
+
+    def file(self, path: Path) -> None:
+        assert path.stat().st_size > 0
+        self._note(path)
+
+    def folder(self, path: Path) -> None:
+        self._note(path)
+
+    def _note(self, path: Path) -> None:
+        commits = frozenset(str(p.relative_to(self.root)) for p in self.root.rglob("*.json"))
+        self.seen.append((os.path.relpath(path, self.root), commits))
+
+
+async def test_ack_after_durable_every_file_is_synced_before_what_refers_to_it(
+    tmp_path: Path,
+) -> None:
+    notes = Notes(tmp_path)
+    lake = await opened(tmp_path, durability=notes)
+    notes.seen.clear()
+    writer = lake.begin()
+    await writer.append(inserts(A, 100, 1))
+    await writer.append(inserts(B, 100, 1))
+    await writer.commit(summary(100, 105))
+    epoch_commit = "shop/_epochs/_delta_log/00000000000000000002.json"
+    order = [path for path, _ in notes.seen]
+    for table in ("a", "b"):
+        folder = f"shop/public/{table}"
+        raw_commit = f"{folder}/_delta_log/00000000000000000000.json"
+        data = next(p for p in order if p.startswith(f"{folder}/part-"))
+        for path in (data, folder, "shop/public", "shop"):
+            first = order.index(path)
+            assert raw_commit not in notes.seen[first][1], f"{path} synced after its commit"
+        for path in (raw_commit, f"{folder}/_delta_log"):
+            first = order.index(path)
+            assert raw_commit in notes.seen[first][1]
+            assert epoch_commit not in notes.seen[first][1], "the epoch came before its tables"
+        # `_delta_log` itself is an entry of the folder.
+        assert any(p == folder and raw_commit in seen for p, seen in notes.seen)
+    data = next(p for p in order if p.startswith("shop/_epochs/part-"))
+    assert epoch_commit not in notes.seen[order.index(data)][1]
+    assert order[-2:] == [epoch_commit, "shop/_epochs/_delta_log"]
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop")
+    log.load()
+    assert (log.exists, log.version, log.schema(), log.app_version()) == (False, -1, None, None)
+    assert not (tmp_path / "shop").exists()
+
+
+async def test_a_file_in_the_place_of_the_lake_is_an_operator_error(tmp_path: Path) -> None:
+    (tmp_path / "lake").write_text("")
+    lake = DeltaLake(str(tmp_path / "lake"), "shop")
+    with pytest.raises(OperatorError, match="a file stands"):
+        await lake.open()
+
+
+def test_a_percent_sign_in_a_local_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="percent"):
+        DeltaLake(str(tmp_path / "a%20b"), "shop")
+
+
+async def test_a_lake_below_a_folder_with_a_space_by_file_uri(tmp_path: Path) -> None:
+    root = tmp_path / "my lake"
+    lake = await opened(root)
+    await commit(lake, 100, 1)
+    again = DeltaLake(f"file://{tmp_path}/my%20lake", "shop")
+    assert (await again.open()).watermarks == {TableId("public", "a"): 105}

@@ -1,0 +1,27 @@
+"""What storage errors mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestd.errors import OperatorError, TransientError
+from ingestd.sink.faults import storage_fault
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (OSError(28, "No space left on device"), OperatorError, "disk is full"),
+        (PermissionError(13, "Permission denied"), OperatorError, "permission denied"),
+        (OSError("Generic error: Read-only file system (os error 30)"), OperatorError, "read-only"),
+        (OSError("HTTP status 503 Slow Down"), TransientError, "503"),
+        (OSError("operation timed out"), TransientError, "timed out"),
+        (OSError("checksum of footer is wrong"), OperatorError, "footer"),
+        (OSError(""), OperatorError, "OSError"),
+    ],
+)
+def test_storage_fault(error: OSError, kind: type[Exception], says: str) -> None:
+    fault = storage_fault(error, "/lake/x")
+    assert type(fault) is kind
+    assert "/lake/x" in str(fault)
+    assert says in str(fault)
