@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ingestd.checks import CheckLine
+    from ingestd.config import Config
+    from ingestd.redaction import Redactor
 
 EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
 
@@ -63,17 +65,34 @@ def report_unexpected(
 
 
 @contextmanager
-def reporting(*, debug: bool) -> Iterator[None]:
+def reporting(*, debug: bool, config: Path | None = None) -> Iterator[None]:
     """Turn our errors into one to three lines on stderr and the right exit code."""
     try:
         yield
     except IngestdError as error:
         if debug:
             raise
-        from ingestd.redaction import Redactor  # noqa: PLC0415 - heavy imports late
-
-        sys.stderr.write(Redactor().text(f"ingestd: {error}") + "\n")
+        known = None if isinstance(error, ConfigError) else config
+        sys.stderr.write(redactor_of(known).text(f"ingestd: {error}") + "\n")
         raise typer.Exit(exit_code(error)) from None
+
+
+def redactor_of(config: Path | None) -> Redactor:
+    """Give what takes the config's secrets out of text. Raises ConfigError."""
+    if config is not None:
+        return _load(config).redactor
+    from ingestd.redaction import Redactor  # noqa: PLC0415
+
+    return Redactor()
+
+
+def _load(config: Path) -> Config:
+    import os  # noqa: PLC0415
+
+    from ingestd.capture.settings import SETTINGS  # noqa: PLC0415
+    from ingestd.config import load_config  # noqa: PLC0415
+
+    return load_config(config, SETTINGS, os.environ)
 
 
 def exit_code(error: IngestdError) -> int:
@@ -103,7 +122,7 @@ def _root(
 @app.command()
 def run(config: ConfigFile, *, debug: Debug = False) -> None:
     """Capture all configured sources until SIGTERM or SIGINT."""
-    with reporting(debug=debug):
+    with reporting(debug=debug, config=config):
         from ingestd import app as composition  # noqa: PLC0415
 
         raise typer.Exit(composition.run(config))
@@ -112,11 +131,12 @@ def run(config: ConfigFile, *, debug: Debug = False) -> None:
 @app.command()
 def check(config: ConfigFile, *, debug: Debug = False) -> None:
     """Tell what would fail before it fails, each with its remedy."""
-    with reporting(debug=debug):
+    with reporting(debug=debug, config=config):
         from ingestd import app as composition  # noqa: PLC0415
 
         lines = composition.check(config)
-    print_checks(lines)
+        redactor = redactor_of(config)
+    print_checks(lines, redactor)
     if any(line.level == "fail" for line in lines):
         raise typer.Exit(EXIT_OPERATOR)
 
@@ -129,7 +149,7 @@ def status(
     debug: Debug = False,
 ) -> None:
     """Show the running daemon or, if none, what slot and lake tell."""
-    with reporting(debug=debug):
+    with reporting(debug=debug, config=config):
         found = daemon_status(config)
         if found is None:
             from ingestd import app as composition  # noqa: PLC0415
@@ -164,13 +184,9 @@ def daemon_status(config: Path) -> dict[str, Any] | None:
 
     Raises ConfigError.
     """
-    import os  # noqa: PLC0415
-
-    from ingestd.capture.settings import SETTINGS  # noqa: PLC0415
-    from ingestd.config import load_config  # noqa: PLC0415
     from ingestd.observe.client import fetch_status  # noqa: PLC0415
 
-    loaded = load_config(config, SETTINGS, os.environ)
+    loaded = _load(config)
     if loaded.http.listen is None:
         return None
     found = fetch_status(loaded.http.listen)
@@ -182,14 +198,14 @@ def daemon_status(config: Path) -> dict[str, Any] | None:
 _STYLES = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
 
 
-def print_checks(lines: Sequence[CheckLine]) -> None:
+def print_checks(lines: Sequence[CheckLine], redactor: Redactor) -> None:
     """Print each line; a remedy stands below it, unwrapped, so that it can be pasted."""
     widths = [max((len(t) for t in column), default=0) for column in _columns(lines)]
     for line in lines:
         level = typer.style(f"{line.level:<4}", fg=_STYLES[line.level])
         place = f"{line.source:<{widths[0]}}  {line.subject:<{widths[1]}}".strip()
-        typer.echo(f"{level}  {place}  {line.detail}")
-        for remedy in (line.remedy or "").splitlines():
+        typer.echo(f"{level}  {place}  {redactor.text(line.detail)}")
+        for remedy in redactor.text(line.remedy or "").splitlines():
             typer.echo(f"        {remedy}")
     failed = sum(line.level == "fail" for line in lines)
     warned = sum(line.level == "warn" for line in lines)

@@ -174,6 +174,10 @@ class SourceSettings(Section):
         """Give the settings of a table."""
         return self.table.get(f"{schema}.{name}", TableSettings())
 
+    def exclusive(self) -> tuple[str, object] | None:
+        """Name the key that no two sources may share, and what counts as the same."""
+        return None
+
     def secrets(self) -> list[str]:
         """Give the values that nobody may see."""
         fields = (getattr(self, name) for name in type(self).model_fields)
@@ -231,6 +235,7 @@ def load_config(
         raise TypeError(resolved)
     problems = [Problem(at, why) for at, why in resolver.errors.items()]
     found = _sources(resolved.pop("sources", {}), sources, problems)
+    problems += _shared(found)
     config: Config | None = None
     # a placeholder keeps "no sources" from being said of sources that are only wrong
     stand_in = SourceSettings(kind="", dsn=SecretStr("-"), tables=["-.-"])
@@ -282,6 +287,17 @@ def _sources(
             except ValidationError as error:
                 problems += problems_of(error, model, at)
     return found
+
+
+def _shared(sources: Mapping[str, SourceSettings]) -> list[Problem]:
+    problems = []
+    owners: dict[object, str] = {}
+    for name, settings in sources.items():
+        claim = settings.exclusive()
+        if claim is not None and (owner := owners.setdefault(claim, name)) != name:
+            why = f"the same as in sources.{owner}, on the same database"
+            problems.append(Problem(("sources", name, claim[0]), why))
+    return problems
 
 
 def _hide(config: Config, resolver: Resolver) -> None:

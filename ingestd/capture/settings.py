@@ -39,6 +39,10 @@ class WalSettings(SourceSettings):
         """Name slot and publication after the source."""
         return {"slot": f"ingestd_{source}", "publication": f"ingestd_{source}"}
 
+    def exclusive(self) -> tuple[str, object]:
+        """Give the slot: it has one reader."""
+        return "slot", (self.slot, self.dsn.get_secret_value())
+
     @field_validator("dsn")
     @classmethod
     def _readable_dsn(cls, dsn: SecretStr) -> SecretStr:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from typer import Exit
 from typer.testing import CliRunner
 
 from ingestd import cli, status_table
@@ -18,6 +19,7 @@ from ingestd.errors import (
     ProtocolError,
     TransientError,
 )
+from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,14 +90,22 @@ def test_exit_codes(error: IngestdError, code: int) -> None:
 
 
 def test_errors_are_cause_then_remedy_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    from typer import Exit  # noqa: PLC0415
-
     with pytest.raises(Exit) as done, cli.reporting(debug=False):
         raise OperatorError("refused: password=hunter2", remedy="ALTER ROLE u PASSWORD ...")
     assert done.value.exit_code == 1
     assert capsys.readouterr().err == (
         "ingestd: refused: password=***\n  remedy: ALTER ROLE u PASSWORD ...\n"
     )
+
+
+def test_errors_never_show_a_secret_of_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(CONFIG.replace("tabels", "tables"))
+    with pytest.raises(Exit), cli.reporting(debug=False, config=path):
+        raise OperatorError("the server quoted hunter2")
+    assert capsys.readouterr().err == "ingestd: the server quoted ***\n"
 
 
 def test_debug_lets_the_traceback_through() -> None:
@@ -120,13 +130,14 @@ def test_checks_are_printed_with_their_remedies(capsys: pytest.CaptureFixture[st
     sql = "ALTER TABLE public.orders ADD PRIMARY KEY (id); -- " + "long " * 40
     cli.print_checks(
         [
-            CheckLine("", "lake", "ok", "./lake can be written"),
+            CheckLine("", "lake", "ok", "lake sesame"),
             CheckLine("shop", "wal_level", "warn", "[bold]logical"),
             CheckLine("shop", "table public.orders", "fail", "no key", f"-- one of\n{sql}"),
-        ]
+        ],
+        Redactor(["sesame"]),
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ok ")
+    assert lines[0].split() == ["ok", "lake", "lake", "***"]
     assert lines[1].endswith("[bold]logical")
     assert lines[2].split() == ["fail", "shop", "table", "public.orders", "no", "key"]
     assert lines[3:5] == ["        -- one of", f"        {sql}"]

@@ -184,6 +184,15 @@ def test_all_faults_are_told_at_once(refusal: Callable[..., list[str]]) -> None:
     ]
 
 
+def test_two_sources_can_not_share_a_slot(
+    load: Callable[..., Config], refusal: Callable[..., list[str]]
+) -> None:
+    twice = BASE + BASE[BASE.index("[sources") :].replace("shop]", "crm]")
+    assert set(load(twice).sources) == {"shop", "crm"}
+    lines = refusal(twice + 'slot = "ingestd_shop"')
+    assert lines == ["sources.crm.slot: the same as in sources.shop, on the same database"]
+
+
 def test_no_sources(refusal: Callable[..., list[str]]) -> None:
     lines = refusal('[lake]\nuri = "./lake"')
     assert lines == ["sources: none configured; add a section [sources.NAME]"]
