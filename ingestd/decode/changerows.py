@@ -1,0 +1,102 @@
+"""One relation's changes in a feed, walked together in message order.
+
+Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingestd.changes import TableBatch
+from ingestd.decode.messages import DELETE, INSERT, TRUNCATE, UPDATE, Ints, Messages, Transactions
+from ingestd.decode.relation import Relation
+from ingestd.decode.rows import Fields, Places, Tuples, table_batch
+from ingestd.decode.tuples import Field, walk_tuples
+from ingestd.errors import ProtocolError
+from ingestd.schema import Table
+
+_NEW, _KEY, _OLD = (ord(c) for c in "NKO")
+_TUPLE = 5
+"""Offset of the first tuple's kind: type byte and relation OID come before."""
+
+_ops = np.zeros(256, np.uint8)
+for _type, _op in ((INSERT, "c"), (UPDATE, "u"), (DELETE, "d"), (TRUNCATE, "t")):
+    _ops[_type] = ord(_op)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Captured changes of one table: message of each (ascending), and its place in transaction."""
+
+    messages: Ints
+    seq: Ints
+
+
+def change_batch(
+    messages: Messages,
+    transactions: Transactions,
+    relation: Relation,
+    table: Table,
+    changes: Changes,
+) -> TableBatch:
+    """Decode these changes. Raises ProtocolError."""
+    at = changes.messages
+    types = messages.types[at]
+    of = transactions.of[at]
+    places = Places(
+        _ops[types],
+        transactions.commit_lsns[of],
+        changes.seq,
+        transactions.xids[of],
+        transactions.commit_times[of],
+    )
+    nbytes = int((messages.ends[at] - messages.starts[at]).sum())
+    rows = None
+    if (types == TRUNCATE).any():
+        rows = np.flatnonzero(types != TRUNCATE)
+        at = at[rows]
+    new, old = _walk(messages, at, relation)
+    if rows is not None:
+        new = Tuples(new.fields, rows)
+        if old is not None and old.rows is not None:
+            old = Tuples(old.fields, rows[old.rows])
+    return table_batch(table, places, new, old, nbytes)
+
+
+def _walk(messages: Messages, at: Ints, relation: Relation) -> tuple[Tuples, Tuples | None]:
+    """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`."""
+    source, count = messages.source, len(relation.columns)
+    types, ends = messages.types[at], messages.ends[at]
+    first = messages.starts[at] + _TUPLE
+    kinds = source.bytes_at(first)
+    is_new = kinds == _NEW
+    is_old = (kinds == _KEY) | (kinds == _OLD)
+    is_delete = types == DELETE
+    good = np.where(types == INSERT, is_new, np.where(is_delete, is_old, is_new | is_old))
+    if not good.all():
+        msg = f"unexpected kind of tuple in a change of {relation.id}"
+        raise ProtocolError(msg)
+    main, old = first + 1, None
+    if is_old.any():
+        which = np.flatnonzero(is_old)
+        fields, stops = walk_tuples(source, first[which] + 1, ends[which], count)
+        updated = ~is_delete[which]
+        follows = stops[updated]
+        if (follows >= ends[which][updated]).any() or (source.bytes_at(follows) != _NEW).any():
+            msg = f"update of {relation.id} without a new tuple"
+            raise ProtocolError(msg)
+        main[which[updated]] = follows + 1
+        sent = np.flatnonzero(updated | (kinds[which] == _OLD))
+        if len(sent):
+            old = Tuples(_named(relation, [f[sent] for f in fields]), which[sent])
+    fields, stops = walk_tuples(source, main, ends, count)
+    if (stops != ends).any():
+        msg = f"bytes after the tuple in a change of {relation.id}"
+        raise ProtocolError(msg)
+    return Tuples(_named(relation, fields)), old
+
+
+def _named(relation: Relation, fields: list[Field]) -> Fields:
+    return {c.name: f for c, f in zip(relation.columns, fields, strict=True)}

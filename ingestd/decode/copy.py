@@ -1,0 +1,107 @@
+"""COPY ... TO STDOUT (FORMAT binary) whose columns are texts: a table's rows as `r` rows.
+
+Source: PostgreSQL documentation, COPY, "Binary Format". Each column of the query must be the text
+of its type's output function; then one mapping of types serves snapshots and stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
+from ingestd.decode.rows import Places, Tuples, table_batch
+from ingestd.decode.texts import Source
+from ingestd.decode.tuples import Field, walk_copy_rows
+from ingestd.errors import ProtocolError
+from ingestd.positions import Lsn
+from ingestd.schema import Table
+
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_HEADER = struct.Struct(">11sii")
+_TRAILER = b"\xff\xff"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class CopyDecoder:
+    """Decodes one COPY of a table's columns, in the table's order, read at `point` and time `at`.
+
+    `at` is aware. After a ProtocolError it can't go on.
+    """
+
+    def __init__(self, table: Table, point: Lsn, at: datetime) -> None:
+        self._table = table
+        self._point = int(point)
+        self._at_us = (at - _EPOCH) // timedelta(microseconds=1)
+        self._begun = self._ended = False
+
+    def feed(
+        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> TableBatch | None:
+        """Decode whole CopyData messages, one row each; None if they have no row.
+
+        The header comes with the first message, or alone. Raises ProtocolError.
+        """
+        if len(starts) == 0:
+            return None
+        if (
+            starts[0] < 0
+            or ends[-1] > len(buffer)
+            or (starts >= ends).any()
+            or (starts[1:] < ends[:-1]).any()
+            or len(buffer) >= 1 << 31
+        ):
+            msg = "COPY messages empty, overlapping or outside their buffer"
+            raise ProtocolError(msg)
+        if self._ended:
+            msg = "COPY data after its trailer"
+            raise ProtocolError(msg)
+        if not self._begun:
+            starts = starts.copy()
+            starts[0] += _header_length(buffer[int(starts[0]) : int(ends[0])])
+            self._begun = True
+            if starts[0] == ends[0]:
+                starts, ends = starts[1:], ends[1:]
+        if len(starts) and buffer[int(starts[-1]) : int(ends[-1])] == _TRAILER:
+            self._ended = True
+            starts, ends = starts[:-1], ends[:-1]
+        return self._rows(Source(buffer), starts, ends) if len(starts) else None
+
+    def finish(self) -> None:
+        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        if not self._ended:
+            msg = f"COPY of {self._table.id} ended without its trailer"
+            raise ProtocolError(msg)
+
+    def _rows(
+        self, source: Source, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> TableBatch:
+        columns, count = self._table.columns, len(starts)
+        walked = walk_copy_rows(source, starts, ends, len(columns))
+        fields = {c.name: Field(t) for c, t in zip(columns, walked, strict=True)}
+        places = Places(
+            np.full(count, ord(SNAPSHOT), np.uint8),
+            np.full(count, self._point),
+            np.full(count, SNAPSHOT_SEQ),
+            None,
+            np.full(count, self._at_us),
+        )
+        nbytes = int((ends - starts).sum())
+        return table_batch(self._table, places, Tuples(fields), None, nbytes)
+
+
+def _header_length(message: bytes) -> int:
+    """Check the header and give its length. A flag of the upper half is one we don't know."""
+    try:
+        signature, flags, extension = _HEADER.unpack_from(message)
+    except struct.error as error:
+        msg = "COPY data without its header"
+        raise ProtocolError(msg) from error
+    length: int = _HEADER.size + extension
+    if signature != _SIGNATURE or flags >> 16 or extension < 0 or length > len(message):
+        msg = "malformed header of COPY data"
+        raise ProtocolError(msg)
+    return length

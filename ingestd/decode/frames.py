@@ -1,0 +1,86 @@
+"""Messages of the streaming replication protocol inside CopyData.
+
+Source: PostgreSQL documentation, "Streaming Replication Protocol": XLogData ('w'), Primary
+keepalive message ('k'), Standby status update ('r').
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.errors import ProtocolError
+from ingestd.positions import Lsn
+
+POSTGRES_EPOCH_US = 946_684_800_000_000
+"""2000-01-01 UTC, where Postgres' timestamps begin, in us since 1970."""
+
+_XLOG_DATA, _KEEPALIVE = ord("w"), ord("k")
+_XLOG_DATA_HEADER = 25
+_KEEPALIVE_LENGTH = 18
+_KEEPALIVE_BODY = struct.Struct(">QqB")
+_STATUS = struct.Struct(">cQQQqB")
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What a block of CopyData messages holds.
+
+    `starts`, `ends` (int64): where in the buffer each XLogData's payload is. `wal_end`: the highest
+    that any keepalive told, 0 if none. `keepalive`: the wal_end of a keepalive after the last data,
+    so that nothing captured lies before it; None if there is none. `reply_requested`: the server
+    waits for a status update.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    wal_end: int
+    keepalive: int | None
+    reply_requested: bool
+
+
+def split_frames(buffer: bytes, lengths: NDArray[np.int64]) -> Frames:
+    """Find the data in joined CopyData messages of these lengths. Raises ProtocolError."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if len(ends) == 0:
+        return Frames(ends, ends, 0, None, reply_requested=False)
+    if lengths.min() <= 0 or ends[-1] != len(buffer):
+        msg = "CopyData messages do not fill their buffer"
+        raise ProtocolError(msg)
+    starts = ends - lengths
+    kinds = np.frombuffer(buffer, np.uint8)[starts]
+    is_data = kinds == _XLOG_DATA
+    others = np.flatnonzero(~is_data)
+    if (lengths[is_data] < _XLOG_DATA_HEADER).any():
+        msg = "XLogData message without its header"
+        raise ProtocolError(msg)
+    last_data = len(kinds) - 1 - int(is_data[::-1].argmax()) if is_data.any() else -1
+    wal_end, idle, asked = 0, None, False
+    for i in others.tolist():  # a keepalive comes once in seconds
+        told, wants_reply = _keepalive(buffer[int(starts[i]) : int(ends[i])])
+        wal_end = max(wal_end, told)
+        asked |= wants_reply
+        if i > last_data:
+            idle = wal_end
+    return Frames(
+        starts[is_data] + _XLOG_DATA_HEADER, ends[is_data], wal_end, idle, reply_requested=asked
+    )
+
+
+def _keepalive(message: bytes) -> tuple[int, bool]:
+    if message[0] != _KEEPALIVE or len(message) != _KEEPALIVE_LENGTH:
+        msg = f"unknown replication message {message[:1]!r} of {len(message)} bytes"
+        raise ProtocolError(msg)
+    wal_end, _, reply = _KEEPALIVE_BODY.unpack_from(message, 1)
+    if wal_end >= 1 << 63:
+        msg = f"position {wal_end:#x} beyond what a raw table can hold"
+        raise ProtocolError(msg)
+    return wal_end, bool(reply)
+
+
+def standby_status(received: Lsn, flushed: Lsn, applied: Lsn, now_us: int, *, reply: bool) -> bytes:
+    """Make a status update; `now_us` is in us since 1970, `reply` asks for a keepalive at once."""
+    return _STATUS.pack(b"r", received, flushed, applied, now_us - POSTGRES_EPOCH_US, reply)

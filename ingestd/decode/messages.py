@@ -1,0 +1,155 @@
+"""A feed's messages seen as arrays: their types, and the transactions they belong to.
+
+Source: PostgreSQL documentation, "Logical Replication Message Formats", Begin and Commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.decode.frames import POSTGRES_EPOCH_US
+from ingestd.decode.texts import Source
+from ingestd.errors import ProtocolError
+
+Ints = NDArray[np.int64]
+
+BEGIN, COMMIT, RELATION, TRUNCATE = (ord(c) for c in "BCRT")
+INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
+
+_LEAST_LENGTHS = {  # type byte included; of a fixed-length message, its length
+    BEGIN: 21,
+    COMMIT: 26,
+    RELATION: 10,
+    TRUNCATE: 6,
+    INSERT: 8,
+    UPDATE: 8,
+    DELETE: 8,
+    ord("Y"): 7,
+    ord("O"): 10,
+    ord("M"): 1,
+}
+_least = np.full(256, np.iinfo(np.int64).max)
+for _type, _length in _LEAST_LENGTHS.items():
+    _least[_type] = _length
+
+IS_CHANGE = np.zeros(256, np.bool_)
+"""By type byte: whether the message is one row's change."""
+IS_CHANGE[[INSERT, UPDATE, DELETE]] = True
+
+_FIRST_US = -62_135_596_800_000_000
+_END_US = 253_402_300_800_000_000
+"""Years 1 to 9999 in us since 1970: what a raw table's timestamp can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Whole messages in one buffer: `starts` to `ends`, of `types` (the first byte of each)."""
+
+    source: Source
+    starts: Ints
+    ends: Ints
+    types: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def content(self, index: int) -> bytes:
+        """One message, type byte included."""
+        return self.source.buffer[int(self.starts[index]) : int(self.ends[index])]
+
+
+def read_messages(buffer: bytes, starts: Ints, ends: Ints) -> Messages:
+    """Check that these are messages of known types. Raises ProtocolError."""
+    source = Source(buffer)
+    types = source.bytes_at(starts)
+    least, lengths = _least[types], ends - starts
+    short = lengths < least
+    short |= ((types == BEGIN) | (types == COMMIT)) & (lengths != least)
+    if short.any():
+        i = int(short.argmax())
+        msg = f"unknown or malformed message {bytes(types[i : i + 1])!r} of {lengths[i]} bytes"
+        raise ProtocolError(msg)
+    return Messages(source, starts, ends, types)
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What Begin told; `commit_time` in us since 1970. `changes`: captured ones so far."""
+
+    commit_lsn: int
+    commit_time: int
+    xid: int
+    changes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """The transactions of a feed, in order; item 0 is the one open before it (zeros if none).
+
+    `of` gives each message's transaction (item), `ended` the items that end here, with `end_lsns`;
+    `begun` is the message that begins each item from 1 on.
+    """
+
+    commit_lsns: Ints
+    commit_times: Ints
+    xids: Ints
+    of: Ints
+    begun: Ints
+    ended: Ints
+    end_lsns: Ints
+    is_open: bool
+
+
+def read_transactions(messages: Messages, carried: Transaction | None) -> Transactions:
+    """Find the transactions; `carried` is open before the first message. Raises ProtocolError."""
+    types, source, starts = messages.types, messages.source, messages.starts
+    is_begin, is_commit = types == BEGIN, types == COMMIT
+    depth = np.cumsum(is_begin.astype(np.int64) - is_commit) + (carried is not None)
+    if ((depth < 0) | (depth > 1)).any():
+        msg = "Begin inside a transaction, or Commit outside of one"
+        raise ProtocolError(msg)
+    if ((IS_CHANGE[types] | (types == TRUNCATE)) & (depth == 0)).any():
+        msg = "change outside a transaction"
+        raise ProtocolError(msg)
+    begun, committed = np.flatnonzero(is_begin), np.flatnonzero(is_commit)
+    before = carried or Transaction(0, 0, 0)
+    b = starts[begun]
+    commit_lsns = np.append([before.commit_lsn], source.int64_at(b + 1))
+    of = np.cumsum(is_begin)
+    c, ended = starts[committed], of[committed]
+    found = Transactions(
+        commit_lsns,
+        np.append([before.commit_time], _unix_times(source.int64_at(b + 9))),
+        np.append([before.xid], source.int32_at(b + 17) & 0xFFFFFFFF),
+        of,
+        begun,
+        ended,
+        source.int64_at(c + 10),
+        is_open=bool(depth[-1]),
+    )
+    _check_positions(found, source.int64_at(c + 2))
+    return found
+
+
+def _unix_times(times: Ints) -> Ints:
+    """Us since 2000 to us since 1970. Raises ProtocolError for years a raw table can't hold."""
+    if ((times < _FIRST_US - POSTGRES_EPOCH_US) | (times >= _END_US - POSTGRES_EPOCH_US)).any():
+        msg = "commit time out of range"
+        raise ProtocolError(msg)
+    return times + POSTGRES_EPOCH_US
+
+
+def _check_positions(found: Transactions, told: Ints) -> None:
+    lsns = found.commit_lsns
+    if (lsns < 0).any() or (found.end_lsns < 0).any():
+        msg = "position beyond what a raw table can hold"
+        raise ProtocolError(msg)
+    if (told != lsns[found.ended]).any() or (found.end_lsns < told).any():
+        msg = "Commit does not match its Begin"
+        raise ProtocolError(msg)
+    if (np.diff(lsns) <= 0).any():
+        msg = "transactions not in commit order"
+        raise ProtocolError(msg)

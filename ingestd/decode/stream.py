@@ -1,0 +1,299 @@
+"""The stream of pgoutput messages: whole transactions, or pieces of large ones, to chunks.
+
+Source: PostgreSQL documentation, "Logical Streaming Replication Protocol" and "Logical Replication
+Message Formats", protocol version 1, values as text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.changes import Chunk, TableBatch, idle_chunk
+from ingestd.decode.changerows import Changes, change_batch
+from ingestd.decode.messages import (
+    BEGIN,
+    COMMIT,
+    IS_CHANGE,
+    RELATION,
+    TRUNCATE,
+    Ints,
+    Messages,
+    Transaction,
+    Transactions,
+    read_messages,
+    read_transactions,
+)
+from ingestd.decode.relation import Relation, Resolve, parse_relation
+from ingestd.errors import ProtocolError
+from ingestd.positions import ZERO, Lsn
+from ingestd.schema import Table
+
+_MAX_FEED_BYTES = 1 << 31
+"""Offsets of an Arrow binary array are 32 bits."""
+_TRUNCATED = struct.Struct(">iB")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A relation's definition, its table if captured, and the message since which it holds."""
+
+    relation: Relation
+    table: Table | None
+    since: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One table's changes in a stretch of messages with one definition of its relation.
+
+    `rank`: place among the captured relations of its message (0 but for truncates).
+    """
+
+    relation: Relation
+    table: Table
+    messages: Ints
+    rank: Ints
+
+
+class StreamDecoder:
+    """Decodes one stream from its start. After a ProtocolError it can't go on.
+
+    Messages after a feed's last Commit wait for their transaction's end, so that chunks end with
+    transactions; more than `hold_bytes` of them are given as an open chunk. One thread at a time.
+    """
+
+    def __init__(self, resolve: Resolve, *, hold_bytes: int = 8 << 20) -> None:
+        self._resolve = resolve
+        self._hold_bytes = hold_bytes
+        self._position = ZERO
+        self._known: dict[int, _Known] = {}
+        self._open: Transaction | None = None
+        self._last_lsn = -1
+        self._held: list[tuple[bytes, Ints]] = []
+        self._held_bytes = 0
+
+    @property
+    def position(self) -> Lsn:
+        """Every captured change of transactions that commit below it has been given."""
+        return self._position
+
+    def idle(self, position: Lsn) -> Chunk | None:
+        """Take a keepalive's wal_end: nothing to decode lies before it.
+
+        None while a transaction is open or held back: its changes do.
+        """
+        if self._open is not None or self._held:
+            return None
+        self._position = max(self._position, position)
+        return idle_chunk(self._position)
+
+    def feed(
+        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> list[Chunk]:
+        """Decode whole messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
+
+        Gives no chunk, one, or one with whole transactions and an open one. Raises ProtocolError.
+        """
+        if len(starts) == 0:
+            return []
+        _check_ranges(buffer, starts, ends)
+        types = np.frombuffer(buffer, np.uint8)[starts]
+        whole = self._whole_messages(types)
+        chunks = []
+        if whole:
+            self._hold(buffer, starts[:whole], ends[:whole])
+            chunks += self._release()
+        if whole < len(starts):
+            self._hold(buffer, starts[whole:], ends[whole:])
+            if self._held_bytes > self._hold_bytes:
+                chunks += self._release()
+        return chunks
+
+    def _whole_messages(self, types: NDArray[np.uint8]) -> int:
+        """How many of these messages end with the end of a transaction."""
+        commits = np.flatnonzero(types == COMMIT)
+        after = int(commits[-1]) + 1 if len(commits) else 0
+        inside = after == 0 and (self._open is not None or bool(self._held))
+        if inside or (types[after:] == BEGIN).any():
+            return after
+        return len(types)  # what follows, if anything, belongs to no transaction
+
+    def _hold(self, buffer: bytes, starts: Ints, ends: Ints) -> None:
+        """Keep a stretch of the buffer with messages and what lies between them."""
+        first, last = int(starts[0]), int(ends[-1])
+        piece = buffer[first:last]
+        self._held.append((piece, np.stack((starts, ends)) - first))
+        self._held_bytes += len(piece)
+
+    def _release(self) -> list[Chunk]:
+        """Decode all that is held."""
+        pieces, self._held, self._held_bytes = self._held, [], 0
+        buffer = pieces[0][0] if len(pieces) == 1 else b"".join(p for p, _ in pieces)
+        if len(buffer) >= _MAX_FEED_BYTES:
+            msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
+            raise ProtocolError(msg)
+        shifts = np.cumsum([0, *(len(p) for p, _ in pieces[:-1])])
+        ranges = np.concatenate(
+            [r + shift for (_, r), shift in zip(pieces, shifts, strict=True)], axis=1
+        )
+        chunk = self._decode(read_messages(buffer, ranges[0], ranges[1]))
+        return [] if chunk is None else [chunk]
+
+    def _decode(self, messages: Messages) -> Chunk | None:
+        transactions = read_transactions(messages, self._open)
+        if len(transactions.begun):
+            if transactions.commit_lsns[1] <= self._last_lsn:
+                msg = "transactions not in commit order"
+                raise ProtocolError(msg)
+            self._last_lsn = int(transactions.commit_lsns[-1])
+        counts = np.zeros(len(messages), np.int64)
+        found = list(self._find(messages, counts))
+        total = np.cumsum(counts)
+        # what was counted before each transaction began; of the open one, less than nothing
+        carried = 0 if self._open is None else self._open.changes
+        bases = np.append([-carried], total[transactions.begun])
+        batches = tuple(
+            _batch(messages, transactions, f, counts, total - bases[transactions.of]) for f in found
+        )
+        captured = np.diff(np.append(bases, total[-1]))
+        return self._close(transactions, batches, captured)
+
+    def _close(
+        self, transactions: Transactions, batches: tuple[TableBatch, ...], captured: Ints
+    ) -> Chunk | None:
+        """Move on: the open transaction, the position; `captured` is per transaction."""
+        last = len(captured) - 1
+        self._open = None
+        if transactions.is_open:
+            self._open = Transaction(
+                int(transactions.commit_lsns[last]),
+                int(transactions.commit_times[last]),
+                int(transactions.xids[last]),
+                int(captured[last]),
+            )
+        if len(transactions.end_lsns):
+            self._position = max(self._position, Lsn(int(transactions.end_lsns.max())))
+        elif not batches:
+            return None
+        with_changes = np.flatnonzero(captured > 0)
+        ended = transactions.ended[captured[transactions.ended] > 0]
+        first = Lsn(int(transactions.commit_lsns[with_changes[0]])) if len(with_changes) else None
+        return Chunk(
+            batches,
+            self._position,
+            is_open=transactions.is_open,
+            first_lsn=first,
+            commit_times=transactions.commit_times[ended],
+            nbytes=sum(b.nbytes for b in batches),
+        )
+
+    def _find(self, messages: Messages, counts: Ints) -> Iterator[_Found]:
+        """Find the captured changes; note in `counts` how many each message has."""
+        start = 0
+        for i in np.flatnonzero(messages.types == RELATION).tolist():
+            relation = parse_relation(messages.content(i))
+            known = self._known.get(relation.oid)
+            if known is not None and known.relation == relation:
+                continue
+            if known is not None:
+                yield from self._find_between(messages, start, i, counts)
+                start = i
+            self._known[relation.oid] = _Known(relation, self._resolve(relation), i)
+        yield from self._find_between(messages, start, len(messages), counts)
+        for oid, known in self._known.items():
+            if known.since >= 0:
+                self._known[oid] = replace(known, since=-1)
+
+    def _find_between(
+        self, messages: Messages, start: int, end: int, counts: Ints
+    ) -> Iterator[_Found]:
+        types = messages.types[start:end]
+        truncated = self._find_truncates(
+            messages, (np.flatnonzero(types == TRUNCATE) + start).tolist(), counts
+        )
+        at = np.flatnonzero(IS_CHANGE[types]) + start
+        oids = messages.source.int32_at(messages.starts[at] + 1) & 0xFFFFFFFF
+        for oid, rows in _grouped(oids, at):
+            known = self._lookup(oid, int(rows[0]))
+            if known.table is None:
+                continue
+            counts[rows] = 1
+            yield _with_truncates(known.relation, known.table, rows, truncated.pop(oid, []))
+        for oid, places in truncated.items():
+            known = self._known[oid]
+            assert known.table is not None
+            yield _with_truncates(known.relation, known.table, at[:0], places)
+
+    def _find_truncates(
+        self, messages: Messages, at: list[int], counts: Ints
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Give, by OID of captured relations, the messages and the place in each."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i in at:
+            content = messages.content(i)
+            count, _ = _TRUNCATED.unpack_from(content, 1)
+            if count < 0 or len(content) != 6 + 4 * count:
+                msg = f"TRUNCATE message of {len(content)} bytes for {count} relations"
+                raise ProtocolError(msg)
+            rank = 0
+            for oid in struct.unpack_from(f">{count}I", content, 6):
+                if self._lookup(oid, i).table is not None:
+                    found.setdefault(oid, []).append((i, rank))
+                    rank += 1
+            counts[i] = rank
+        return found
+
+    def _lookup(self, oid: int, message: int) -> _Known:
+        known = self._known.get(oid)
+        if known is None or known.since > message:
+            msg = f"change of relation {oid} before its RELATION message"
+            raise ProtocolError(msg)
+        return known
+
+
+def _with_truncates(
+    relation: Relation, table: Table, rows: Ints, truncates: list[tuple[int, int]]
+) -> _Found:
+    """Put a table's truncates (message, rank) among its rows' changes, in message order."""
+    ranks = np.zeros(len(rows), np.int64)
+    if not truncates:
+        return _Found(relation, table, rows, ranks)
+    places = np.array(truncates, np.int64)
+    messages, ranks = np.append(rows, places[:, 0]), np.append(ranks, places[:, 1])
+    order = np.argsort(messages, kind="stable")
+    return _Found(relation, table, messages[order], ranks[order])
+
+
+def _batch(
+    messages: Messages, transactions: Transactions, found: _Found, counts: Ints, reached: Ints
+) -> TableBatch:
+    """Decode one table's changes; `reached` is the last `_cdc_seq` given with each message."""
+    at = found.messages
+    seq = reached[at] - counts[at] + found.rank + 1
+    return change_batch(messages, transactions, found.relation, found.table, Changes(at, seq))
+
+
+def _grouped(oids: Ints, at: Ints) -> Iterator[tuple[int, Ints]]:
+    """Part the messages by relation, each part in message order."""
+    if len(oids) == 0:
+        return
+    if (oids == oids[0]).all():
+        yield int(oids[0]), at
+        return
+    order = np.argsort(oids, kind="stable")
+    sorted_oids = oids[order]
+    cuts = np.flatnonzero(np.diff(sorted_oids)) + 1
+    for part in np.split(order, cuts):
+        yield int(oids[part[0]]), at[part]
+
+
+def _check_ranges(buffer: bytes, starts: Ints, ends: Ints) -> None:
+    bad = len(starts) != len(ends) or int(starts[0]) < 0 or int(ends[-1]) > len(buffer)
+    if bad or (starts >= ends).any() or (starts[1:] < ends[:-1]).any():
+        msg = "messages empty, overlapping or outside their buffer"
+        raise ProtocolError(msg)

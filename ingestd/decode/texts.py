@@ -1,0 +1,114 @@
+"""Values as text lying about in a buffer, and how to gather them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+
+class Source:
+    """A buffer to read from: as bytes, as unaligned big-endian integers, as Arrow sees it.
+
+    The integer views have one item for each byte, so an offset is an index. Reading is clipped to
+    the buffer: whoever reads checks afterwards that the offsets were good.
+    """
+
+    __slots__ = ("_halves", "_words", "arrow", "buffer", "data")
+
+    def __init__(self, buffer: bytes) -> None:
+        self.buffer = buffer
+        self.arrow = pa.py_buffer(buffer)
+        padded = buffer if len(buffer) >= 4 else buffer + b"\0\0\0\0"  # noqa: PLR2004
+        self.data: NDArray[np.uint8] = np.frombuffer(padded, np.uint8)
+        self._words = np.ndarray((len(padded) - 3,), ">i4", padded, 0, (1,))
+        self._halves = np.ndarray((len(padded) - 1,), ">i2", padded, 0, (1,))
+
+    def bytes_at(self, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Bytes at these offsets."""
+        return self.data.take(offsets, mode="clip")
+
+    def int16_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Signed big-endian 16-bit integers at these offsets."""
+        return self._halves.take(offsets, mode="clip").astype(np.int64)
+
+    def int32_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Signed big-endian 32-bit integers at these offsets."""
+        return self._words.take(offsets, mode="clip").astype(np.int64)
+
+    def int64_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Signed big-endian 64-bit integers at these offsets."""
+        return self.int32_at(offsets) << 32 | self.int32_at(offsets + 4) & 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """One column's values: `lengths` bytes from `starts` (int64), which grow.
+
+    `present` is False where there is no value (length 0 there); None: all present.
+    """
+
+    source: Source
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    present: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> Texts:
+        present = None if self.present is None else self.present[rows]
+        return Texts(self.source, self.starts[rows], self.lengths[rows], present)
+
+    def at(self, row: int) -> bytes:
+        """One value."""
+        start = int(self.starts[row])
+        return self.source.buffer[start : start + int(self.lengths[row])]
+
+    @property
+    def validity(self) -> pa.Buffer | None:
+        """Arrow's bitmap of the present values."""
+        return None if self.present is None else bitmap(self.present)
+
+    def without(self, odd: NDArray[np.bool_]) -> Texts:
+        """Make these values absent."""
+        if not odd.any():
+            return self
+        present = ~odd if self.present is None else self.present & ~odd
+        return Texts(self.source, self.starts, np.where(odd, 0, self.lengths), present)
+
+    def gather(self) -> pa.BinaryArray:
+        """Copy the values to an array of their own; it shares nothing with the buffer."""
+        rows = len(self.starts)
+        if rows == 0:
+            return pa.array([], pa.binary())
+        offsets = np.empty(2 * rows, np.int32)  # value, gap, value, gap, ..., value
+        offsets[0::2] = self.starts
+        np.add(self.starts, self.lengths, out=offsets[1::2], casting="unsafe")
+        spread = pa.BinaryArray.from_buffers(
+            pa.binary(), 2 * rows - 1, [None, pa.py_buffer(offsets), self.source.arrow]
+        )
+        values = spread.take(pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32)))
+        if self.present is None:
+            return values
+        return pa.BinaryArray.from_buffers(
+            pa.binary(), rows, [self.validity, *values.buffers()[1:]]
+        )
+
+
+def texts_of(values: pa.BinaryArray) -> Texts:
+    """Make texts of an array without offset."""
+    _, offsets, data = values.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(values) + 1).astype(np.int64)
+    present = None
+    if values.null_count:
+        present = np.asarray(values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    content = b"" if data is None else data.to_pybytes()
+    return Texts(Source(content), bounds[:-1], np.diff(bounds), present)
+
+
+def bitmap(mask: NDArray[np.bool_]) -> pa.Buffer:
+    """Arrow's bitmap of a mask."""
+    return pa.py_buffer(np.packbits(mask, bitorder="little"))
