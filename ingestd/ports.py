@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from ingestd.changes import Chunk, CommittedEpoch, EpochSummary, TableBatch
+    from ingestd.checks import CheckLine
     from ingestd.errors import TableError
     from ingestd.positions import Lsn
     from ingestd.schema import Table, TableId
@@ -353,6 +354,10 @@ class Connector(Protocol):
         """Read a split: `columns` None for all."""
         ...
 
+    async def check(self) -> Sequence[CheckLine]:
+        """Look for everything that would make a run fail. Changes nothing."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -460,6 +465,7 @@ class EpochWriter(Protocol):
     async def commit(self, summary: EpochSummary) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs`.
 
+        Closed to `append` from the call on, before its first await.
         Epochs are committed in the order of their numbers; the next may be filled meanwhile, and
         numbered, before this one is durable. After any error the sink must be opened anew: the
         lake then holds any subset of the tables' commits, which `Committed.watermarks` tells.
@@ -484,7 +490,7 @@ class Sink(Protocol):
         ...
 
     def begin(self) -> EpochWriter:
-        """Start to fill the next epoch. Synchronous, no I/O."""
+        """Start to fill the next epoch; the one before must be committing or over. No I/O."""
         ...
 
     async def record(self, events: Sequence[TableEvent]) -> None:

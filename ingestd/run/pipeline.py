@@ -227,6 +227,7 @@ class Pipeline:
         if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
             self._commit = asyncio.create_task(self._commit_epoch(epoch, book, intake))
             self._idle_since = now
+            await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
             return FillingEpoch(self._sink.begin(), position=epoch.position)
         waited = now - self._idle_since >= self._policy.idle_interval_s
         if epoch.is_idle and epoch.position > self._durable and (asked or waited):

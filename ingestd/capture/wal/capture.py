@@ -16,7 +16,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import describe, list_tables, refusal
-from ingestd.capture.patterns import TablePatterns
+from ingestd.capture.patterns import missing_tables
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.publication import (
@@ -75,7 +75,6 @@ class WalCapture:
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
         self._publication = settings.publication
-        self._patterns = TablePatterns(settings.tables)
         self._memory_bytes = memory_bytes
         self._control: AsyncConnection[Any] | None = None
         self._monitor: AsyncConnection[Any] | None = None
@@ -110,8 +109,9 @@ class WalCapture:
         with self._errors("discover"):
             server = await self._checked_server(control)
             rows = await list_tables(control)
-            self._patterns.require(r.id for r in rows)
-            wanted = [r for r in rows if self._patterns.matches(r.id)]
+            for missing in missing_tables(self._settings, [r.id for r in rows]):
+                raise OperatorError(f"source {self._source}: {missing.what}", remedy=missing.remedy)
+            wanted = [r for r in rows if self._settings.includes(r.schema, r.name)]
             tables = await describe(control, wanted, before_full=self._settings.before == "full")
             published = None
             if not self._settings.manage:

@@ -134,3 +134,18 @@ def _table_list(tables: Iterable[TableId]) -> sql.Composed | None:
     if not ordered:
         return None
     return sql.SQL(", ").join(sql.Identifier(t.schema, t.name) for t in ordered)
+
+
+async def owned_by_others(
+    connection: AsyncConnection[Any], tables: Sequence[TableId]
+) -> list[TableId]:
+    """Give those of these tables that this role does not own and so can't publish."""
+    cursor = await connection.execute(
+        """
+        SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+          JOIN unnest(%s::text[], %s::text[]) AS t(nspname, relname) USING (nspname, relname)
+         WHERE NOT pg_has_role(c.relowner, 'USAGE')
+        """,
+        ([t.schema for t in tables], [t.name for t in tables]),
+    )
+    return [TableId(*row) for row in await cursor.fetchall()]

@@ -1,0 +1,187 @@
+"""The composition root: builds everything from a config, and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from ingestd import __version__
+from ingestd.capture.registry import FACTORIES
+from ingestd.capture.settings import SETTINGS
+from ingestd.checks import CheckLine
+from ingestd.config import Config, SourceSettings, load_config
+from ingestd.errors import IngestdError
+from ingestd.observe import logs
+from ingestd.observe.http import HttpServer
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
+from ingestd.ports import Connector
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.run.supervisor import Supervised, Supervisor
+from ingestd.run.watch import Watch
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.probe import probe
+
+EXIT_WITHIN_S = 9.5
+"""A stop that takes longer ends the process: what is not committed is read again at the start."""
+
+
+def run(config_path: Path) -> int:
+    """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError."""
+    config = _load(config_path)
+    logs.configure(config.log, config.redactor, sys.stderr)
+    asyncio.run(_run(config))
+    return 0
+
+
+async def _run(config: Config) -> None:
+    log = structlog.get_logger("ingestd")
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    metrics = Metrics()
+    status = DaemonStatus(__version__, datetime.now(UTC))
+    sources = {
+        name: _supervised(config, name, settings, metrics, status)
+        for name, settings in config.sources.items()
+    }
+    async with AsyncExitStack() as stack:
+        if config.http.listen is not None:
+            server = HttpServer(config.http.listen, metrics, status, config.redactor)
+            await stack.enter_async_context(server)
+            log.info("http.listening", address=str(server.address))
+        log.info("daemon.started", version=__version__, sources=len(sources))
+        await Supervisor(sources).run(stop)
+    log.info("daemon.stopped")
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """First signal: stop within the limit, exit code 0. Second: end at once."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+        limit = threading.Timer(EXIT_WITHIN_S, os._exit, (0,))
+        limit.daemon = True
+        limit.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _supervised(
+    config: Config,
+    name: str,
+    settings: SourceSettings,
+    metrics: Metrics,
+    status: DaemonStatus,
+) -> Supervised:
+    source_status = SourceStatus(name, since=datetime.now(UTC))
+    status.sources[name] = source_status
+    watch = Watch(source_status, metrics, structlog.get_logger("ingestd"))
+    policy = PipelinePolicy(
+        epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
+        snapshot=getattr(settings, "snapshot", "initial") == "initial",
+        resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
+    )
+
+    def make_pipeline() -> Pipeline:
+        capture = _connector(config, name, settings).capture()
+        return Pipeline(capture, _lake(config, name), policy, watch)
+
+    return Supervised(make_pipeline, watch)
+
+
+def _share_bytes(config: Config) -> int:
+    """A source's share of `limits.memory`."""
+    return config.limits.memory // len(config.sources)
+
+
+def _connector(config: Config, name: str, settings: SourceSettings) -> Connector:
+    factory = FACTORIES[settings.kind]
+    return factory.create(name, settings, memory_bytes=_share_bytes(config) // 4)
+
+
+def _lake(config: Config, source: str) -> DeltaLake:
+    return DeltaLake(
+        config.lake.uri,
+        source,
+        storage_options=_storage_options(config),
+        buffer_bytes=_share_bytes(config) // 4,
+    )
+
+
+def _storage_options(config: Config) -> Mapping[str, str] | None:
+    options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
+    return options or None
+
+
+def check(config_path: Path) -> list[CheckLine]:
+    """Look for everything that would make a run fail. Raises ConfigError."""
+    config = _load(config_path)
+    lines = [probe(config.lake.uri, _storage_options(config))]
+    return [*lines, *asyncio.run(_check_sources(config))]
+
+
+async def _check_sources(config: Config) -> list[CheckLine]:
+    connectors = [_connector(config, n, s) for n, s in config.sources.items()]
+    try:
+        found = await asyncio.gather(*(c.check() for c in connectors))
+    finally:
+        for connector in connectors:
+            await connector.close()
+    return [line for lines in found for line in lines]
+
+
+def status(config_path: Path) -> dict[str, Any]:
+    """Tell what slot and lake know while no daemon runs: the same shape as /status."""
+    return asyncio.run(_status(_load(config_path)))
+
+
+async def _status(config: Config) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    daemon = DaemonStatus(__version__, now)
+    for name, settings in config.sources.items():
+        daemon.sources[name] = await _offline(config, name, settings, now)
+    tree = config.redactor.tree(to_json(daemon))
+    assert isinstance(tree, dict)
+    return tree | {"started_at": None}
+
+
+async def _offline(
+    config: Config, name: str, settings: SourceSettings, now: datetime
+) -> SourceStatus:
+    found = SourceStatus(name, since=now, state=SourceState.CLOSED)
+    capture = _connector(config, name, settings).capture()
+    lake = _lake(config, name)
+    try:
+        committed = await lake.open()
+        found.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        for table in committed.tables.values():
+            found.table(str(table.table), table.state, now)
+        lag = await capture.lag()
+        found.measured(lag, None)
+        if lag.confirmed_lsn is not None:
+            found.confirmed(lag.confirmed_lsn)
+    except IngestdError as error:
+        found.enter(SourceState.CLOSED, now, error)
+    finally:
+        await lake.close()
+        await capture.close()
+    return found
+
+
+def _load(path: Path) -> Config:
+    return load_config(path, SETTINGS, os.environ)

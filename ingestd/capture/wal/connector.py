@@ -1,0 +1,72 @@
+"""The connector of kind `wal`, and its factory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from ingestd.capture.metadata import PostgresMetadata
+from ingestd.capture.pages import CopyPageSource
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.splits import CtidSplits
+from ingestd.capture.wal.capture import WalCapture
+from ingestd.capture.wal.preflight import preflight
+from ingestd.checks import CheckLine
+from ingestd.ports import (
+    ChangeCapture,
+    Connector,
+    Metadata,
+    PageSource,
+    Split,
+    SplitManager,
+)
+
+
+class WalConnector:
+    """A Postgres database captured by logical replication."""
+
+    def __init__(self, source: str, settings: WalSettings, *, memory_bytes: int) -> None:
+        self._source = source
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._memory_bytes = memory_bytes
+
+    def metadata(self) -> Metadata:
+        """Ask the catalog."""
+        return PostgresMetadata(self._dsn)
+
+    def capture(self) -> ChangeCapture:
+        """Make a capture."""
+        return WalCapture(self._source, self._settings, memory_bytes=self._memory_bytes)
+
+    def splits(self) -> SplitManager:
+        """Cut tables by blocks."""
+        return CtidSplits(self._dsn)
+
+    def page_source(
+        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+    ) -> PageSource:
+        """Read a split by COPY."""
+        return CopyPageSource(self._dsn, split, columns, predicates)
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Look for what would fail."""
+        return await preflight(self._source, self._settings)
+
+    async def close(self) -> None:
+        """Nothing is shared: whatever it gave closes itself."""
+
+
+class WalFactory:
+    """Kind `wal`: logical replication with pgoutput."""
+
+    name = "wal"
+    config_model: type[BaseModel] = WalSettings
+
+    def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
+        """Make a connector for this source."""
+        if not isinstance(config, WalSettings):
+            msg = f"kind wal can't take {type(config).__name__}"
+            raise TypeError(msg)
+        return WalConnector(source, config, memory_bytes=memory_bytes)

@@ -1,0 +1,105 @@
+"""A pipeline between the in-memory capture and the in-memory lake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import structlog
+
+from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
+from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import SourceStatus
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.run.watch import Watch
+from ingestd.schema import Column, Table, TableId, with_before
+from ingestd.sink.fold import fold
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+LIMIT_S = 3.0
+
+
+def table(name: str) -> Table:
+    columns = (
+        Column("id", 20, -1, pa.int64(), "bigint", identity=True, nullable=False),
+        Column("note", 25, -1, pa.string(), "text"),
+    )
+    made = Table(TableId("public", name), abs(hash(name)) % 10_000, columns, "d", ("id",))
+    return with_before(made, full=False)
+
+
+A, B = table("a"), table("b")
+
+
+def put(into: Table, key: int, note: str = "", op: str = "c") -> FakeChange:
+    return FakeChange(into.id, op, {"id": key, "note": note})
+
+
+def policy(*, max_delay_s: float = 0.0, max_bytes: int = 1 << 20) -> PipelinePolicy:
+    return PipelinePolicy(EpochPolicy(max_delay_s, max_bytes), idle_interval_s=0.01)
+
+
+def watch(source: str = "shop") -> Watch:
+    return Watch(SourceStatus(source, datetime.now(UTC)), Metrics(), structlog.get_logger())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Await a condition that other tasks bring about."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 - the fakes have no event for every condition
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def running(
+    base: FakeDatabase,
+    disk: MemoryDisk,
+    *,
+    before_commit: Callable[[str], None] = lambda _: None,
+    rows_per_chunk: int = 1000,
+    settings: PipelinePolicy | None = None,
+    watching: Watch | None = None,
+    capture: FakeCapture | None = None,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a pipeline; at the end it is stopped as by SIGTERM, unless it has ended by itself."""
+    stop = asyncio.Event()
+    pipeline = Pipeline(
+        capture or FakeCapture(base, rows_per_chunk=rows_per_chunk),
+        MemoryLake(disk, before_commit=before_commit),
+        settings or policy(),
+        watching or watch(),
+    )
+    task = asyncio.create_task(pipeline.run(stop))
+    failed = False
+    try:
+        yield task
+    except BaseException:
+        failed = True
+        raise
+    finally:
+        stop.set()
+        [ended] = await asyncio.gather(task, return_exceptions=True)
+        if failed and isinstance(ended, BaseException):
+            raise ended  # what the pipeline died of says more than what the test waited for
+
+
+def lake_rows(disk: MemoryDisk, of: Table) -> list[dict[str, object]]:
+    """The lake's current rows of a table, sorted by key."""
+    raw = disk.tables[of.id].rows()
+    return _sorted([dict(r) for r in fold(raw, of.key)])
+
+
+def source_rows(base: FakeDatabase, of: Table) -> list[dict[str, object]]:
+    return _sorted(base.rows(of))
+
+
+def _sorted(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    return sorted(rows, key=lambda row: str(row["id"]))

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ingestd.errors import OperatorError, TableError, TransientError
+from ingestd.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.fakes.sink import MemoryDisk
+from ingestd.ports import TableState
+from ingestd.positions import Lsn
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.pipeline import PipelinePolicy
+from tests.unit.run.fixtures import A, B, lake_rows, policy, put, running, source_rows, until, watch
+
+
+def durable(disk: MemoryDisk) -> Lsn:
+    return disk.position or Lsn(0)
+
+
+class AuditedCapture(FakeCapture):
+    """Fails the test when a position is confirmed that is not durable."""
+
+    def __init__(self, database: FakeDatabase, disk: MemoryDisk) -> None:
+        super().__init__(database)
+        self.disk = disk
+        self.confirmed: list[Lsn] = []
+
+    async def confirm(self, position: Lsn) -> None:
+        assert position <= durable(self.disk), f"{position} is not durable"
+        self.confirmed.append(position)
+        await super().confirm(position)
+
+
+class CrashError(Exception):
+    """The process dies here."""
+
+
+async def test_ack_after_durable_only_confirms_what_the_lake_holds() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    capture = AuditedCapture(base, disk)
+    async with running(base, disk, capture=capture):
+        for key in range(20):
+            base.commit(put(A, key), put(B, key))
+            await until(lambda: len(disk.epochs) > 0)
+        await until(lambda: durable(disk) == base.current)
+    assert capture.confirmed == sorted(capture.confirmed)
+    assert base.slot == durable(disk) == base.current
+
+
+async def test_first_load_gives_snapshot_then_changes() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1, "before"), put(B, 1))
+    async with running(base, disk):
+        await until(lambda: disk.registered.get(A.id) is not None)
+        base.commit(put(A, 1, "after", "u"), put(A, 2))
+        await until(lambda: durable(disk) == base.current)
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert lake_rows(disk, B) == source_rows(base, B)
+    ops = Counter(disk.tables[A.id].rows()["_cdc_op"].to_pylist())
+    assert ops == {"t": 1, "r": 1, "u": 1, "c": 1}
+    assert {e.state for e in disk.registered.values()} == {TableState.LIVE}
+
+
+async def test_whole_transactions_a_large_one_is_never_split() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    async with running(base, disk, rows_per_chunk=3):
+        await until(lambda: disk.registered.get(A.id) is not None)
+        made = base.commit(*(put(A, key) for key in range(100)))
+        base.commit(put(A, 100))
+        await until(lambda: durable(disk) == base.current)
+    rows = disk.tables[A.id].rows()
+    of_large = rows.filter(rows["_cdc_lsn"].to_numpy() == made.commit_lsn)
+    streamed = of_large.filter(of_large["_cdc_seq"].to_numpy() > 0)
+    assert streamed["_cdc_seq"].to_pylist() == list(range(1, 101))
+    assert len(set(streamed["_cdc_epoch"].to_pylist())) == 1
+
+
+@pytest.mark.parametrize("step", ["public.a", "public.b", "_epochs", "_tables"])
+@pytest.mark.parametrize("nth", [0, 1, 2, 3])
+async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int) -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    seen = Counter[str]()
+
+    def crash(at: str) -> None:
+        seen[at] += 1
+        if at == step and seen[at] == nth + 1:
+            raise CrashError(at)
+
+    audited = AuditedCapture(base, disk)
+    async with running(base, disk, before_commit=crash, capture=audited) as task:
+        for key in range(2, 8):
+            base.commit(put(A, key), put(B, key), put(A, 1, str(key), "u"))
+            await until(lambda: task.done() or durable(disk) == base.current)
+    disk.writer = None
+    async with running(base, disk):
+        base.commit(put(A, 99), put(B, 99))
+        await until(lambda: durable(disk) == base.current)
+    for table in (A, B):
+        assert lake_rows(disk, table) == source_rows(base, table)
+        rows = disk.tables[table.id].rows()
+        streamed = rows.filter(rows["_cdc_seq"].to_numpy() > 0)
+        positions = list(
+            zip(*(streamed[c].to_pylist() for c in ("_cdc_lsn", "_cdc_seq")), strict=True)
+        )
+        assert len(positions) == len(set(positions))
+    assert [e.epoch for e in disk.epochs] == list(range(1, len(disk.epochs) + 1))
+
+
+async def test_first_epoch_covers_the_highest_watermark() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    async with running(base, disk):
+        await until(lambda: len(disk.epochs) == 1)
+
+    def crash(at: str) -> None:
+        if at == "public.b":
+            raise CrashError(at)
+
+    late, watching = policy(max_delay_s=60.0), watch()
+    async with running(base, disk, before_commit=crash, settings=late, watching=watching) as task:
+        for key in range(5):
+            base.commit(put(A, key), put(B, key))
+        await until(lambda: watching._status.received_lsn == base.current)
+        base.asks_for_checkpoint = True
+        base.write_elsewhere(8)
+        await until(task.done)
+    base.asks_for_checkpoint = False
+    watermark = disk.tables[A.id].watermark
+    assert watermark is not None
+    assert watermark > durable(disk)
+    epochs_before = len(disk.epochs)
+    async with running(base, disk):  # max_delay 0: every transaction would be an epoch of its own
+        await until(lambda: len(disk.epochs) > epochs_before)
+    first = disk.epochs[epochs_before]
+    assert first.summary.end_lsn >= watermark
+    assert {t.table for t in first.tables} == {A.id, B.id}
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert lake_rows(disk, B) == source_rows(base, B)
+
+
+async def test_snapshot_boundary_table_added_while_another_is_live() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    async with running(base, disk):
+        await until(lambda: durable(disk) == base.current)
+    # While no daemon runs, both change: these changes of b are in its snapshot and in the stream.
+    base.commit(put(A, 2), put(B, 2))
+    base.commit(put(B, 1, "changed", "u"))
+    base.commit(put(B, 2, "", "d"))
+    base.tables.append(B)
+    async with running(base, disk):
+        await until(lambda: durable(disk) == base.current)
+        base.commit(put(A, 3), put(B, 3))
+        await until(lambda: durable(disk) == base.current)
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert lake_rows(disk, B) == source_rows(base, B)
+    ops = Counter(disk.tables[B.id].rows()["_cdc_op"].to_pylist())
+    assert ops == {"t": 1, "r": 1, "c": 1}
+
+
+async def test_isolated_a_table_that_cannot_be_read_stops_alone() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.unreadable[B.id] = TableError(B.id, "no right to read it", remedy="GRANT")
+    base.commit(put(A, 1), put(B, 1))
+    async with running(base, disk):
+        await until(lambda: len(disk.epochs) > 0)
+        base.commit(put(A, 2), put(B, 2))
+        await until(lambda: durable(disk) == base.current)
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert B.id not in disk.tables
+    assert disk.registered[B.id].state is TableState.STOPPED
+    assert disk.registered[B.id].reason == "no right to read it"
+    assert disk.registered[A.id].state is TableState.LIVE
+    # What it missed comes back with its next snapshot.
+    base.unreadable.clear()
+    async with running(base, disk):
+        await until(lambda: disk.registered[B.id].state is TableState.LIVE)
+    assert lake_rows(disk, B) == source_rows(base, B)
+
+
+async def test_idle_advances_the_slot_without_epochs() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    async with running(base, disk):
+        await until(lambda: len(disk.epochs) == 1)
+        base.write_elsewhere(1 << 20)
+        await until(lambda: base.slot == base.current)
+    assert len(disk.epochs) == 1
+    assert durable(disk) == base.slot
+
+
+async def test_lost_slot_reads_all_tables_anew() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(A, 2))
+    async with running(base, disk):
+        await until(lambda: durable(disk) == base.current)
+    base.commit(put(A, 1, "", "d"), put(A, 3))
+    base.slot = None
+    async with running(base, disk):
+        await until(lambda: durable(disk) == base.current)
+    assert lake_rows(disk, A) == source_rows(base, A)
+
+
+async def test_lost_slot_stops_when_asked_to() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    async with running(base, disk):
+        await until(lambda: len(disk.epochs) == 1)
+    base.slot = None
+    settings = PipelinePolicy(EpochPolicy(0.0, 1 << 20), resnapshot_when_lost=False)
+    async with running(base, disk, settings=settings) as task:
+        await until(task.done)
+    with pytest.raises(OperatorError, match="changes may be lost"):
+        task.result()
+    assert base.slot is None
+
+
+async def test_stop_finishes_the_open_epoch() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    watching = watch()
+    async with running(base, disk, settings=policy(max_delay_s=3600.0), watching=watching):
+        await until(lambda: disk.registered.get(A.id) is not None)
+        made = base.commit(put(A, 1))
+        await until(lambda: (watching._status.received_lsn or 0) >= made.end_lsn)
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert base.slot == durable(disk) == base.current
+
+
+async def test_one_writer_waits_for_the_claim() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    async with running(base, disk):
+        await until(lambda: len(disk.epochs) == 1)
+        async with running(base, disk) as second:
+            await until(second.done)
+        with pytest.raises(TransientError) as raised:
+            second.result()
+        assert raised.value.reason == "claimed"
+        base.commit(put(A, 1))
+        await until(lambda: durable(disk) == base.current)
+
+
+async def test_dropped_table_is_recorded() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    async with running(base, disk):
+        await until(lambda: B.id in disk.tables and disk.position is not None)
+    base.tables.remove(B)
+    async with running(base, disk):
+        await until(lambda: disk.registered[B.id].state is TableState.DROPPED)
