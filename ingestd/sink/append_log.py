@@ -26,8 +26,10 @@ from ingestd.ports import Fragment
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
 
-CHECKPOINT_INTERVAL = 100
-REOPEN_EVERY = 50
+CHECKPOINT_INTERVAL = 20
+"""A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
+20; the checkpoints themselves are included."""
+REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when others without data (OPTIMIZE) come between."""
 

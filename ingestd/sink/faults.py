@@ -16,6 +16,8 @@ from deltalake.exceptions import DeltaError
 from ingestd.errors import IngestdError, OperatorError, TransientError
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+"""deltalake draws the chain of causes in colour."""
 _PASSES = re.compile(
     r"timed? ?out|too many requests|slow ?down|throttl|429|50[0234]|service unavailable"
     r"|connection|reset by peer|dns|temporar|error sending request|max_retries",
@@ -40,11 +42,11 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     if number in _REMEDIES:
         cause, remedy = _REMEDIES[number]
         return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
-    first_line = text.strip().splitlines()[0][:300] if text.strip() else type(error).__name__
+    said = " ".join(_DECORATION.sub(" ", text).split())[:300] or type(error).__name__
     if number in _STORAGE_PASSES or (number is None and _PASSES.search(text)):
-        return TransientError(f"lake {uri}: {first_line}", reason="storage")
+        return TransientError(f"lake {uri}: {said}", reason="storage")
     return OperatorError(
-        f"lake {uri}: {first_line}",
+        f"lake {uri}: {said}",
         remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
     )
 

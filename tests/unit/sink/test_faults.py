@@ -17,6 +17,11 @@ from ingestd.sink.faults import storage_fault
         (OSError("HTTP status 503 Slow Down"), TransientError, "503"),
         (OSError("operation timed out"), TransientError, "timed out"),
         (OSError("checksum of footer is wrong"), OperatorError, "footer"),
+        (
+            OSError("Generic error\n  \x1b[31m↳\x1b[0m bad magic\n"),
+            OperatorError,
+            "error bad magic",
+        ),
         (OSError(""), OperatorError, "OSError"),
     ],
 )
