@@ -3,7 +3,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 CANDIDATES := python3.13 python3.12 python3.11 python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
