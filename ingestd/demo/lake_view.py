@@ -1,0 +1,37 @@
+"""What the lake's `_epochs` says of a source: how many rows, in how many epochs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from ingestd.sink.paths import Layout
+from ingestd.sink.read import read_files
+from ingestd.sink.store import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class LakeView:
+    """`rows`: appended to each table so far, by "schema.table"."""
+
+    epochs: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+
+
+def view_lake(uri: str, source: str) -> LakeView:
+    """Count the epochs and rows that the lake holds; none while it is not there."""
+    store = open_store(uri, None)
+    folder = Layout(source).epochs
+    try:
+        handle = DeltaTable(store.uri(folder), storage_options=store.storage_options)
+    except TableNotFoundError:
+        return LakeView()
+    epochs = read_files(handle, store, folder, columns=["epoch", "tables"]).to_pylist()
+    rows: Counter[str] = Counter()
+    for epoch in epochs:
+        for table in epoch["tables"]:
+            rows[table["table"]] += table["rows"]
+    return LakeView(max((e["epoch"] for e in epochs), default=0), rows)

@@ -1,0 +1,1 @@
+"""PySpark jobs that read the lake (design section 8.8)."""

@@ -1,0 +1,31 @@
+"""``spark``: one session for all tests; without Java or pyspark they fail and say what to install.
+
+(The first Delta read of a JVM costs ten seconds and more.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.errors import OperatorError
+from spark_jobs.session import local_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    try:
+        session = local_session(
+            "ingestd tests", settings={"spark.sql.warehouse.dir": str(warehouse)}
+        )
+    except OperatorError as error:
+        pytest.fail(f"the tests in tests/spark need Spark: {error}")
+    yield session
+    session.stop()
