@@ -1,0 +1,255 @@
+"""How every connection to a source is made, and what its errors mean.
+
+Source of the settings: PostgreSQL documentation, "Client Connection Defaults"; of the codes:
+"PostgreSQL Error Codes". An error while connecting has no code in libpq, only text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+from psycopg.conninfo import conninfo_to_dict
+
+from ingestd.errors import IngestdError, OperatorError, TransientError
+
+SETTINGS: Mapping[str, str] = {
+    "DateStyle": "ISO",
+    "TimeZone": "UTC",
+    "IntervalStyle": "iso_8601",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    # Rows that a policy would hide are an error, never silently missing.
+    "row_security": "off",
+    # A default of the role or database must not end a long COPY or drop an exported snapshot.
+    "idle_in_transaction_session_timeout": "0",
+}
+"""Pinned on every connection, so that a value has the same text wherever it is read."""
+
+DEFAULTS: Mapping[str, str] = {
+    "application_name": "ingestd",
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""libpq parameters for those that the DSN leaves out: a silent drop is noticed in a minute."""
+
+
+async def connect(
+    dsn: str,
+    *,
+    autocommit: bool = True,
+    replication: bool = False,
+    statement_timeout_s: float = 0,
+    lock_timeout_s: float = 0,
+) -> AsyncConnection[Any]:
+    """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
+
+    A timeout of 0 means none. The settings go with the startup message, after any `options` of the
+    DSN (or PGOPTIONS), so they hold for replication connections too. Raises psycopg.Error, for
+    `classify`; OperatorError if the DSN can't be read.
+    """
+    parameters = {**DEFAULTS, **read_dsn(dsn)}
+    settings = {
+        **SETTINGS,
+        "statement_timeout": str(round(statement_timeout_s * 1000)),
+        "lock_timeout": str(round(lock_timeout_s * 1000)),
+    }
+    own = parameters.pop("options", None) or os.environ.get("PGOPTIONS", "")
+    pinned = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    parameters["options"] = f"{own} {pinned}".strip()
+    parameters["client_encoding"] = "UTF8"
+    parameters.pop("replication", None)
+    if replication:
+        parameters["replication"] = "database"
+    # A walsender takes the simple query protocol only: nothing may be prepared there.
+    return await AsyncConnection.connect(
+        **parameters, autocommit=autocommit, prepare_threshold=None
+    )
+
+
+def read_dsn(dsn: str) -> dict[str, Any]:
+    """Give the parameters of a DSN. Raises OperatorError, which never quotes it.
+
+    A password with special characters that were not escaped ends up in host, port or database,
+    and from there in messages: such a DSN is refused.
+    """
+    try:
+        found = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        found = {"port": "unreadable"}
+    places = (str(found.get(name) or "") for name in ("host", "dbname"))
+    is_spilt = "://" in dsn and any("@" in place for place in places)
+    if is_spilt or not re.fullmatch(r"[\d,]*", str(found.get("port") or "")):
+        raise OperatorError(
+            "the dsn is not a connection string (not shown: it may hold a password)",
+            remedy="write postgresql://user:password@host:5432/dbname, with special characters of "
+            "the password percent-encoded, or host=... dbname=... user=... password='...'",
+        )
+    return found
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+_TRANSIENT_CODES = {
+    "08": "connection_lost",
+    "57P01": "server_restarting",
+    "57P02": "server_restarting",
+    "57P03": "server_restarting",
+    "57P05": "connection_lost",
+    "53300": "too_many_connections",
+    "55P03": "lock_timeout",
+    "40P01": "deadlock",
+    "40001": "recovery_conflict",
+    "55006": "slot_active",
+    "57014": "timeout",
+    "25P03": "timeout",
+    "25P04": "timeout",
+}
+"""Code, or its class of two letters, to the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What a person must do; `{role}` and `{database}` are filled in, as SQL identifiers."""
+
+    remedy: str | None
+
+
+_ROLE_MISSING = _Operator("CREATE ROLE {role} LOGIN REPLICATION PASSWORD '...';  or correct `dsn`")
+_PASSWORD = _Operator("correct the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';")
+_DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
+_HBA = _Operator(
+    "add to pg_hba.conf: host {database} {role} <address of this machine>/32 scram-sha-256  "
+    "and then: SELECT pg_reload_conf();"
+)
+_NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
+_NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
+_NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
+_RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
+_POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
+_LIMIT = _Operator("ALTER SYSTEM SET the limit that is named higher; then restart the server")
+_TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
+
+_OPERATOR_CODES = {
+    "28P01": _PASSWORD,
+    "3D000": _DATABASE_MISSING,
+    "42501": _RIGHT,
+    "53400": _LIMIT,
+}
+
+# In this order: with several hosts the text has the failure of each, and what a server said is
+# worth more than that another could not be reached.
+_TEXTS: tuple[tuple[str, str | _Operator], ...] = (
+    (r"the database system is (starting up|shutting down|in recovery mode|not yet)", "restart"),
+    (r"the database system is not accepting connections", "restart"),
+    (r"terminating connection due to administrator command", "restart"),
+    (r"sorry, too many clients already", "full"),
+    (r"remaining connection slots are reserved", "full"),
+    (r"too many connections for (role|database)", "full"),
+    (r"number of requested standby connections exceeds max_wal_senders", "full"),
+    (r"(password|SASL|SCRAM)\S* authentication failed", _PASSWORD),
+    (r"no password supplied", _PASSWORD),
+    (r"authentication failed for user", _PASSWORD),
+    (r"no pg_hba\.conf entry|pg_hba\.conf rejects", _HBA),
+    (r'role "[^\n]*" does not exist', _ROLE_MISSING),
+    (r'role "[^\n]*" is not permitted to log in', _NO_LOGIN),
+    (r'database "[^\n]*" does not exist', _DATABASE_MISSING),
+    (r"must be superuser or replication role to start walsender", _NO_REPLICATION),
+    (r"permission denied to start WAL sender", _NO_REPLICATION),
+    (r"permission denied for database", _NO_CONNECT),
+    (r"certificate|server does not support SSL|SSL error|unsupported protocol", _TLS),
+    (r"Connection refused|No such file or directory", "unreachable"),
+    (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
+    (r"failed to resolve host|could not translate host name", "unreachable"),
+    (r"server closed the connection|the connection is (closed|lost|bad)", "lost"),
+    (r"Connection reset by peer|Broken pipe|EOF detected|unexpected eof", "lost"),
+    (r"no connection to the server|connection not open|consuming input failed", "lost"),
+)
+_REASONS = {
+    "restart": "server_restarting",
+    "full": "too_many_connections",
+    "unreachable": "unreachable",
+    "lost": "connection_lost",
+}
+
+
+def classify(error: psycopg.Error, where: str) -> IngestdError:
+    """Say what a fault of the source means (design section 6).
+
+    Transient only if known to pass by itself; anything unknown needs a person. The message has
+    `where`, host, port, database and user, and what the server said; never the DSN.
+    """
+    meaning = _by_code(error) if error.sqlstate else _by_text(str(error))
+    what = f"{where}: {_said(error)}{_place(error)}"
+    if isinstance(meaning, str):
+        return TransientError(what, reason=meaning)
+    if meaning is None or meaning.remedy is None:
+        return OperatorError(what)
+    return OperatorError(what, remedy=meaning.remedy.format(**_names(error)))
+
+
+def _by_code(error: psycopg.Error) -> str | _Operator | None:
+    code = error.sqlstate or ""
+    if code == "42501" and "row-level security" in str(error):
+        return _POLICY
+    if code == "28000":  # says everything about authorization but a wrong password
+        return _by_text(str(error))
+    return _TRANSIENT_CODES.get(code) or _TRANSIENT_CODES.get(code[:2]) or _OPERATOR_CODES.get(code)
+
+
+def _by_text(text: str) -> str | _Operator | None:
+    for pattern, meaning in _TEXTS:
+        if re.search(pattern, text):
+            return _REASONS[meaning] if isinstance(meaning, str) else meaning
+    return None
+
+
+def _said(error: psycopg.Error) -> str:
+    """Give the error on one line, without the repeated "connection to server at" of libpq.
+
+    Of a server's error only the primary message: detail and context may quote a row.
+    """
+    text = error.diag.message_primary or str(error)
+    text = re.sub(r'connection to server at "[^"]*"(, port \d+)? failed: ', "", text)
+    text = re.sub(r'connection to server on socket "[^"]*" failed: ', "", text)
+    return "; ".join(line.strip(" -\t") for line in text.splitlines() if line.strip())
+
+
+def _place(error: psycopg.Error) -> str:
+    connection = error.pgconn
+    if connection is None:
+        return ""
+    try:
+        facts = {
+            "host": connection.host,
+            "port": connection.port,
+            "database": connection.db,
+            "user": connection.user,
+        }
+    except psycopg.Error:  # the connection was closed: nothing left to ask
+        return ""
+    told = ", ".join(f"{k} {v.decode(errors='replace')}" for k, v in facts.items() if v)
+    return f" ({told})" if told else ""
+
+
+def _names(error: psycopg.Error) -> dict[str, str]:
+    names = {"role": "<role>", "database": "<database>"}
+    connection = error.pgconn
+    if connection is not None:
+        try:
+            found = {"role": connection.user, "database": connection.db}
+        except psycopg.Error:
+            return names
+        for name, value in found.items():
+            if value:
+                names[name] = sql.Identifier(value.decode(errors="replace")).as_string(None)
+    return names

@@ -1,0 +1,165 @@
+"""Cuts tables into ranges of blocks, to be read under one exported snapshot.
+
+A range is read by a TID range scan, PostgreSQL 14 or newer. Source: PostgreSQL documentation,
+"System Columns" (ctid), "SET TRANSACTION", "Database Object Size Functions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+from psycopg.rows import class_row
+
+from ingestd.capture.session import classify, connect
+from ingestd.errors import IngestdError, TableError, TransientError
+from ingestd.ports import Split
+from ingestd.schema import Table, TableId
+
+# Under the snapshot, so that the partitions are those of that point; the sizes are those of now.
+_LEAVES = """
+WITH RECURSIVE tree AS (
+  SELECT %(oid)s::oid AS oid
+  UNION ALL
+  SELECT i.inhrelid FROM tree t
+    JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS kind,
+       c.oid = %(oid)s::oid AS is_root,
+       pg_catalog.has_table_privilege(c.oid, 'SELECT') AS is_readable,
+       CASE WHEN c.relkind = 'r' THEN
+         pg_catalog.pg_relation_size(c.oid)
+           / pg_catalog.current_setting('block_size')::int8 ELSE 0 END AS blocks,
+       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS nbytes
+  FROM tree
+  JOIN pg_catalog.pg_class c ON c.oid = tree.oid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ ORDER BY c.oid
+"""
+_TABLE, _PARTITIONED = "r", "p"
+
+
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """The table or one of its partitions. `nbytes`: with TOAST."""
+
+    schema: str
+    name: str
+    kind: str
+    is_root: bool
+    is_readable: bool | None
+    blocks: int | None
+    nbytes: int | None
+
+
+class CtidSplits:
+    """Splits of plain tables, and of the leaves of partitioned ones.
+
+    Together they have every row that the snapshot sees once, whatever happens meanwhile but for a
+    rewrite, which `ingestd.capture.pages` notices. See `ingestd.ports.SplitManager`.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
+        """Cut `table`; TableError for what is not a table any more, or never was one."""
+        if target_bytes <= 0:
+            msg = f"target_bytes must be above 0, not {target_bytes}"
+            raise ValueError(msg)
+        try:
+            async with await connect(self._dsn, autocommit=False) as connection:
+                await enter_snapshot(connection, snapshot)
+                async with connection.cursor(row_factory=class_row(_Relation)) as cursor:
+                    await cursor.execute(_LEAVES, {"oid": table.oid})
+                    relations = await cursor.fetchall()
+        except psycopg.Error as error:
+            raise read_error(error, table.id) from error
+        return [
+            Split(table, snapshot, where, nbytes)
+            for where, nbytes in _pieces(table.id, relations, target_bytes)
+        ]
+
+
+def _pieces(
+    table: TableId, relations: Sequence[_Relation], target_bytes: int
+) -> list[tuple[str, int]]:
+    """Give FROM clauses with their sizes."""
+    root = next((r for r in relations if r.is_root), None)
+    if root is None:
+        raise TableError(table, "does not exist", remedy="take it out of `tables`")
+    if root.kind not in {_TABLE, _PARTITIONED}:
+        raise TableError(table, "is not a table", remedy="take it out of `tables`")
+    name = sql.Identifier(root.schema, root.name)
+    leaves = [r for r in relations if r.kind != _PARTITIONED]
+    if not all(r.kind == _TABLE and r.is_readable for r in leaves) or not leaves:
+        # A foreign partition has no blocks; and who may read the root may not always read its
+        # partitions. (A plain table that is not readable says so when it is read.)
+        only = sql.SQL("ONLY ") if root.kind == _TABLE else sql.SQL("")
+        whole = (only + name).as_string(None)
+        return [(whole, sum(r.nbytes or 0 for r in leaves))]
+    return [piece for leaf in leaves for piece in _ranges(leaf, target_bytes)]
+
+
+def _ranges(relation: _Relation, target_bytes: int) -> list[tuple[str, int]]:
+    """Cut by blocks. The last range is open: what the table has grown since is in it."""
+    blocks, nbytes = relation.blocks or 0, relation.nbytes or 0
+    count = max(1, min(blocks, -(-nbytes // target_bytes)))
+    bounds = [blocks * i // count for i in range(count)]
+    name = sql.Identifier(relation.schema, relation.name)
+    pieces = []
+    for start, end in zip(bounds, [*bounds[1:], None], strict=True):
+        clause = sql.SQL("ONLY ") + name
+        conditions = []
+        if start > 0:
+            conditions.append(sql.SQL("ctid >= {}::tid").format(f"({start},0)"))
+        if end is not None:
+            conditions.append(sql.SQL("ctid < {}::tid").format(f"({end},0)"))
+        if conditions:
+            clause += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
+        pieces.append((clause.as_string(None), nbytes // count))
+    return pieces
+
+
+async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> None:
+    """Begin a transaction that sees an exported snapshot; psycopg must not be in one.
+
+    Raises TransientError (``snapshot_gone``) if who exported it has ended.
+    """
+    begin = sql.SQL(
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}"
+    )
+    try:
+        await connection.execute(begin.format(snapshot))
+    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+        raise TransientError(
+            f"snapshot {snapshot}: whoever exported it has ended", reason="snapshot_gone"
+        ) from error
+
+
+_GONE = ("42P01", "42703", "3F000")
+
+
+def read_error(error: psycopg.Error, table: TableId) -> IngestdError:
+    """Say what it means that this table can't be read: its own fault, or the connection's."""
+    name = sql.Identifier(table.schema, table.name).as_string(None)
+    if error.sqlstate in _GONE:
+        return TableError(
+            table,
+            f"changed while it was read: {error.diag.message_primary}",
+            remedy="ingestd reads it anew at its next start",
+        )
+    fault = classify(error, f"table {table}, read")
+    if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
+        return fault
+    remedy = fault.remedy
+    if "row-level security" not in str(error):
+        role = "<role>"
+        if error.pgconn is not None and error.pgconn.user:
+            role = sql.Identifier(error.pgconn.user.decode()).as_string(None)
+        schema = sql.Identifier(table.schema).as_string(None)
+        remedy = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {name} TO {role};"
+    return TableError(table, error.diag.message_primary or str(error), remedy=remedy)
