@@ -160,6 +160,11 @@ def _odd_sign_or_zero(texts: Texts, scale: int) -> Mask:
 
 
 def _floats(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Take the nearest number: the server's shortest-precise text gives it and it gives the text.
+
+    What rounds to infinity or zero without saying so is refused. Other spellings of the same
+    number, which no server sends (``1E5``), are not looked for.
+    """
     array, odd = _parse(texts, to, _odd_float(texts))
     numbers = np.asarray(_numbers(array, np.float32 if to == pa.float32() else np.float64), float)
     special = np.flatnonzero(~np.isfinite(numbers) | (numbers == 0))
@@ -172,14 +177,15 @@ def _floats(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Mask]:
 
 
 def _odd_float(texts: Texts) -> Mask:
-    """Find what begins with a point or a leading zero."""
-    source = texts.source
+    """Find what begins with a plus, a point or a leading zero, or ends with a point."""
+    source, ends = texts.source, texts.starts + texts.lengths
     at = texts.starts + (source.bytes_at(texts.starts) == ord("-"))
     first, second = source.bytes_at(at), source.bytes_at(at + 1)
-    padded: Mask = (first == ord("0")) & (second >= ord("0")) & (second <= ord("9"))
-    padded &= texts.starts + texts.lengths > at + 1
-    padded |= (texts.lengths == 0) | (first == ord("."))
-    return padded
+    odd: Mask = (first == ord("0")) & (second >= ord("0")) & (second <= ord("9"))
+    odd &= ends > at + 1
+    odd |= (first == ord(".")) | (first == ord("+"))
+    odd |= (texts.lengths == 0) | (source.bytes_at(ends - 1) == ord("."))
+    return odd
 
 
 def _dates(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Mask]:
@@ -198,7 +204,9 @@ def _timestamps(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Mask]:
 def _instants(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Mask]:
     """Timestamps with ``+00``, which Arrow does not take: cut off, the rest is UTC."""
     source, ends = texts.source, texts.starts + texts.lengths
-    odd = (texts.lengths <= _SECONDS_LENGTH) | ((source.int32_at(ends - 4) & 0xFFFFFF) != _ZONE)
+    odd = (texts.lengths <= _SECONDS_LENGTH) | (
+        (source.int32_at(np.maximum(ends - 4, 0)) & 0xFFFFFF) != _ZONE
+    )
     kept = texts.without(odd)
     lengths = np.maximum(kept.lengths - 3, 0)
     array, odd_rest = _timestamps(Texts(source, kept.starts, lengths, kept.present), TIMESTAMP_NTZ)
@@ -290,7 +298,8 @@ def _short_decimals(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Mask]:
     if numbers.null_count:
         unscaled = np.where(numbers.is_valid().to_numpy(zero_copy_only=False), unscaled, 0)
     negative = texts.source.bytes_at(texts.starts) == ord("-")
-    odd = odd | (np.abs(unscaled) >= 10**to.precision) | negative & (unscaled == 0)
+    end = 10**to.precision
+    odd = odd | (unscaled >= end) | (unscaled <= -end) | negative & (unscaled == 0)
     wide = np.empty((len(texts), 2), np.int64)
     wide[:, 0] = unscaled
     wide[:, 1] = unscaled >> 63
@@ -307,7 +316,10 @@ def _long_decimals(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Mask]:
         _, offsets, data = values.buffers()
         bounds = np.frombuffer(offsets, np.int32, len(values) + 1)
         content = np.frombuffer(data or b"", np.uint8)[: bounds[-1]]
-        odd = odd | _any_within(~_decimal_bytes[content], bounds.astype(np.int64))
+        foreign = ~_decimal_bytes[content]
+        if not to.scale:
+            foreign |= content == ord(".")
+        odd = odd | _any_within(foreign, bounds.astype(np.int64))
     array, odd = _parse(texts, to, odd)
     negative = texts.source.bytes_at(texts.starts) == ord("-")
     words = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array)).reshape(-1, 2)

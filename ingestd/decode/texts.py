@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 class Source:
     """A buffer to read from: as bytes, as unaligned big-endian integers, as Arrow sees it.
 
-    The integer views have one item for each byte, so an offset is an index. Reading is clipped to
-    the buffer: whoever reads checks afterwards that the offsets were good.
+    The integer views have one item for each byte, so an offset is an index. Reading beyond the
+    buffer gives something of it: whoever reads checks afterwards that the offsets were good. They
+    must not be negative. (Views are indexed, not taken from: `take` would copy the whole view.)
     """
 
     __slots__ = ("_halves", "_words", "arrow", "buffer", "data")
@@ -32,11 +33,13 @@ class Source:
 
     def int16_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Signed big-endian 16-bit integers at these offsets."""
-        return self._halves.take(offsets, mode="clip").astype(np.int64)
+        found = self._halves[np.minimum(offsets, len(self._halves) - 1)]
+        return found.astype(np.int64)
 
     def int32_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Signed big-endian 32-bit integers at these offsets."""
-        return self._words.take(offsets, mode="clip").astype(np.int64)
+        found = self._words[np.minimum(offsets, len(self._words) - 1)]
+        return found.astype(np.int64)
 
     def int64_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Signed big-endian 64-bit integers at these offsets."""

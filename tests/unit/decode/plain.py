@@ -213,7 +213,9 @@ def parse_decimal(value: bytes, precision: int, scale: int) -> Decimal:
 
 
 def parse_float(value: bytes) -> float:
-    require(rb"NaN|-?Infinity|-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?", value)
+    require(rb"NaN|-?Infinity|-?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?", value)
+    if value.endswith(b"."):
+        raise Refused
     number = float(value)
     if (number == 0 and value not in {b"0", b"-0"}) or (
         number in {INF, -INF} and b"I" not in value
