@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -173,7 +173,7 @@ class WalCapture:
         self._delivered = max(self._delivered, exported.point)
         return TableSnapshot(self._dsn, exported, tables, workers=self._settings.snapshot_workers)
 
-    async def live(self, after: Lsn | None) -> AsyncIterator[Chunk]:
+    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Stream from `after`, or from the slot's confirmed position if that is later."""
         control = await self._connected()
         with self._errors("live"):

@@ -184,9 +184,6 @@ class ReplicationStream:
             await self.send_status()
             await asyncio.sleep(self._limits.status_interval_s)
 
-    async def _readable(self, timeout_s: float | None) -> None:
-        await self._await_socket(asyncio.get_running_loop().add_reader, timeout_s)
-
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         async with self._sending:

@@ -1,0 +1,1 @@
+"""Benchmarks: each figure beside a reference taken in the same run. `python -m benchmarks`."""

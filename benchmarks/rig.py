@@ -1,0 +1,130 @@
+"""A server of one's own and a measured daemon on it."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ingestd.demo.daemon import Daemon
+from ingestd.demo.postgres import PostgresServer
+from ingestd.demo.waiting import await_until
+from ingestd.positions import Lsn
+
+COLUMNS = """
+    id bigint PRIMARY KEY, customer int NOT NULL, amount numeric(12,2), status varchar(20),
+    note text, is_open boolean, created timestamptz, due date, score float8, payload jsonb
+"""
+ROW = """
+    i, i % 10000, (i % 99999)::numeric / 100, 'status-' || i % 7, 'note number ' || i,
+    i % 3 = 0, timestamptz '2024-01-01' + i * interval '1 second', date '2024-01-01' + i % 365,
+    i / 7.0, jsonb_build_object('k', i % 100)
+"""
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A running server, and a folder for lakes and daemons."""
+
+    server: PostgresServer
+    folder: Path
+
+    def psql(self, sql: str) -> str:
+        """Run SQL, each call a session of its own."""
+        return self.server.psql(sql)
+
+    def lsn(self) -> Lsn:
+        """The server's present position."""
+        return Lsn.parse(self.psql("SELECT pg_current_wal_insert_lsn()").strip())
+
+    def daemon(self, name: str, config: str) -> Daemon:
+        """Make a daemon in a folder of its own; a relative lake lies in it."""
+        return Daemon(self.folder / name, config)
+
+    def confirmed(self, slot: str) -> Lsn | None:
+        """Where the slot is confirmed."""
+        with self.server.connect() as connection:
+            row = connection.execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+                [slot],
+            ).fetchone()
+        return None if row is None or row[0] is None else Lsn.parse(row[0])
+
+    def await_confirmed(self, slot: str, target: Lsn) -> None:
+        """Wait until the slot is confirmed up to `target`."""
+        await_until(
+            lambda: (self.confirmed(slot) or 0) >= target, LIMIT_S, f"slot {slot}", poll_s=0.02
+        )
+
+
+@contextmanager
+def rig() -> Iterator[Rig]:
+    """Start a server as a user would have it (fsync on), and remove all of it at the end."""
+    settings = {
+        "max_wal_size": "4GB",
+        "shared_buffers": "256MB",
+        "max_replication_slots": "30",
+        "max_wal_senders": "30",
+        "checkpoint_timeout": "30min",
+    }
+    with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as folder:
+        server = PostgresServer(Path(folder) / "data", settings=settings)
+        try:
+            with server:
+                yield Rig(server, Path(folder))
+        finally:
+            server.remove()
+
+
+def config(*sources: str, max_delay: str = "5s") -> str:
+    """TOML of a daemon with these `[sources...]` texts, lake beside it."""
+    return "\n".join([f'[lake]\nuri = "lake"\n[epoch]\nmax_delay = "{max_delay}"', *sources])
+
+
+def source(name: str, dsn: str, tables: str) -> str:
+    """TOML of a source."""
+    return f'[sources.{name}]\nkind = "wal"\ndsn = "{dsn}"\ntables = ["{tables}"]\n'
+
+
+class Meter:
+    """Peak resident memory and CPU seconds of a process, from start to `stop`."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._stopping = threading.Event()
+        self.peak_bytes = 0
+        self.cpu_s = 0.0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take the last sample."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
+                times = self._process.cpu_times()
+            except psutil.NoSuchProcess:
+                return
+            self.cpu_s = times.user + times.system
+            if self._stopping.wait(0.05):
+                return
+
+
+def timed(command: list[str | Path], stdout: Path | None = None) -> float:
+    """Seconds that a command takes with its output thrown away. Raises CalledProcessError."""
+    began = time.perf_counter()
+    with (stdout or Path("/dev/null")).open("wb") as sink:
+        subprocess.run(command, check=True, stdout=sink)
+    return time.perf_counter() - began

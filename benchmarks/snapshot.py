@@ -1,0 +1,53 @@
+"""The snapshot of a table of 1M rows, against psql's COPY of it."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Meter, Rig, config, source, timed
+from ingestd.demo.waiting import await_until
+
+ROWS = 1_000_000
+
+
+def measure(rig: Rig) -> dict[str, float]:
+    """Give the seconds of both.
+
+    `daemon_s`: from the state `snapshotting` to the durable epoch; `whole_s`: from the start of
+    the process.
+    """
+    rig.psql("DROP TABLE IF EXISTS load")
+    rig.psql(f"CREATE TABLE load ({COLUMNS})")
+    rig.psql(f"INSERT INTO load SELECT {ROW} FROM generate_series(1, {ROWS}) i")
+    rig.psql("VACUUM ANALYZE load")
+    dsn = rig.server.dsn()
+    copy = [rig.server.program("psql"), "--no-psqlrc", dsn, "-c", "copy load to stdout"]
+    timed(copy)
+    reference_s = min(timed(copy) for _ in range(3))
+    daemon = rig.daemon("snapshot", config(source("snapshot", dsn, "public.load")))
+    began = time.perf_counter()
+    daemon.start()
+    meter = Meter(daemon.pid)
+    await_until(lambda: daemon.events("epoch.committed"), LIMIT_S, "the snapshot", poll_s=0.02)
+    whole_s = time.perf_counter() - began
+    meter.stop()
+    [started] = [e for e in daemon.events("source.state") if e["state"] == "snapshotting"]
+    committed = daemon.events("epoch.committed")[0]
+    daemon.sigterm()
+    rig.psql("SELECT pg_drop_replication_slot('ingestd_snapshot')")
+    rig.psql("DROP PUBLICATION ingestd_snapshot")
+    daemon_s = (_time(committed["timestamp"]) - _time(started["timestamp"])).total_seconds()
+    return {
+        "reference_s": reference_s,
+        "daemon_s": daemon_s,
+        "whole_s": whole_s,
+        "ratio": reference_s / daemon_s,
+        "rows_per_s": ROWS / daemon_s,
+        "cpu_s": meter.cpu_s,
+        "peak_mb": meter.peak_bytes / 1e6,
+    }
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
