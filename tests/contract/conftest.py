@@ -1,0 +1,126 @@
+"""A table to be read, in memory and on a server."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from ingestd.capture.pages import CopyPageSource
+from ingestd.capture.session import connect
+from ingestd.capture.splits import CtidSplits
+from ingestd.decode.types import lake_type
+from ingestd.fakes.tables import FakePageSource, FakeSplitManager, FakeTables
+from ingestd.schema import Column, Table, TableId
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from ingestd.ports import PageSource, Split, SplitManager
+    from tests.harness.databases import Database
+
+NAME = TableId("public", "Größe x")
+
+
+class TableWorld(Protocol):
+    """One table (id bigint, name text) and what reads it."""
+
+    table: Table
+
+    def insert(self, ids: range) -> None:
+        """Add a row for each id; its name is ``row <id>``, null for multiples of 7."""
+
+    def clear(self) -> None: ...
+
+    def snapshot(self) -> AbstractAsyncContextManager[str]:
+        """Export a snapshot of now, good inside the context."""
+
+    def splits(self) -> SplitManager: ...
+
+    def page_source(
+        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+    ) -> PageSource: ...
+
+
+def make_table(oid: int) -> Table:
+    columns = [("id", 20, "bigint"), ("name", 25, "text")]
+    return Table(
+        NAME,
+        oid,
+        tuple(Column(n, type_oid, -1, lake_type(type_oid, -1), p) for n, type_oid, p in columns),
+        key=("id",),
+        before=("id",),
+    )
+
+
+class FakeWorld:
+    def __init__(self) -> None:
+        self.table = make_table(1)
+        self._tables = FakeTables()
+
+    def insert(self, ids: range) -> None:
+        rows = [{"id": i, "name": f"row {i}" if i % 7 else None} for i in ids]
+        self._tables.insert(NAME, rows)
+
+    def clear(self) -> None:
+        self._tables.delete_all(NAME)
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncGenerator[str, None]:
+        name = self._tables.export_snapshot()
+        yield name
+        self._tables.end_snapshot(name)
+
+    def splits(self) -> SplitManager:
+        return FakeSplitManager(self._tables)
+
+    def page_source(
+        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+    ) -> PageSource:
+        return FakePageSource(self._tables, split, columns, predicates)
+
+
+class PostgresWorld:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.execute('CREATE TABLE "Größe x" (id bigint PRIMARY KEY, name text)')
+        self.table = make_table(database.value("""SELECT '"Größe x"'::regclass::oid::int8"""))
+
+    def insert(self, ids: range) -> None:
+        self._database.execute(
+            f"""INSERT INTO "Größe x" SELECT i, CASE WHEN i % 7 > 0 THEN 'row ' || i END
+                  FROM generate_series({ids.start}, {ids.stop - 1}) i"""
+        )
+
+    def clear(self) -> None:
+        self._database.execute('DELETE FROM "Größe x"')
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncGenerator[str, None]:
+        async with exported_snapshot(self._database.dsn) as name:
+            yield name
+
+    def splits(self) -> SplitManager:
+        return CtidSplits(self._database.dsn)
+
+    def page_source(
+        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+    ) -> PageSource:
+        return CopyPageSource(self._database.dsn, split, columns, predicates)
+
+
+@asynccontextmanager
+async def exported_snapshot(dsn: str) -> AsyncGenerator[str, None]:
+    async with await connect(dsn, autocommit=False) as connection:
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        row: Any = await (await connection.execute("SELECT pg_export_snapshot()")).fetchone()
+        yield row[0]
+
+
+@pytest.fixture(params=["fake", "postgres"])
+def world(request: pytest.FixtureRequest) -> TableWorld:
+    if request.param == "fake":
+        return FakeWorld()
+    return PostgresWorld(request.getfixturevalue("database"))
