@@ -28,6 +28,13 @@ TERM_LIMIT_S = 15.0
 _TAIL_CHARS = 4000
 
 
+def module_environment() -> dict[str, str]:
+    """Give this process's environment, in which `python -m` finds this package from anywhere."""
+    package_parent = str(Path(ingestd.__file__).parent.parent)
+    path = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
 class DaemonEndedError(Exception):
     """The daemon ended while something was awaited of it; the text has the end of its log."""
 
@@ -79,9 +86,6 @@ class Daemon:
         if self.is_running:
             return
         self._forget()
-        package_parent = str(Path(ingestd.__file__).parent.parent)
-        path = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **self._environment}
         with self.log_path.open("ab") as log:
             self._started_at_byte = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own program
@@ -91,7 +95,7 @@ class Daemon:
                     *arguments,
                 ],
                 cwd=self.folder,
-                env=environment,
+                env={**module_environment(), **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ import psycopg
 from rich.console import Console
 
 from ingestd.demo.comparison import await_caught_up, compare_source
-from ingestd.demo.daemon import Daemon, DaemonEndedError
+from ingestd.demo.daemon import Daemon, DaemonEndedError, module_environment
 from ingestd.demo.installations import find_bindirs, wheel_bindirs
 from ingestd.demo.lake_view import view_lake
 from ingestd.demo.orphans import Guard
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 SOURCE, SLOT, DATABASE = "shop", "ingestd_shop", "shop"
 SPARK_TABLE, SPARK_KEY = TableId("public", "orders"), "id"
 
+_MARKER = ".ingestd-demo"
+"""A file that says: this folder is the demo's, the next demo may remove it."""
+
 _POLL_S = 0.5
 _READY_LIMIT_S = 60.0
 _DEAD_FOR_S = 2.0
@@ -45,7 +48,7 @@ _INTERRUPTED = 130
 
 
 def run_demo(*, seconds: float, path: Path | None, spark: bool, keep: bool) -> int:
-    """Run the demo (see `ingestd.demo.main`). Raises OperatorError."""
+    """Run the demo, see `ingestd.demo.main`. Raises OperatorError."""
     console = Console(highlight=False)
     folder = _fresh_folder(path or Path("demo-lake"))
     try:
@@ -86,14 +89,17 @@ def _tour(stage: _Stage, seconds: float, *, spark: bool, keep: bool) -> int:
         comparisons = _compare(stage, transactions)
         code = daemon.sigterm()
         say(f"ingestd stopped on SIGTERM, exit code {code}.")
-    is_equal = code == 0 and all(c.is_equal for c in comparisons)
-    if is_equal and spark:
-        is_equal = _read_with_spark(stage, comparisons)
-    _print_end(stage, is_equal=is_equal)
+    if not all(c.is_equal for c in comparisons):
+        say("The lake is NOT what the source is.", "bold red")
+        code = 1
+    elif spark and not _read_with_spark(stage, comparisons):
+        code = 1
+    _print_next(stage)
     if keep:
         say(f"Postgres stays until Ctrl-C: psql '{stage.dsn}'")
-        signal.pause()
-    return 0 if is_equal else 1
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+    return code
 
 
 # --- acts --------------------------------------------------------------------------------------
@@ -156,6 +162,7 @@ def _read_with_spark(stage: _Stage, comparisons: Sequence[Comparison]) -> bool:
     with log_path.open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - our own program
             [*module, _raw_path(stage), SPARK_KEY, "--expect", str(expected)],
+            env=module_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -177,10 +184,8 @@ def _read_with_spark(stage: _Stage, comparisons: Sequence[Comparison]) -> bool:
     return process.returncode == 0
 
 
-def _print_end(stage: _Stage, *, is_equal: bool) -> None:
+def _print_next(stage: _Stage) -> None:
     say = stage.screen.say
-    if not is_equal:
-        say("\nThe lake is NOT what the source is.", "bold red")
     say(f"\nThe lake is in {stage.lake}. Try next:\n")
     snippet = (
         "from ingestd.schema import TableId",
@@ -212,13 +217,14 @@ def _fresh_folder(path: Path) -> Path:
     """Give an empty folder: what an earlier demo left there is removed, nothing else ever."""
     folder = path.absolute()
     if folder.exists() and any(folder.iterdir()):
-        if not (folder / "ingestd.toml").exists() or not (folder / "lake" / SOURCE).is_dir():
+        if not (folder / _MARKER).exists():
             raise OperatorError(
                 f"{folder} is not empty and not from an earlier demo",
                 remedy="choose another folder for the demo's lake",
             )
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARKER).touch()
     return folder
 
 
