@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from benchmarks.rig import COLUMNS, ROW, Meter, Rig, config, source, timed
+from ingestd.positions import Lsn
 
 ROWS, TRANSACTIONS, UPDATES = 1_000_000, 100, 500_000
 CHANGES = ROWS + UPDATES
@@ -20,13 +21,12 @@ def measure(rig: Rig, *, socket: bool = False) -> dict[str, float]:
     name = "drain_socket" if socket else "drain_tcp"
     dsn = rig.server.dsn(socket=socket)
     slot = f"ingestd_{name}"
-    daemon = rig.daemon(name, config(source(name, dsn, "public.load")))
+    daemon = rig.daemon(name, config(source(name, dsn, "public.load"), max_delay="1s"))
     daemon.start_ready()
     daemon.sigterm()
     reference = f"reference_{name}"
     rig.psql(f"SELECT pg_create_logical_replication_slot('{reference}', 'pgoutput')")
-    _load(rig)
-    target = rig.lsn()
+    target = _load(rig)
     reference_s = _pg_recvlogical(rig, dsn, reference, slot, str(target))
     rig.psql(f"SELECT pg_drop_replication_slot('{reference}')")
     began = time.perf_counter()
@@ -48,7 +48,8 @@ def measure(rig: Rig, *, socket: bool = False) -> dict[str, float]:
     }
 
 
-def _load(rig: Rig) -> None:
+def _load(rig: Rig) -> Lsn:
+    """Write the workload; give the end of its last commit."""
     step = ROWS // TRANSACTIONS
     with rig.server.connect() as connection:
         for low in range(1, ROWS + 1, step):
@@ -56,8 +57,10 @@ def _load(rig: Rig) -> None:
                 f"INSERT INTO load SELECT {ROW} FROM generate_series({low}, {low + step - 1}) i"
             )
         connection.execute(f"UPDATE load SET score = score + 1 WHERE id <= {UPDATES}")
-        # something after it, so that the position of the end is surely passed
+        [end] = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or [""]
+        # something after it: pg_recvlogical ends only when it sees a later position
         connection.execute("SELECT pg_logical_emit_message(true, 'end', '')")
+    return Lsn.parse(end)
 
 
 def _pg_recvlogical(rig: Rig, dsn: str, slot: str, publication: str, end: str) -> float:

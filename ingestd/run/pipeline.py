@@ -44,7 +44,8 @@ QUEUED_CHUNKS = 2
 class PipelinePolicy:
     """What the config says about a source's pipeline.
 
-    `idle_interval_s`: how often a position without captured changes is recorded and confirmed.
+    `idle_interval_s`: how often a position without captured changes is recorded and confirmed; the
+    first time after an epoch already when the epoch's delay has passed.
     `drain_limit_s`: how long a stop may take to finish the open epoch.
     """
 
@@ -73,7 +74,7 @@ class Pipeline:
         self._watch = watch
         self._monotonic = monotonic
         self._durable = ZERO
-        self._idle_since = 0.0
+        self._idle_until = 0.0
         self._is_streaming = False
         self._epoch: FillingEpoch | None = None
         self._committing: FillingEpoch | None = None
@@ -170,7 +171,7 @@ class Pipeline:
         chunks: asyncio.Queue[Chunk] = asyncio.Queue(QUEUED_CHUNKS)
         self._start(self._feed(chunks, after))
         self._start(_until(stop))
-        self._idle_since = self._monotonic()
+        self._idle_until = self._monotonic()
         self._is_streaming = True
         getter = asyncio.create_task(chunks.get())
         try:
@@ -211,9 +212,7 @@ class Pipeline:
         """How long nothing need be done while nothing comes; None: for ever."""
         now = self._monotonic()
         if epoch.is_idle:
-            ahead = epoch.position > self._durable
-            left = self._idle_since + self._policy.idle_interval_s - now
-            return max(0.0, left) if ahead else None
+            return max(0.0, self._idle_until - now) if epoch.position > self._durable else None
         return epoch.wait_s(now, self._policy.epoch)
 
     async def _close_if_due(
@@ -226,14 +225,15 @@ class Pipeline:
         asked = self._capture.checkpoint_requested()
         if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
             self._commit = asyncio.create_task(self._commit_epoch(epoch, book, intake))
-            self._idle_since = now
+            self._idle_until = now + min(
+                self._policy.epoch.max_delay_s, self._policy.idle_interval_s
+            )
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
             return FillingEpoch(self._sink.begin(), position=epoch.position)
-        waited = now - self._idle_since >= self._policy.idle_interval_s
-        if epoch.is_idle and epoch.position > self._durable and (asked or waited):
+        if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
             await self._confirm(epoch.position)
-            self._idle_since = now
+            self._idle_until = now + self._policy.idle_interval_s
         return epoch
 
     async def _commit_epoch(self, epoch: FillingEpoch, book: TableBook, intake: Intake) -> None:
