@@ -169,14 +169,18 @@ def status(
 def demo(
     *,
     seconds: Annotated[int, typer.Option(min=5, help="How long to watch the daemon.")] = 30,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave Postgres running.")] = False,
+    path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to put it: ./demo-lake if not given.")
+    ] = None,
+    spark: Annotated[bool, typer.Option(help="End with a look through PySpark.")] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
     debug: Debug = False,
 ) -> None:
     """Watch real Postgres changes arrive in Delta tables, on a Postgres of its own."""
     with reporting(debug=debug):
         from ingestd import demo as shop_demo  # noqa: PLC0415
 
-        raise typer.Exit(shop_demo.main(seconds=seconds, keep=keep))
+        raise typer.Exit(shop_demo.main(seconds=seconds, path=path, spark=spark, keep=keep))
 
 
 def daemon_status(config: Path) -> dict[str, Any] | None:

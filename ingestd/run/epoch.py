@@ -58,6 +58,7 @@ class FillingEpoch:
     nbytes: int = 0
     is_open: bool = False
     opened_at: float | None = None
+    holds_snapshot: bool = False
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
     tallies: dict[TableId, Tally] = field(default_factory=dict)
 
@@ -76,6 +77,7 @@ class FillingEpoch:
         self.floor = max(self.floor, point)
         self.last_commit = at
         self.opened_at = now
+        self.holds_snapshot = True
 
     def cover(self, chunk: Chunk, now: float) -> None:
         """Note what a chunk brought, once its rows are with the writer."""
@@ -111,10 +113,10 @@ class FillingEpoch:
         return self.can_close and self.writer.rows == 0
 
     def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Whether it is to be committed now."""
+        """Whether it is to be committed now: an epoch with a snapshot as soon as it can be."""
         if self.opened_at is None or not self.can_close or self.writer.rows == 0:
             return False
-        full = self.nbytes >= policy.max_bytes
+        full = self.holds_snapshot or self.nbytes >= policy.max_bytes
         return full or checkpoint or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:
