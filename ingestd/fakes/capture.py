@@ -165,6 +165,7 @@ class FakeCapture:
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give one transaction a chunk, or several open ones of a large one."""
         base = self._database
+        self._check_claim()
         assert base.slot is not None
         position = max(after or ZERO, base.slot)
         yield self._deliver(idle_chunk(position))

@@ -155,6 +155,7 @@ class ReplicationStream:
             ):
                 self._ready.set()
             if self._nbytes >= self._limits.limit_bytes:
+                self._ready.set()  # the limit may be less than a block
                 self._room.clear()
                 await self._room.wait()
             elif found:

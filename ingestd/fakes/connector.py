@@ -1,0 +1,82 @@
+"""An in-memory connector and its factory: the other fakes, found by a kind of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ingestd.checks import CheckLine
+from ingestd.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.fakes.tables import FakeMetadata, FakePageSource, FakeSplitManager, FakeTables
+from ingestd.ports import ChangeCapture, Connector, Metadata, PageSource, Split, SplitManager
+
+
+class FakeSettings(BaseModel):
+    """`kind = "fake"`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Literal["fake"] = "fake"
+
+
+class FakeConnector:
+    """One `FakeDatabase` and the `FakeTables` beside it; see `ingestd.ports.Connector`."""
+
+    def __init__(self, source: str, database: FakeDatabase, tables: FakeTables) -> None:
+        self._source = source
+        self._database = database
+        self._tables = tables
+        self._captures: list[FakeCapture] = []
+
+    def metadata(self) -> Metadata:
+        """Give an empty catalog."""
+        return FakeMetadata([])
+
+    def capture(self) -> ChangeCapture:
+        """Make a capture."""
+        made = FakeCapture(self._database)
+        self._captures.append(made)
+        return made
+
+    def splits(self) -> SplitManager:
+        """Cut by numbers of rows."""
+        return FakeSplitManager(self._tables)
+
+    def page_source(
+        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+    ) -> PageSource:
+        """Read a split."""
+        return FakePageSource(self._tables, split, columns, predicates)
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Find nothing wrong but tables that are refused."""
+        found = [CheckLine(self._source, "connection", "ok", "in memory")]
+        for refused in self._database.refused:
+            subject, error = f"table {refused.table.id}", refused.error
+            found.append(CheckLine(self._source, subject, "fail", error.reason, error.remedy))
+        return found
+
+    async def close(self) -> None:
+        """Close the captures it gave."""
+        for capture in self._captures:
+            await capture.close()
+
+
+class FakeFactory:
+    """Kind `fake`: every connector it makes is of the same database."""
+
+    name = "fake"
+    config_model: type[BaseModel] = FakeSettings
+
+    def __init__(self, database: FakeDatabase, tables: FakeTables | None = None) -> None:
+        self._database = database
+        self._tables = tables or FakeTables()
+
+    def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
+        """Make a connector; nothing is buffered."""
+        del memory_bytes
+        if not isinstance(config, FakeSettings):
+            msg = f"kind fake can't take {type(config).__name__}"
+            raise TypeError(msg)
+        return FakeConnector(source, self._database, self._tables)

@@ -1,0 +1,229 @@
+"""A source that changes, in memory and on a server, and captures of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+from pydantic import SecretStr
+
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.connector import WalFactory
+from ingestd.fakes.capture import FakeChange, FakeDatabase
+from ingestd.fakes.connector import FakeFactory, FakeSettings
+from ingestd.positions import Lsn
+from tests.unit.run.fixtures import A, B
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pydantic import BaseModel
+
+    from ingestd.ports import ChangeCapture, Connector, ConnectorFactory
+    from tests.harness.databases import Database
+
+LIMIT_S = 20.0
+SENDER_TIMEOUT_S = 2
+MEMORY_BYTES = 8 << 20
+"""Less than a large transaction: it comes in several chunks."""
+LARGE_ROWS = 40_000
+
+
+class ChangeWorld(Protocol):
+    """Two tables, a and b (id bigint primary key, note text), and one slot."""
+
+    async def insert(self, *ids: int, table: str = "a", note: str = "") -> None:
+        """Insert these in one transaction."""
+
+    async def write_elsewhere(self) -> None:
+        """Write WAL that has nothing captured."""
+
+    async def current(self) -> Lsn: ...
+
+    async def rows(self, table: str = "a") -> list[int]: ...
+
+    async def confirmed(self) -> Lsn | None:
+        """Where the slot is; None without one."""
+
+    async def lose_slot(self) -> None: ...
+
+    async def kill_claim(self) -> None:
+        """Cut what holds the claim."""
+
+    async def outlast_patience(self) -> None:
+        """Wait until the source has waited longer for a reader than it would for a dead one."""
+
+    async def state(self) -> object:
+        """Whatever a capture could change in the source."""
+
+    async def leftovers(self) -> Sequence[object]:
+        """Connections, claims and temporary things that captures hold."""
+
+    def capture(self) -> ChangeCapture: ...
+
+    def factory(self) -> ConnectorFactory: ...
+
+    def config(self) -> BaseModel: ...
+
+    async def close(self) -> None: ...
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Await a condition, an async function, that the source brings about; give what it gave."""
+    async with asyncio.timeout(LIMIT_S):
+        while not (found := await condition()):  # noqa: ASYNC110 - servers set no events
+            await asyncio.sleep(0.02)
+        return found
+
+
+class FakeChangeWorld:
+    def __init__(self) -> None:
+        self.database = FakeDatabase([A, B])
+        self._connector: Connector = self.factory().create(
+            "shop", self.config(), memory_bytes=MEMORY_BYTES
+        )
+
+    async def insert(self, *ids: int, table: str = "a", note: str = "") -> None:
+        name = (A if table == "a" else B).id
+        self.database.commit(*(FakeChange(name, "c", {"id": i, "note": note}) for i in ids))
+        await asyncio.sleep(0)
+
+    async def write_elsewhere(self) -> None:
+        self.database.write_elsewhere(1000)
+
+    async def current(self) -> Lsn:
+        return self.database.current
+
+    async def rows(self, table: str = "a") -> list[int]:
+        found: list[Any] = [r["id"] for r in self.database.rows(A if table == "a" else B)]
+        return sorted(found)
+
+    async def confirmed(self) -> Lsn | None:
+        return self.database.slot
+
+    async def lose_slot(self) -> None:
+        self.database.slot = None
+
+    async def kill_claim(self) -> None:
+        self.database.holder = None
+
+    async def outlast_patience(self) -> None:
+        """Memory is patient."""
+
+    async def state(self) -> object:
+        return self.database.slot
+
+    async def leftovers(self) -> Sequence[object]:
+        return [self.database.holder] if self.database.holder else []
+
+    def capture(self) -> ChangeCapture:
+        return self._connector.capture()
+
+    def factory(self) -> ConnectorFactory:
+        return FakeFactory(self.database)
+
+    def config(self) -> BaseModel:
+        return FakeSettings()
+
+    async def close(self) -> None:
+        await self._connector.close()
+
+
+class WalChangeWorld:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._slot = database.name
+        for table in ("a", "b"):
+            database.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+        database.execute("CREATE TABLE elsewhere (id int)")
+        self._connector = self.factory().create("shop", self.config(), memory_bytes=MEMORY_BYTES)
+        self._captures: list[ChangeCapture] = []
+
+    async def insert(self, *ids: int, table: str = "a", note: str = "") -> None:
+        await self._execute(f"INSERT INTO {table} SELECT unnest(%s::int8[]), %s", list(ids), note)
+
+    async def write_elsewhere(self) -> None:
+        await self._execute("INSERT INTO elsewhere SELECT generate_series(1, 1000)")
+
+    async def current(self) -> Lsn:
+        return Lsn.parse(await self._value("SELECT pg_current_wal_lsn()::text"))
+
+    async def rows(self, table: str = "a") -> list[int]:
+        found: list[int] = await self._value(f"SELECT array_agg(id ORDER BY id) FROM {table}")
+        return found or []
+
+    async def confirmed(self) -> Lsn | None:
+        query = (
+            "SELECT max(confirmed_flush_lsn)::text FROM pg_replication_slots WHERE slot_name = %s"
+        )
+        text = await self._value(query, self._slot)
+        return None if text is None else Lsn.parse(text)
+
+    async def lose_slot(self) -> None:
+        await self._execute("SELECT pg_drop_replication_slot(%s)", self._slot)
+
+    async def kill_claim(self) -> None:
+        query = """SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+                    WHERE locktype = 'advisory' AND database =
+                      (SELECT oid FROM pg_database WHERE datname = current_database())"""
+        assert await self._value(query) == 1
+
+    async def outlast_patience(self) -> None:
+        async def outlasted() -> bool:
+            query = """SELECT count(*) > 0 FROM pg_stat_replication r JOIN pg_replication_slots s
+                          ON s.active_pid = r.pid WHERE s.slot_name = %s
+                         AND clock_timestamp() - backend_start > %s * interval '2.5 s'"""
+            return bool(await self._value(query, self._slot, SENDER_TIMEOUT_S))
+
+        await until(outlasted)
+
+    async def state(self) -> object:
+        return await self._value(
+            """SELECT (SELECT json_agg(json_build_array(slot_name, temporary, confirmed_flush_lsn))
+                         FROM pg_replication_slots WHERE database = current_database())::text
+                   || (SELECT json_agg(p) FROM pg_publication_tables p)::text"""
+        ), await self._value("SELECT count(*) FROM pg_publication")
+
+    async def leftovers(self) -> Sequence[object]:
+        query = """SELECT array_agg(application_name || ': ' || query) FROM pg_stat_activity
+                    WHERE datname = current_database() AND application_name = 'ingestd'"""
+        slots = "SELECT array_agg(slot_name) FROM pg_replication_slots WHERE temporary"
+        return [*(await self._value(query) or ()), *(await self._value(slots) or ())]
+
+    def capture(self) -> ChangeCapture:
+        made = self._connector.capture()
+        self._captures.append(made)
+        return made
+
+    def factory(self) -> ConnectorFactory:
+        return WalFactory()
+
+    def config(self) -> BaseModel:
+        options = f" options='-c wal_sender_timeout={SENDER_TIMEOUT_S}s'"
+        return WalSettings(
+            kind="wal",
+            dsn=SecretStr(self._database.dsn + options),
+            tables=["public.a", "public.b"],
+            slot=self._slot,
+            publication=self._slot,
+        )
+
+    async def close(self) -> None:
+        for capture in self._captures:
+            await capture.close()
+        await self._connector.close()
+
+    async def _execute(self, statement: str, *values: object) -> None:
+        async with await self._connect() as connection:
+            await connection.execute(statement.encode(), values)
+
+    async def _value(self, query: str, *values: object) -> Any:
+        async with await self._connect() as connection:
+            with suppress(psycopg.errors.AdminShutdown):  # a test may have cut this one too
+                row = await (await connection.execute(query.encode(), values)).fetchone()
+        return row[0] if row else None
+
+    async def _connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+        return await psycopg.AsyncConnection.connect(self._database.dsn, autocommit=True)

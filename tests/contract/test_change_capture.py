@@ -1,0 +1,481 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel
+
+from ingestd.errors import TransientError
+from ingestd.ports import (
+    ChangeCapture,
+    Committed,
+    Fresh,
+    Lost,
+    RegisteredTable,
+    Resumed,
+    TableState,
+)
+from ingestd.positions import Lsn
+from tests.contract.change_worlds import (
+    LARGE_ROWS,
+    LIMIT_S,
+    ChangeWorld,
+    FakeChangeWorld,
+    WalChangeWorld,
+    until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from ingestd.changes import Chunk, TableBatch
+    from ingestd.schema import Table
+
+
+@pytest.fixture(params=["fake", "wal"])
+async def world(request: pytest.FixtureRequest) -> AsyncGenerator[ChangeWorld, None]:
+    made: ChangeWorld
+    if request.param == "fake":
+        made = FakeChangeWorld()
+    else:
+        made = WalChangeWorld(request.getfixturevalue("database"))
+    yield made
+    await made.close()
+
+
+async def prepared(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
+    """A capture that may stream."""
+    capture = world.capture()
+    await capture.claim()
+    tables = (await capture.discover()).tables
+    await capture.prepare(tables)
+    return capture, tables
+
+
+async def take(live: AsyncGenerator[Chunk, None], transactions: int) -> list[Chunk]:
+    """The chunks until so many transactions have come."""
+    chunks: list[Chunk] = []
+    async with asyncio.timeout(LIMIT_S):
+        while sum(c.transactions for c in chunks) < transactions:
+            chunks.append(await anext(live))
+    return chunks
+
+
+async def take_to(live: AsyncGenerator[Chunk, None], position: Lsn) -> list[Chunk]:
+    """The chunks until everything below `position` has come."""
+    chunks: list[Chunk] = []
+    async with asyncio.timeout(LIMIT_S):
+        async for chunk in live:
+            chunks.append(chunk)
+            if chunk.position >= position:
+                break
+    return chunks
+
+
+def rows_of(batches: Sequence[TableBatch], table: str | None = None) -> list[dict[str, Any]]:
+    return [
+        row
+        for batch in batches
+        if table is None or batch.table.id.name == table
+        for row in batch.rows.to_pylist()
+    ]
+
+
+def changes_of(chunks: Sequence[Chunk], table: str | None = None) -> list[dict[str, Any]]:
+    return rows_of([batch for chunk in chunks for batch in chunk.batches], table)
+
+
+def ids(chunks: Sequence[Chunk], table: str | None = None) -> list[int]:
+    return [row["id"] for row in changes_of(chunks, table)]
+
+
+def committed(tables: Sequence[Table], position: Lsn | None, origin: str | None) -> Committed:
+    """A lake in which these tables are live."""
+    registered = {
+        t.id: RegisteredTable(t.id, t.oid, 1, TableState.LIVE, None, position) for t in tables
+    }
+    return Committed(1, position, {}, registered, origin)
+
+
+async def assert_nothing_left(world: ChangeWorld) -> None:
+    async def is_clean() -> bool:
+        return not await world.leftovers()
+
+    await until(is_clean)
+
+
+# --- claim, discover, continuity, prepare ----------------------------------------------------
+
+
+async def test_one_writer_the_claim_is_exclusive_until_close(world: ChangeWorld) -> None:
+    first, second = world.capture(), world.capture()
+    await first.claim()
+    await first.claim()
+    with pytest.raises(TransientError) as raised:
+        await second.claim()
+    assert raised.value.reason == "claimed"
+    await first.close()
+
+    async def free() -> bool:
+        try:
+            await second.claim()
+        except TransientError:
+            return False
+        return True
+
+    await until(free)
+
+
+async def test_discover_finds_the_tables_and_changes_nothing(world: ChangeWorld) -> None:
+    before = await world.state()
+    capture = world.capture()
+    found = await capture.discover()
+    assert [str(t.id) for t in found.tables] == ["public.a", "public.b"]
+    assert [c.name for c in found.tables[0].columns] == ["id", "note"]
+    assert found.tables[0].key == found.tables[0].identity == ("id",)
+    assert not found.refused
+    assert found.origin
+    assert (await capture.discover()) == found
+    assert await world.state() == before
+
+
+async def test_continuity_tells_fresh_resumed_and_lost(world: ChangeWorld) -> None:
+    capture = world.capture()
+    await capture.claim()
+    found = await capture.discover()
+    assert await capture.continuity(Committed()) == Fresh()
+    await capture.prepare(found.tables)
+    start = await world.confirmed()
+    assert start is not None
+    lake = committed(found.tables, start, found.origin)
+    before = await world.state()
+    assert await capture.continuity(lake) == Resumed()
+    assert await capture.continuity(Committed(position=start, origin=found.origin)) == Fresh()
+    behind = committed(found.tables, Lsn(start - 1), found.origin)
+    assert isinstance(await capture.continuity(behind), Lost)
+    assert await world.state() == before
+    await capture.close()
+    await world.lose_slot()
+    later = world.capture()
+    verdict = await later.continuity(lake)
+    assert isinstance(verdict, Lost)
+    assert verdict.reason
+
+
+async def test_prepare_is_idempotent_and_renews_when_asked(world: ChangeWorld) -> None:
+    capture, tables = await prepared(world)
+    state, kept = await world.state(), await world.confirmed()
+    assert kept is not None
+    await world.insert(1)
+    await capture.prepare(tables)
+    assert await world.state() == state
+    await capture.close()
+    again = world.capture()
+    await again.claim()
+    await again.prepare(tables)
+    assert await world.confirmed() == kept
+    await again.prepare(tables, renew=True)
+    renewed = await world.confirmed()
+    assert renewed is not None
+    assert renewed > kept
+
+
+# --- snapshot and stream ---------------------------------------------------------------------
+
+
+async def test_snapshot_boundary_nothing_lost_or_doubled_while_others_write(
+    world: ChangeWorld,
+) -> None:
+    stop = asyncio.Event()
+    written: list[int] = []
+
+    async def write() -> None:
+        while not stop.is_set():
+            key = len(written) + 1
+            await world.insert(key, key + 1_000_000)
+            written.append(key)
+
+    async def some_more(than: int) -> None:
+        async def grown() -> bool:
+            return len(written) > than
+
+        await until(grown)
+
+    writer = asyncio.create_task(write())
+    try:
+        await some_more(5)
+        capture, tables = await prepared(world)
+        await some_more(len(written))
+        snapshot = await capture.snapshot(tables)
+        pages = [page async for page in snapshot.pages()]
+        assert datetime.now(UTC) >= snapshot.at
+        await snapshot.close()
+        await snapshot.close()
+        async with aclosing(capture.live(None)) as live:
+            chunks = await take_to(live, snapshot.point)
+            await some_more(len(written) + 5)
+            stop.set()
+            await writer
+            chunks += await take_to(live, await world.current())
+    finally:
+        stop.set()
+        await writer
+    read = rows_of([page for page in pages if not isinstance(page, Exception)])
+    assert {(r["_cdc_op"], r["_cdc_lsn"], r["_cdc_seq"]) for r in read} == {
+        ("r", snapshot.point, 0)
+    }
+    later = [r for r in changes_of(chunks) if r["_cdc_lsn"] >= snapshot.point]
+    assert later
+    found = sorted(r["id"] for r in [*read, *later])
+    assert found == await world.rows()
+
+
+async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld) -> None:
+    capture, tables = await prepared(world)
+    await world.insert(1, 2, table="b")
+    first = await capture.snapshot(tables)
+    await first.close()
+    await capture.close()
+    capture, tables = await prepared(world)  # the slot is there: another point, not its own
+    await world.insert(3, table="b")
+    snapshot = await capture.snapshot([t for t in tables if t.id.name == "b"])
+    pages = [page async for page in snapshot.pages()]
+    await snapshot.close()
+    assert snapshot.point >= first.point
+    read = rows_of([page for page in pages if not isinstance(page, Exception)])
+    assert sorted(r["id"] for r in read) == [1, 2, 3]
+    await world.insert(4, table="b")
+    async with aclosing(capture.live(None)) as live:
+        chunks = await take_to(live, await world.current())
+    assert [r["id"] for r in changes_of(chunks) if r["_cdc_lsn"] >= snapshot.point] == [4]
+
+
+async def test_live_gives_whole_transactions_in_commit_order(world: ChangeWorld) -> None:
+    capture, _ = await prepared(world)
+    await world.insert(1, 2, 3)
+    await world.insert(10, 20, table="b")
+    await world.insert(*range(100, 100 + LARGE_ROWS), note="x" * 500)
+    await world.insert(4)
+    async with aclosing(capture.live(None)) as live:
+        chunks = await take(live, 4)
+    assert ids(chunks, "a") == [1, 2, 3, *range(100, 100 + LARGE_ROWS), 4]
+    assert ids(chunks, "b") == [10, 20]
+    positions = [c.position for c in chunks]
+    assert positions == sorted(positions)
+    rows = changes_of(chunks, "a")
+    places = [(r["_cdc_lsn"], r["_cdc_seq"]) for r in rows]
+    assert places == sorted(places)
+    seqs = [r["_cdc_seq"] for r in rows]
+    assert seqs == [1, 2, 3, *range(1, LARGE_ROWS + 1), 1]
+    assert len({r["_cdc_xid"] for r in rows}) == 3
+    assert any(c.is_open for c in chunks)
+    for chunk in chunks:
+        last = max((r["_cdc_lsn"] for r in changes_of([chunk])), default=None)
+        if last is not None:
+            assert chunk.is_open == (last >= chunk.position)
+            assert chunk.first_lsn is not None
+            assert chunk.first_lsn <= min(r["_cdc_lsn"] for r in changes_of([chunk]))
+    times = [t for c in chunks for t in c.commit_times.tolist()]
+    assert times == sorted(times)
+
+
+async def test_supports_replay_from_any_position_not_confirmed(world: ChangeWorld) -> None:
+    capture, tables = await prepared(world)
+    assert capture.supports_replay
+    ends = []
+    async with aclosing(capture.live(None)) as live:
+        for key in range(1, 6):
+            await world.insert(key)
+            ends.append((await take(live, 1))[-1].position)
+    await capture.close()
+    for done in (0, 1, 3, 4):  # where it starts is durable: it may be confirmed by that
+        later = world.capture()
+        await later.claim()
+        await later.prepare(tables)
+        async with aclosing(later.live(ends[done - 1] if done else None)) as live:
+            assert ids(await take(live, 5 - done)) == list(range(done + 1, 6))
+        await later.close()
+
+
+async def test_resumes_exactly_after_the_confirmed_position(world: ChangeWorld) -> None:
+    capture, tables = await prepared(world)
+    for key in range(1, 6):
+        await world.insert(key)
+    async with aclosing(capture.live(None)) as live:
+        position = (await take_to(live, await world.current()))[-1].position
+        await world.insert(6)
+        await world.insert(7)
+        await take(live, 2)
+        await capture.confirm(position)
+
+        async def is_confirmed() -> bool:
+            return await world.confirmed() == position
+
+        await until(is_confirmed)
+    await capture.close()
+    later = world.capture()
+    await later.claim()
+    await later.prepare(tables)
+    async with aclosing(later.live(None)) as live:
+        assert ids(await take(live, 2)) == [6, 7]
+
+
+async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> None:
+    capture, _ = await prepared(world)
+    async with aclosing(capture.live(None)) as live:
+        first = await anext(live)
+        await world.insert(*range(LARGE_ROWS), note="y" * 400)
+        await world.insert(LARGE_ROWS)
+        await world.outlast_patience()
+        chunks = [first, *await take(live, 2)]
+        assert ids(chunks) == list(range(LARGE_ROWS + 1))
+        await world.insert(LARGE_ROWS + 1)
+        assert ids(await take(live, 1)) == [LARGE_ROWS + 1]
+
+
+async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None:
+    capture, _ = await prepared(world)
+    async with aclosing(capture.live(None)) as live:
+        await anext(live)
+        await world.write_elsewhere()
+        position = await world.current()
+        chunks = await take_to(live, position)
+        assert not changes_of(chunks)
+        assert all(c.transactions == 0 and not c.is_open for c in chunks)
+        await capture.confirm(chunks[-1].position)
+
+        async def has_advanced() -> bool:
+            return (await world.confirmed() or 0) >= position
+
+        await until(has_advanced)
+
+
+# --- confirm, lag, health, close -------------------------------------------------------------
+
+
+async def test_confirm_is_cumulative_and_never_beyond_what_was_delivered(
+    world: ChangeWorld,
+) -> None:
+    capture, _ = await prepared(world)
+    await world.insert(1)
+    async with aclosing(capture.live(None)) as live:
+        early = (await take(live, 1))[-1].position
+        await world.insert(2)
+        late = (await take(live, 1))[-1].position
+        with pytest.raises(ValueError, match="delivered"):
+            await capture.confirm(Lsn(late + 1_000_000_000))
+        await capture.confirm(late)
+        await capture.confirm(late)
+        await capture.confirm(early)
+
+        async def is_confirmed() -> bool:
+            return await world.confirmed() == late
+
+        await until(is_confirmed)
+        await capture.confirm(early)
+        assert await world.confirmed() == late
+
+
+async def test_lag_is_measured_while_nobody_takes_chunks(world: ChangeWorld) -> None:
+    capture, _ = await prepared(world)
+    async with aclosing(capture.live(None)) as live:
+        await anext(live)
+        confirmed = await world.confirmed()
+        await world.insert(*range(LARGE_ROWS), note="z" * 400)
+        now = await world.current()
+        async with asyncio.timeout(LIMIT_S):
+            lag = await capture.lag()
+        assert confirmed is not None
+        assert lag.current_lsn >= now
+        assert lag.confirmed_lsn == confirmed
+        assert lag.lag_bytes is not None
+        assert lag.lag_bytes >= now - confirmed > 0
+        assert lag.retained_bytes is not None
+        assert lag.retained_bytes >= lag.lag_bytes
+
+
+async def test_health_tells_when_the_claim_is_lost(world: ChangeWorld) -> None:
+    capture, _ = await prepared(world)
+    await capture.health()
+    await world.kill_claim()
+
+    async def is_noticed() -> bool:
+        try:
+            await capture.health()
+        except TransientError:
+            return True
+        return False
+
+    await until(is_noticed)
+    with pytest.raises(TransientError):
+        await capture.health()
+    with pytest.raises(TransientError):
+        await anext(capture.live(None))
+
+
+@pytest.mark.parametrize(
+    "stage", ["new", "claimed", "prepared", "reading", "abandoned", "streaming", "killed"]
+)
+async def test_close_leaves_nothing_whenever_it_comes(world: ChangeWorld, stage: str) -> None:
+    capture = world.capture()
+    if stage == "claimed":
+        await capture.claim()
+    elif stage != "new":
+        await world.insert(*range(2000), note="x" * 100)
+        capture, tables = await prepared(world)
+        if stage in {"reading", "abandoned"}:
+            snapshot = await capture.snapshot(tables)
+            pages = snapshot.pages()
+            await anext(pages)
+            if stage == "reading":
+                await pages.aclose()
+                await snapshot.close()
+        elif stage == "streaming":
+            await world.insert(5000)
+            live = capture.live(None)
+            await take(live, 1)
+        elif stage == "killed":
+            await world.kill_claim()
+    if stage == "abandoned":
+        await pages.aclose()
+    await capture.close()
+    await capture.close()
+    if stage == "abandoned":
+        await snapshot.close()
+    await assert_nothing_left(world)
+
+
+# --- connector and factory -------------------------------------------------------------------
+
+
+class AnotherKind(BaseModel):
+    kind: str = "another"
+
+
+async def test_a_factory_refuses_unknown_keys_and_other_kinds(world: ChangeWorld) -> None:
+    factory = world.factory()
+    config = world.config()
+    assert isinstance(config, factory.config_model)
+    assert config.model_dump()["kind"] == factory.name
+    with pytest.raises(ValueError, match="bogus"):
+        factory.config_model.model_validate({**config.model_dump(), "bogus": 1})
+    with pytest.raises(TypeError, match="AnotherKind"):
+        factory.create("shop", AnotherKind(), memory_bytes=1 << 20)
+
+
+async def test_a_connector_gives_what_it_says_and_closes_twice(world: ChangeWorld) -> None:
+    connector = world.factory().create("shop", world.config(), memory_bytes=1 << 24)
+    lines = await connector.check()
+    assert lines
+    assert {line.source for line in lines} == {"shop"}
+    assert all(line.level == "ok" for line in lines)
+    capture = connector.capture()
+    assert (await capture.discover()).tables
+    await capture.close()
+    assert isinstance(await connector.metadata().schemas(), list)
+    await connector.close()
+    await connector.close()
+    await assert_nothing_left(world)
