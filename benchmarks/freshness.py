@@ -40,7 +40,6 @@ def _write(rig: Rig) -> int:
     began = time.monotonic()
     sent = 0
     with rig.server.connect() as connection:
-        connection.execute("SET synchronous_commit = off")
         while (now := time.monotonic()) - began < SECONDS:
             due = int((now - began) * RATE)
             while sent < due:

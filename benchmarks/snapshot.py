@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from pathlib import Path
 
 from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Meter, Rig, config, source, timed
 from ingestd.demo.waiting import await_until
@@ -22,7 +23,8 @@ def measure(rig: Rig) -> dict[str, float]:
     rig.psql(f"INSERT INTO load SELECT {ROW} FROM generate_series(1, {ROWS}) i")
     rig.psql("VACUUM ANALYZE load")
     dsn = rig.server.dsn()
-    copy = [rig.server.program("psql"), "--no-psqlrc", dsn, "-c", "copy load to stdout"]
+    copy: list[str | Path] = [rig.server.program("psql"), "--no-psqlrc", dsn]
+    copy += ["-c", "copy load to stdout"]
     timed(copy)
     reference_s = min(timed(copy) for _ in range(3))
     daemon = rig.daemon("snapshot", config(source("snapshot", dsn, "public.load")))

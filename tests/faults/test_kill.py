@@ -25,6 +25,7 @@ from tests.harness.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
@@ -109,8 +110,7 @@ def test_exactly_once_through_sigkills_at_random_instants(
             if number % 5 == 0:
                 _run_for(rng.uniform(0.2, 1.2))  # anywhere, the start and the snapshot included
             else:
-                seen = len(epochs(lake))
-                await_until(lambda seen=seen: len(epochs(lake)) > seen, 60, daemon.tail)
+                _await_epoch_after(len(epochs(lake)), lake, daemon)
                 _run_for(rng.uniform(0.0, 0.4))
                 in_the_middle += 1
             daemon.sigkill()
@@ -125,6 +125,10 @@ def test_exactly_once_through_sigkills_at_random_instants(
     assert workload.committed > 500
     assert_change_log_is_sound(database, lake)
     assert daemon.sigterm() == 0
+
+
+def _await_epoch_after(seen: int, lake: Path, daemon: Daemon) -> None:
+    await_until(lambda: len(epochs(lake)) > seen, 60, daemon.tail)
 
 
 def _run_for(seconds: float) -> None:

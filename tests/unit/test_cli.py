@@ -117,7 +117,7 @@ def test_an_unexpected_fault_is_two_lines_without_its_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     try:
-        {}["hunter2"]
+        dict[str, str]()["hunter2"]
     except KeyError as error:
         cli.report_unexpected(KeyError, error, error.__traceback__)
     text = capsys.readouterr().err

@@ -20,7 +20,7 @@ from tests.unit.decode import pgoutput
 TABLE = table_of(
     parse_relation(
         pgoutput.relation(
-            1, "t", [("id", 23, -1, True), ("ünï", 25, -1, False), ("d", 1082, -1, 0)]
+            1, "t", [("id", 23, -1, True), ("ünï", 25, -1, False), ("d", 1082, -1, False)]
         )
     )
 )

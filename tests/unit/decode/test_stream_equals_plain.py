@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from hypothesis import given, settings
@@ -128,7 +128,7 @@ def shapes(draw: st.DrawFn, oid: int) -> Shape:
 
 @st.composite
 def tuples(draw: st.DrawFn, shape: Shape, *, unchanged: bool = True) -> list[Any]:
-    choices = [st.none(), ODD]
+    choices: list[st.SearchStrategy[Any]] = [st.none(), ODD]
     if unchanged:
         choices.append(st.just(pgoutput.UNCHANGED))
     found = []
@@ -143,7 +143,7 @@ def tuples(draw: st.DrawFn, shape: Shape, *, unchanged: bool = True) -> list[Any
 def changes(draw: st.DrawFn, known: dict[int, Shape]) -> bytes:
     oid = draw(st.sampled_from(sorted(known)))
     shape, kind = known[oid], draw(st.sampled_from("IIUUUDDT"))
-    tag = draw(st.sampled_from(["K", "O"]))
+    tag: Literal["K", "O"] = draw(st.sampled_from(["K", "O"]))
     if kind == "I":
         return pgoutput.insert(oid, draw(tuples(shape)))
     if kind == "U":
@@ -262,8 +262,9 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(
             del message[data.draw(st.integers(1, len(message))) :]
         elif how == "grow":
             message += data.draw(st.binary(min_size=1, max_size=9))
-        damaged[at : at + 1] = {"drop": [], "twice": [message, message]}.get(how, [message])
-        damaged = [bytes(m) for m in damaged] or messages
+        put = {"drop": 0, "twice": 2}.get(how, 1)
+        damaged[at : at + 1] = [bytes(message)] * put
+        damaged = damaged or messages
     _decodes_or_refuses(damaged, cuts)
 
 

@@ -1,0 +1,157 @@
+"""`make bench`: run all benchmarks, print the table, write benchmarks/RESULTS.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import deltalake
+import psutil
+import pyarrow as pa
+
+from benchmarks import decode, drain, freshness, idle, snapshot
+from benchmarks.rig import Rig, rig
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+MEMORY_LIMIT_MB = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A line of the table: what was measured, and what it is to reach."""
+
+    what: str
+    measured: str
+    reach: str
+    is_reached: bool
+
+
+def _drain(rig: Rig, *, socket: bool) -> list[Figure]:
+    found = drain.measure(rig, socket=socket)
+    kind = "unix socket" if socket else "TCP loopback"
+    text = (
+        f"{found['ratio']:.2f} ({found['daemon_s']:.1f} s, reference {found['reference_s']:.1f} s; "
+        f"{found['changes_per_s'] / 1e3:.0f}k changes/s, {found['cpu_s']:.1f} CPU s)"
+    )
+    what = f"drain of 1.5M changes, {kind}: speed against pg_recvlogical"
+    return [
+        Figure(what, text, "0.8", found["ratio"] >= 0.8),
+        _memory(f"peak memory, drain, {kind}", found["peak_mb"]),
+    ]
+
+
+def _snapshot(rig: Rig) -> list[Figure]:
+    found = snapshot.measure(rig)
+    text = (
+        f"{found['ratio']:.2f} ({found['daemon_s']:.2f} s, reference {found['reference_s']:.2f} s; "
+        f"{found['whole_s']:.2f} s from the start of the process)"
+    )
+    return [
+        Figure("snapshot of 1M rows: speed against psql COPY", text, "0.6", found["ratio"] >= 0.6),
+        _memory("peak memory, snapshot", found["peak_mb"]),
+    ]
+
+
+def _freshness(rig: Rig) -> list[Figure]:
+    found = freshness.measure(rig)
+    text = (
+        f"p50 {found['p50_s']:.2f} s, p99 {found['p99_s']:.2f} s "
+        f"({found['per_second']:.0f}/s, {found['core_share']:.1%} of a core)"
+    )
+    what = "freshness, 200 small transactions/s, max_delay 1s"
+    return [
+        Figure(what, text, "p99 < 1.3 s", found["p99_s"] < 1.3),
+        _memory("peak memory, freshness", found["peak_mb"]),
+    ]
+
+
+def _idle(rig: Rig) -> list[Figure]:
+    found = idle.measure(rig)
+    what = "idle, 10 sources: share of a core"
+    text = f"{found['core_share']:.2%}"
+    return [
+        Figure(what, text, "< 1 %", found["core_share"] < 0.01),
+        _memory("memory, idle, 10 sources", found["peak_mb"]),
+    ]
+
+
+def _decode() -> list[Figure]:
+    found = decode.measure()
+    text = f"{found['rows_per_s'] / 1e6:.2f}M rows/s"
+    return [Figure("decode alone, one core", text, "1M rows/s", found["rows_per_s"] >= 1e6)]
+
+
+def _memory(what: str, peak_mb: float) -> Figure:
+    text = f"{peak_mb:.0f} MB"
+    return Figure(what, text, f"< {MEMORY_LIMIT_MB} MB", peak_mb < MEMORY_LIMIT_MB)
+
+
+STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
+    "decode": lambda _: _decode(),
+    "snapshot": _snapshot,
+    "drain": lambda rig: [*_drain(rig, socket=False), *_drain(rig, socket=True)],
+    "freshness": _freshness,
+    "idle": _idle,
+}
+
+
+def main(chosen: list[str]) -> int:
+    """Run the benchmarks of these names, all if none; the results file is for all."""
+    unknown = set(chosen) - set(STEPS)
+    if unknown:
+        print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
+        return 2
+    figures: list[Figure] = []
+    with rig() as server:
+        for name in chosen or STEPS:
+            print(f"{name} ...", flush=True)
+            for figure in STEPS[name](server):
+                print(f"  {figure.what}: {figure.measured}", flush=True)
+                figures.append(figure)
+        major = server.server.major
+    if not chosen:
+        RESULTS.write_text(_report(figures, major), encoding="utf-8")
+        print(f"written to {RESULTS.name}")
+    return 0 if all(f.is_reached for f in figures) else 1
+
+
+def _report(figures: list[Figure], major: int) -> str:
+    rows = "\n".join(
+        f"| {f.what} | {f.measured} | {f.reach} | {'yes' if f.is_reached else 'no'} |"
+        for f in figures
+    )
+    memory_gb = psutil.virtual_memory().total / 1e9
+    return f"""\
+# Results
+
+`make bench`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Ratios are speeds against a reference in the
+same run on the same server and kind of socket; above 1 is faster. Times of the daemon begin with
+the start of its process, but for the snapshot (from the state `snapshotting` to the durable epoch).
+
+Machine: {_cpu()}, {os.cpu_count()} cores, {memory_gb:.0f} GB, {platform.system()} \
+{platform.release().split("-")[0]}; shared with other work, so expect a spread of some 20 %.
+PostgreSQL {major} (fsync on), Python {platform.python_version()}, pyarrow {pa.__version__}, \
+deltalake {deltalake.__version__}.
+
+| what | measured | to reach | reached |
+|---|---|---|---|
+{rows}
+"""
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
