@@ -121,7 +121,7 @@ class PostgresMetadata:
         except psycopg.errors.QueryCanceled as error:
             raise self._timed_out(doing) from error
         except psycopg.Error as error:
-            raise classify(error, f"metadata, {doing}") from error
+            raise classify(error, f"metadata, {doing}", self._dsn) from error
 
     def _timed_out(self, doing: str) -> TransientError:
         return TransientError(

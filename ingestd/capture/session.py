@@ -28,6 +28,8 @@ SETTINGS: Mapping[str, str] = {
     "row_security": "off",
     # A default of the role or database must not end a long COPY or drop an exported snapshot.
     "idle_in_transaction_session_timeout": "0",
+    # A COPY of many columns looks expensive, and compiling it costs more than it gains.
+    "jit": "off",
 }
 """Pinned on every connection, so that a value has the same text wherever it is read."""
 
@@ -180,21 +182,46 @@ _REASONS = {
     "unreachable": "unreachable",
     "lost": "connection_lost",
 }
+_TRANSIENT_REMEDIES = {
+    "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
+    "too_many_connections": "close connections, or raise the limit that is named on the server",
+    "slot_active": "stop the other client of this slot, or give another name in `slot`",
+}
+"""What helps should it not pass by itself."""
 
 
-def classify(error: psycopg.Error, where: str) -> IngestdError:
+def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> IngestdError:
     """Say what a fault of the source means (design section 6).
 
     Transient only if known to pass by itself; anything unknown needs a person. The message has
-    `where`, host, port, database and user, and what the server said; never the DSN.
+    `where`, host, port, database and user, and what the server said; never the DSN. (`dsn` tells
+    place and role where the error does not: psycopg's do so only while connecting.)
     """
+    place = _place(error, dsn)
     meaning = _by_code(error) if error.sqlstate else _by_text(str(error))
-    what = f"{where}: {_said(error)}{_place(error)}"
+    what = f"{where}: {_said(error)}"
+    if place:
+        what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
     if isinstance(meaning, str):
-        return TransientError(what, reason=meaning)
+        return TransientError(what, reason=meaning, remedy=_TRANSIENT_REMEDIES.get(meaning))
     if meaning is None or meaning.remedy is None:
         return OperatorError(what)
-    return OperatorError(what, remedy=meaning.remedy.format(**_names(error)))
+    names = {
+        "role": identifier(place.get("user")) or "<role>",
+        "database": identifier(place.get("database")) or "<database>",
+    }
+    return OperatorError(what, remedy=meaning.remedy.format(**names))
+
+
+def identifier(name: str | None) -> str | None:
+    """Quote a name as SQL."""
+    return None if name is None else sql.Identifier(name).as_string(None)
+
+
+def role_of(dsn: str) -> str | None:
+    """Give the DSN's user, None if it leaves that to the environment."""
+    user = read_dsn(dsn).get("user")
+    return None if user is None else str(user)
 
 
 def _by_code(error: psycopg.Error) -> str | _Operator | None:
@@ -214,7 +241,7 @@ def _by_text(text: str) -> str | _Operator | None:
 
 
 def _said(error: psycopg.Error) -> str:
-    """Give the error on one line, without the repeated "connection to server at" of libpq.
+    """Give the error on one line, without libpq's "connection to server at", which is repeated.
 
     Of a server's error only the primary message: detail and context may quote a row.
     """
@@ -224,32 +251,23 @@ def _said(error: psycopg.Error) -> str:
     return "; ".join(line.strip(" -\t") for line in text.splitlines() if line.strip())
 
 
-def _place(error: psycopg.Error) -> str:
-    connection = error.pgconn
-    if connection is None:
-        return ""
-    try:
-        facts = {
-            "host": connection.host,
-            "port": connection.port,
-            "database": connection.db,
-            "user": connection.user,
-        }
-    except psycopg.Error:  # the connection was closed: nothing left to ask
-        return ""
-    told = ", ".join(f"{k} {v.decode(errors='replace')}" for k, v in facts.items() if v)
-    return f" ({told})" if told else ""
-
-
-def _names(error: psycopg.Error) -> dict[str, str]:
-    names = {"role": "<role>", "database": "<database>"}
+def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
+    """Give host, port, database and user, as far as they are known."""
     connection = error.pgconn
     if connection is not None:
         try:
-            found = {"role": connection.user, "database": connection.db}
-        except psycopg.Error:
-            return names
-        for name, value in found.items():
-            if value:
-                names[name] = sql.Identifier(value.decode(errors="replace")).as_string(None)
-    return names
+            found = {
+                "host": connection.host,
+                "port": connection.port,
+                "database": connection.db,
+                "user": connection.user,
+            }
+        except psycopg.Error:  # closed: it has nothing left to say
+            found = {}
+        if any(found.values()):
+            return {k: v.decode(errors="replace") for k, v in found.items() if v}
+    if dsn is None:
+        return {}
+    told = read_dsn(dsn)
+    names = {"host": "host", "port": "port", "database": "dbname", "user": "user"}
+    return {ours: str(told[theirs]) for ours, theirs in names.items() if told.get(theirs)}

@@ -14,7 +14,8 @@ import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
-from ingestd.capture.session import classify, connect
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.session import classify, connect, identifier, role_of
 from ingestd.errors import IngestdError, TableError, TransientError
 from ingestd.ports import Split
 from ingestd.schema import Table, TableId
@@ -33,7 +34,9 @@ SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS ki
        CASE WHEN c.relkind = 'r' THEN
          pg_catalog.pg_relation_size(c.oid)
            / pg_catalog.current_setting('block_size')::int8 ELSE 0 END AS blocks,
-       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS nbytes
+       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS nbytes,
+       CASE WHEN c.reltoastrelid > 0 THEN pg_catalog.pg_relation_size(c.reltoastrelid)
+         ELSE 0 END AS toast_bytes
   FROM tree
   JOIN pg_catalog.pg_class c ON c.oid = tree.oid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -53,6 +56,7 @@ class _Relation:
     is_readable: bool | None
     blocks: int | None
     nbytes: int | None
+    toast_bytes: int | None
 
 
 class CtidSplits:
@@ -77,51 +81,47 @@ class CtidSplits:
                     await cursor.execute(_LEAVES, {"oid": table.oid})
                     relations = await cursor.fetchall()
         except psycopg.Error as error:
-            raise read_error(error, table.id) from error
+            raise read_error(error, table.id, self._dsn) from error
         return [
-            Split(table, snapshot, where, nbytes)
-            for where, nbytes in _pieces(table.id, relations, target_bytes)
+            Split(table, snapshot, blocks.to_text(), nbytes)
+            for blocks, nbytes in _pieces(table.id, relations, target_bytes)
         ]
 
 
 def _pieces(
     table: TableId, relations: Sequence[_Relation], target_bytes: int
-) -> list[tuple[str, int]]:
-    """Give FROM clauses with their sizes."""
+) -> list[tuple[BlockRange, int]]:
+    """Give ranges with their sizes."""
     root = next((r for r in relations if r.is_root), None)
     if root is None:
         raise TableError(table, "does not exist", remedy="take it out of `tables`")
     if root.kind not in {_TABLE, _PARTITIONED}:
         raise TableError(table, "is not a table", remedy="take it out of `tables`")
-    name = sql.Identifier(root.schema, root.name)
     leaves = [r for r in relations if r.kind != _PARTITIONED]
-    if not all(r.kind == _TABLE and r.is_readable for r in leaves) or not leaves:
+    if root.kind == _PARTITIONED and not all(r.kind == _TABLE and r.is_readable for r in leaves):
         # A foreign partition has no blocks; and who may read the root may not always read its
-        # partitions. (A plain table that is not readable says so when it is read.)
-        only = sql.SQL("ONLY ") if root.kind == _TABLE else sql.SQL("")
-        whole = (only + name).as_string(None)
-        return [(whole, sum(r.nbytes or 0 for r in leaves))]
+        # partitions.
+        leaves = []
+    if not leaves:
+        nbytes = sum(r.nbytes or 0 for r in relations)
+        return [(BlockRange(root.schema, root.name, is_whole=True), nbytes)]
     return [piece for leaf in leaves for piece in _ranges(leaf, target_bytes)]
 
 
-def _ranges(relation: _Relation, target_bytes: int) -> list[tuple[str, int]]:
+def _ranges(relation: _Relation, target_bytes: int) -> list[tuple[BlockRange, int]]:
     """Cut by blocks. The last range is open: what the table has grown since is in it."""
     blocks, nbytes = relation.blocks or 0, relation.nbytes or 0
     count = max(1, min(blocks, -(-nbytes // target_bytes)))
     bounds = [blocks * i // count for i in range(count)]
-    name = sql.Identifier(relation.schema, relation.name)
-    pieces = []
-    for start, end in zip(bounds, [*bounds[1:], None], strict=True):
-        clause = sql.SQL("ONLY ") + name
-        conditions = []
-        if start > 0:
-            conditions.append(sql.SQL("ctid >= {}::tid").format(f"({start},0)"))
-        if end is not None:
-            conditions.append(sql.SQL("ctid < {}::tid").format(f"({end},0)"))
-        if conditions:
-            clause += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
-        pieces.append((clause.as_string(None), nbytes // count))
-    return pieces
+    return [
+        (
+            BlockRange(
+                relation.schema, relation.name, start, end, is_packed=not relation.toast_bytes
+            ),
+            nbytes // count,
+        )
+        for start, end in zip(bounds, [*bounds[1:], None], strict=True)
+    ]
 
 
 async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> None:
@@ -143,23 +143,23 @@ async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> Non
 _GONE = ("42P01", "42703", "3F000")
 
 
-def read_error(error: psycopg.Error, table: TableId) -> IngestdError:
+def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
     """Say what it means that this table can't be read: its own fault, or the connection's."""
-    name = sql.Identifier(table.schema, table.name).as_string(None)
+    said = error.diag.message_primary or str(error)
     if error.sqlstate in _GONE:
         return TableError(
             table,
-            f"changed while it was read: {error.diag.message_primary}",
+            f"changed while it was read: {said}",
             remedy="ingestd reads it anew at its next start",
         )
-    fault = classify(error, f"table {table}, read")
+    fault = classify(error, f"table {table}, read", dsn)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
         return fault
     remedy = fault.remedy
-    if "row-level security" not in str(error):
-        role = "<role>"
-        if error.pgconn is not None and error.pgconn.user:
-            role = sql.Identifier(error.pgconn.user.decode()).as_string(None)
-        schema = sql.Identifier(table.schema).as_string(None)
-        remedy = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {name} TO {role};"
-    return TableError(table, error.diag.message_primary or str(error), remedy=remedy)
+    if "row-level security" not in said:
+        role = identifier(role_of(dsn)) or "<role>"
+        schema, name = identifier(table.schema), identifier(table.name)
+        remedy = (
+            f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {schema}.{name} TO {role};"
+        )
+    return TableError(table, said, remedy=remedy)

@@ -75,7 +75,7 @@ async def test_what_it_cannot_apply_remains_and_nothing_is_missing(world: TableW
 async def test_a_table_larger_than_a_batch_comes_in_several(world: TableWorld) -> None:
     world.insert(MANY)
     async with world.snapshot() as snapshot:
-        source = world.page_source(await whole(world, snapshot), ["id"])
+        source = world.page_source(await whole(world, snapshot))
         sizes, ids = [], []
         async for batch in source.batches():
             sizes.append(batch.num_rows)

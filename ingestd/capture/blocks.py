@@ -1,0 +1,51 @@
+"""A range of a table's blocks: what a split of Postgres reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from psycopg import sql
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Blocks `start` to `end` (exclusive; None: to the table's end) of one table or partition.
+
+    `is_whole`: the relation has no blocks of its own to choose from, read all of it (and its
+    partitions). `is_packed`: small values only, so that the server can pack them by column.
+    """
+
+    schema: str
+    name: str
+    start: int = 0
+    end: int | None = None
+    is_whole: bool = False
+    is_packed: bool = False
+
+    def to_text(self) -> str:
+        """Write it for `Split.where`."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: str) -> BlockRange:
+        """Read `Split.where`."""
+        return cls(**json.loads(text))
+
+    @property
+    def relation(self) -> sql.Composable:
+        """What stands after FROM."""
+        name = sql.Identifier(self.schema, self.name)
+        return name if self.is_whole else sql.SQL("ONLY ") + name
+
+    @property
+    def condition(self) -> sql.Composable:
+        """The WHERE clause, with the space before it; empty for everything."""
+        bounds = []
+        if self.start > 0:
+            bounds.append(sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({self.start},0)"))
+        if self.end is not None:
+            bounds.append(sql.SQL("ctid < {}::pg_catalog.tid").format(f"({self.end},0)"))
+        if not bounds:
+            return sql.SQL("")
+        return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(bounds)

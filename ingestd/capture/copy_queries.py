@@ -1,0 +1,141 @@
+"""The queries that read a range of blocks: row by row as texts, or packed by column.
+
+The text of a value is that of its type's output function, which is what the stream sends (design
+section 8.4). Binary format, because it needs no escaping and says how long each value is.
+"""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.decode.packing import BITS, Form, fixed, flag_fields, flagged, form_of
+from ingestd.schema import Column, Table
+
+_TEXT_AS_IS = frozenset({19, 25, 114, 1042, 1043})  # name, text, json, bpchar, varchar
+"""Types whose binary form is the text of the output function."""
+_TEXT_BY_CAST = frozenset(
+    {17, 19, 20, 21, 23, 25, 26, 114, 700, 701, 1043}
+    | {1082, 1083, 1114, 1184, 1186, 1266, 1700, 2950, 3802}
+)
+"""Built-in types whose cast to text is their output function, or changes nothing."""
+
+
+def rows_query(table: Table, blocks: BlockRange) -> sql.Composed:
+    """Give the COPY of the table's columns, each the text of its value: for CopyDecoder."""
+    columns = sql.SQL(", ").join(map(_sendable, table.columns))
+    return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT binary)").format(
+        columns, blocks.relation, blocks.condition
+    )
+
+
+def _sendable(column: Column) -> sql.Composable:
+    if column.type_oid in _TEXT_AS_IS:
+        return sql.Identifier(column.name)
+    return as_text(column)
+
+
+def as_text(column: Column) -> sql.Composable:
+    """Give the SQL, of type text, of what the type's output function writes.
+
+    A plain ``::text`` is another function for bool, char(n), inet, xml and whatever a user has made
+    a cast for; ``concat`` always takes the output function. (IS NULL would be true for a composite
+    value of nulls.)
+    """
+    name = sql.Identifier(column.name)
+    if column.type_oid in _TEXT_BY_CAST:
+        return sql.SQL("{}::pg_catalog.text").format(name)
+    return sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.concat({0}) END").format(
+        name
+    )
+
+
+def columns_query(table: Table, blocks: BlockRange, blocks_per_run: int) -> sql.Composed:
+    """Give the COPY of packed columns (see `ingestd.decode.packing`): for ColumnarDecoder.
+
+    One row for each `blocks_per_run` blocks that have rows, in their order. What is computed is
+    computed once: OFFSET 0 keeps the inner query apart.
+    """
+    inner = [
+        sql.SQL("{} AS {}").format(
+            as_text(c) if form_of(c) is Form.TEXT else sql.Identifier(c.name), _alias(i)
+        )
+        for i, c in enumerate(table.columns)
+    ]
+    outer = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n"), *_flags(table)]
+    for i, column in enumerate(table.columns):
+        outer += _packed(column, _alias(i))
+    return sql.SQL(
+        "COPY (SELECT first, packed.* FROM pg_catalog.generate_series({start}::pg_catalog.int8,"
+        " {last}, {step}) AS runs(first) CROSS JOIN LATERAL (SELECT {outer} FROM (SELECT {inner}"
+        " FROM {relation} WHERE ctid >= pg_catalog.format('(%s,0)', first)::pg_catalog.tid"
+        " AND ctid < pg_catalog.format('(%s,0)', {until})::pg_catalog.tid OFFSET 0) AS rows)"
+        " AS packed WHERE packed.n > 0) TO STDOUT (FORMAT binary)"
+    ).format(
+        start=blocks.start,
+        last=_last(blocks),
+        step=blocks_per_run,
+        outer=sql.SQL(", ").join(outer),
+        inner=sql.SQL(", ").join(inner),
+        relation=blocks.relation,
+        until=_until(blocks, blocks_per_run),
+    )
+
+
+def _alias(number: int) -> sql.Identifier:
+    return sql.Identifier(f"c{number}")
+
+
+def _last(blocks: BlockRange) -> sql.Composable:
+    """Give the last block: without an end, the table's last one now: the snapshot is older."""
+    if blocks.end is not None:
+        return sql.Literal(blocks.end - 1)
+    name = sql.Identifier(blocks.schema, blocks.name).as_string(None)
+    return sql.SQL(
+        "pg_catalog.pg_relation_size({}::pg_catalog.regclass)"
+        " / pg_catalog.current_setting('block_size')::pg_catalog.int8 - 1"
+    ).format(name)
+
+
+def _until(blocks: BlockRange, blocks_per_run: int) -> sql.Composable:
+    until = sql.SQL("first + {}").format(blocks_per_run)
+    if blocks.end is None:
+        return until
+    return sql.SQL("least({}, {})").format(until, blocks.end)
+
+
+def _flags(table: Table) -> list[sql.Composable]:
+    """Give the fields that say which of the fixed columns are null."""
+    numbers = {c.name: i for i, c in enumerate(table.columns)}
+    bits = [
+        sql.SQL("CASE WHEN {} IS NULL THEN {} ELSE 0 END").format(
+            _alias(numbers[c.name]), 1 << i % BITS
+        )
+        for i, c in enumerate(flagged(table))
+    ]
+    return [
+        sql.SQL("pg_catalog.array_agg({})").format(
+            sql.SQL(" | ").join(bits[i * BITS : (i + 1) * BITS])
+        )
+        for i in range(flag_fields(table))
+    ]
+
+
+def _packed(column: Column, alias: sql.Identifier) -> list[sql.Composable]:
+    form = form_of(column)
+    if form is Form.FIXED:
+        if not column.nullable:
+            return [sql.SQL("pg_catalog.array_agg({})").format(alias)]
+        kind = fixed(column)
+        return [
+            sql.SQL("pg_catalog.array_agg(coalesce({}, {}::{}))").format(
+                alias, kind.some_value, sql.Identifier("pg_catalog", kind.sql_name)
+            )
+        ]
+    separator = sql.SQL("''::pg_catalog.{}").format(
+        sql.SQL("bytea" if form is Form.BYTES else "text")
+    )
+    return [
+        sql.SQL("pg_catalog.string_agg({}, {})").format(alias, separator),
+        sql.SQL("pg_catalog.array_agg(coalesce(pg_catalog.octet_length({}), -1))").format(alias),
+    ]
