@@ -65,7 +65,7 @@ class TableBook:
     @property
     def is_loading(self) -> bool:
         """Whether a snapshot was read that is not durable yet."""
-        return bool(self._loading)
+        return any(t.id not in self._stopped for t in self._loading)
 
     def loaded(self) -> list[Table]:
         """Give the tables whose snapshot has just become durable, once."""

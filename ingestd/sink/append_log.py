@@ -250,14 +250,22 @@ class AppendLog:
         with storage_faults(self.uri), self.store.open(log_file) as file:
             return bytes(file.read()).decode()
 
+    def settle(self) -> None:
+        """Make durable what `load` read: a kill may have come between a commit and its fsync (I1).
+
+        Only the last commit can be meant: each is made durable before the next.
+        """
+        if self.exists:
+            self._sync(self._version)
+
     def _sync(self, version: int) -> None:
         """Make the log durable, up to this commit (I1)."""
         log = f"{self.folder}/_delta_log"
-        names = [f"{version:020}.json"]
-        checkpoint = f"{version:020}.checkpoint.parquet"
+        commit, checkpoint = f"{version:020}.json", f"{version:020}.checkpoint.parquet"
         with storage_faults(self.uri):
-            if self.store.size(f"{log}/{checkpoint}") is not None:
-                names += [checkpoint, "_last_checkpoint"]
+            names = [n for n in (commit, checkpoint) if self.store.size(f"{log}/{n}") is not None]
+            if checkpoint in names:
+                names.append("_last_checkpoint")
             self.store.sync(log, names)
             if version == 0:
                 self.store.sync(self.folder, [])

@@ -63,12 +63,12 @@ class DeltaLake:
         self.now = now
         self.before_commit = before_commit
         self.jobs = Jobs(at_once=WORKERS)
-        self._epochs = EpochTable(
-            AppendLog(self.store, self.layout.epochs, self.layout.app_id()), before_commit
+        self._own_logs = tuple(
+            AppendLog(self.store, folder, self.layout.app_id())
+            for folder in (self.layout.epochs, self.layout.tables)
         )
-        self._registry = RegistryTable(
-            AppendLog(self.store, self.layout.tables, self.layout.app_id()), before_commit
-        )
+        self._epochs = EpochTable(self._own_logs[0], before_commit)
+        self._registry = RegistryTable(self._own_logs[1], before_commit)
         self._epochs_lock = asyncio.Lock()
         self._registry_lock = asyncio.Lock()
         self._raw: dict[TableId, RawTable] = {}
@@ -175,6 +175,8 @@ class DeltaLake:
             for table, watermark in watermarks.items()
             if self._epochs.end_lsn is None or watermark > self._epochs.end_lsn
         }
+        for log in (*(self._raw[table].log for table in self._held), *self._own_logs):
+            log.settle()
         by_text = {str(table): table for table in self._raw}
         registered = self._registry.tables()
         return Committed(

@@ -141,6 +141,30 @@ async def test_ack_after_durable_every_file_is_synced_before_what_refers_to_it(
     assert order[-2:] == [epoch_commit, "shop/_epochs/_delta_log"]
 
 
+async def test_ack_after_durable_a_commit_that_a_kill_left_unsynced_is_synced_at_open(
+    tmp_path: Path,
+) -> None:
+    def crash(step: str) -> None:
+        if step == "_epochs":
+            raise OSError(step)  # raw commits are there, the epoch's row is not
+
+    lake = DeltaLake(str(tmp_path), "shop", before_commit=crash)
+    await lake.open()
+    await lake.adopt("1")
+    writer = lake.begin()
+    await writer.append(inserts(A, 100, 1))
+    with pytest.raises(OSError, match="_epochs"):
+        await writer.commit(summary(100, 105))
+    notes = Notes(tmp_path)
+    assert (await DeltaLake(str(tmp_path), "shop", durability=notes).open()).floor == 105
+    synced = [path for path, _ in notes.seen]
+    raw_log = "shop/public/a/_delta_log"
+    assert f"{raw_log}/00000000000000000000.json" in synced
+    assert raw_log in synced
+    assert "shop/_epochs/_delta_log/00000000000000000001.json" in synced
+    assert "shop/_tables/_delta_log/00000000000000000000.json" in synced
+
+
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop")
     log.load()
