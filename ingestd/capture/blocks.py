@@ -33,6 +33,11 @@ class BlockRange:
         return cls(**json.loads(text))
 
     @property
+    def is_all(self) -> bool:
+        """Whether it is the whole relation in one."""
+        return self.start == 0 and self.end is None
+
+    @property
     def relation(self) -> sql.Composable:
         """What stands after FROM."""
         name = sql.Identifier(self.schema, self.name)

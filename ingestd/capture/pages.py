@@ -22,6 +22,7 @@ from psycopg import sql
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.copy_queries import columns_query, rows_query
+from ingestd.capture.rewrites import lock_unless_rewritten
 from ingestd.capture.session import connect
 from ingestd.capture.splits import enter_snapshot, read_error
 from ingestd.changes import TableBatch
@@ -99,6 +100,8 @@ class TablePages:
         connection = await connect(self._dsn, autocommit=False)
         copy = self._copy = CopyOut(connection)
         await enter_snapshot(connection, self._split.snapshot)
+        if not self._blocks.is_whole:
+            await lock_unless_rewritten(connection, self._dsn, self._table.id, self._blocks)
         await copy.start(query)
         self._reading = asyncio.create_task(copy.read_block())
         while (reading := self._reading) is not None:

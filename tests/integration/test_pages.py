@@ -341,6 +341,67 @@ async def test_bounded_batches_of_values_that_are_small_on_disk_only(database: D
     assert max(nbytes for _, nbytes in sizes) < 60 << 20
 
 
+# --- tables replaced while they are read (I6) ------------------------------------------------
+
+REWRITES = {
+    "vacuum full": "VACUUM FULL t",
+    "cluster": "CLUSTER t USING t_pkey",
+    "type": "ALTER TABLE t ALTER id TYPE bigint",
+    "same type, other values": "ALTER TABLE t ALTER v TYPE text USING v || 'x'",
+    "volatile default": "ALTER TABLE t ADD at float8 DEFAULT random()",
+    "unlogged": "ALTER TABLE t SET UNLOGGED",
+}
+
+
+@pytest.mark.parametrize("statement", REWRITES.values(), ids=REWRITES)
+async def test_snapshot_boundary_a_rewrite_between_two_splits_is_noticed(
+    database: Database, statement: str
+) -> None:
+    await fill(database, 3000)
+    table = await table_named(database, "t")
+    async with exported(database) as snapshot:
+        first, *others = await CtidSplits(database.dsn).splits(table, snapshot, 100_000)
+        assert sum(b.rows.num_rows for b in await read(database, [first])) > 0
+        database.execute(statement)
+        with pytest.raises(TransientError) as caught:
+            await read(database, others)
+    assert caught.value.reason == "table_rewritten"
+
+
+@pytest.mark.parametrize("statement", [REWRITES["vacuum full"], REWRITES["cluster"]])
+async def test_snapshot_boundary_one_split_survives_moved_rows(
+    database: Database, statement: str
+) -> None:
+    await fill(database, 3000)
+    database.execute("UPDATE t SET v = 'u' WHERE id % 3 = 0")
+    table = await table_named(database, "t")
+    async with exported(database) as snapshot:
+        splits = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
+        database.execute(statement)
+        batches = await read(database, splits)
+    ids = [i for b in batches for i in b.rows.column("id").to_pylist()]
+    assert sorted(ids) == list(range(1, 3001))
+
+
+async def test_snapshot_boundary_a_truncated_table_is_empty(database: Database) -> None:
+    await fill(database, 3000)
+    table = await table_named(database, "t")
+    async with exported(database) as snapshot:
+        splits = await CtidSplits(database.dsn).splits(table, snapshot, 100_000)
+        database.execute("TRUNCATE t", "INSERT INTO t VALUES (1, 'later')")
+        assert await read(database, splits) == []
+
+
+async def test_snapshot_boundary_other_ddl_is_no_rewrite(database: Database) -> None:
+    await fill(database, 3000)
+    table = await table_named(database, "t")
+    async with exported(database) as snapshot:
+        splits = await CtidSplits(database.dsn).splits(table, snapshot, 100_000)
+        database.execute("ALTER TABLE t ADD n int DEFAULT 5", "CREATE INDEX ON t (v)", "VACUUM t")
+        batches = await read(database, splits)
+    assert sum(b.rows.num_rows for b in batches) == 3000
+
+
 # --- faults ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,71 @@
+"""Tables whose storage was replaced after the snapshot that is being read.
+
+TRUNCATE and rewrites are not MVCC-safe: PostgreSQL documentation, "Caveats" of "Concurrency
+Control". After a TRUNCATE, an older snapshot sees an empty table; that is right here, because the
+stream brings the `t`. After an ALTER TABLE that rewrites it sees an empty table too, and nothing
+comes of it in the stream. VACUUM FULL and CLUSTER keep the rows but move them between the blocks of
+different splits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.session import connect
+from ingestd.errors import TransientError
+from ingestd.schema import TableId
+
+# pg_class as the snapshot sees it, against the function, which sees the present.
+_REPLACED = """
+SELECT c.oid::int8, c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s
+"""
+# What every rewriting ALTER TABLE changes, and TRUNCATE does not.
+_DEFINITION = """
+SELECT c.relpersistence::text, c.relam::text,
+       ARRAY(SELECT a.attnum || ' ' || a.xmin::text FROM pg_catalog.pg_attribute a
+              WHERE a.attrelid = c.oid AND a.attnum > 0 ORDER BY a.attnum)
+  FROM pg_catalog.pg_class c WHERE c.oid = %s
+"""
+
+
+async def lock_unless_rewritten(
+    connection: AsyncConnection[Any], dsn: str, table: TableId, blocks: BlockRange
+) -> None:
+    """Keep the relation from being replaced until the transaction ends, if it was not already.
+
+    `connection` is in the snapshot's transaction. Raises TransientError (``table_rewritten``) if
+    rows would be missing or come twice.
+    """
+    name = sql.Identifier(blocks.schema, blocks.name)
+    await connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
+    cursor = await connection.execute(_REPLACED, (blocks.schema, blocks.name))
+    found = await cursor.fetchone()
+    if found is None or not found[1]:
+        return
+    cursor = await connection.execute(
+        sql.SQL("SELECT EXISTS (SELECT FROM {})").format(blocks.relation)
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    if row[0]:
+        is_harmed = not blocks.is_all
+    else:
+        then = await _definition(connection, found[0])
+        async with await connect(dsn) as present:
+            is_harmed = await _definition(present, found[0]) != then
+    if is_harmed:
+        raise TransientError(
+            f"table {table}: rewritten (ALTER TABLE, VACUUM FULL or CLUSTER) while its snapshot "
+            "was read; the snapshot begins anew",
+            reason="table_rewritten",
+        )
+
+
+async def _definition(connection: AsyncConnection[Any], oid: int) -> Any:  # noqa: ANN401 - a row
+    cursor = await connection.execute(_DEFINITION, (oid,))
+    return await cursor.fetchone()
