@@ -46,10 +46,23 @@ async def world(request: pytest.FixtureRequest) -> AsyncGenerator[ChangeWorld, N
     await made.close()
 
 
+async def claim(capture: ChangeCapture) -> None:
+    """Claim after another's close, which a server takes a moment to notice."""
+
+    async def claimed() -> bool:
+        try:
+            await capture.claim()
+        except TransientError:
+            return False
+        return True
+
+    await until(claimed)
+
+
 async def prepared(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
     """A capture that may stream."""
     capture = world.capture()
-    await capture.claim()
+    await claim(capture)
     tables = (await capture.discover()).tables
     await capture.prepare(tables)
     return capture, tables
@@ -119,14 +132,7 @@ async def test_one_writer_the_claim_is_exclusive_until_close(world: ChangeWorld)
     assert raised.value.reason == "claimed"
     await first.close()
 
-    async def free() -> bool:
-        try:
-            await second.claim()
-        except TransientError:
-            return False
-        return True
-
-    await until(free)
+    await claim(second)
 
 
 async def test_discover_finds_the_tables_and_changes_nothing(world: ChangeWorld) -> None:
@@ -174,7 +180,7 @@ async def test_prepare_is_idempotent_and_renews_when_asked(world: ChangeWorld) -
     assert await world.state() == state
     await capture.close()
     again = world.capture()
-    await again.claim()
+    await claim(again)
     await again.prepare(tables)
     assert await world.confirmed() == kept
     await again.prepare(tables, renew=True)
@@ -293,7 +299,7 @@ async def test_supports_replay_from_any_position_not_confirmed(world: ChangeWorl
     await capture.close()
     for done in (0, 1, 3, 4):  # where it starts is durable: it may be confirmed by that
         later = world.capture()
-        await later.claim()
+        await claim(later)
         await later.prepare(tables)
         async with aclosing(later.live(ends[done - 1] if done else None)) as live:
             assert ids(await take(live, 5 - done)) == list(range(done + 1, 6))
@@ -317,7 +323,7 @@ async def test_resumes_exactly_after_the_confirmed_position(world: ChangeWorld) 
         await until(is_confirmed)
     await capture.close()
     later = world.capture()
-    await later.claim()
+    await claim(later)
     await later.prepare(tables)
     async with aclosing(later.live(None)) as live:
         assert ids(await take(live, 2)) == [6, 7]

@@ -30,11 +30,13 @@ from ingestd.capture.wal.publication import (
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import (
     ExportedPoint,
+    busy_slot,
     claim_key,
     drop_slot,
     export_point,
     find_slot,
     missing_slot,
+    vanished_slot,
 )
 from ingestd.capture.wal.snapshot import TableSnapshot
 from ingestd.capture.wal.stream import (
@@ -181,7 +183,7 @@ class WalCapture:
             server = await inspect_server(control)
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:
-            raise missing_slot(self._slot)
+            raise self._without_slot()
         start = max(after or ZERO, slot.confirmed_lsn)
         self._delivered = max(self._delivered, start)
         stream = self._stream = await open_stream(
@@ -230,7 +232,7 @@ class WalCapture:
                 self._monitor = await connect(self._dsn)
             slot = await find_slot(self._monitor, self._slot)
         if slot is None:
-            raise missing_slot(self._slot)
+            raise self._without_slot()
         current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
         return Lag(
             current_lsn=current,
@@ -280,6 +282,10 @@ class WalCapture:
             raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
         return server
 
+    def _without_slot(self) -> OperatorError | TransientError:
+        make = vanished_slot if self._settings.manage else missing_slot
+        return make(self._slot)
+
     def _unpublished(self, table: Table) -> Refused:
         statement = add_statement(self._publication, [table.id]).as_string(None)
         what = f"not in publication {self._publication!r}, and manage = false"
@@ -317,6 +323,10 @@ class WalCapture:
             fault = slot.fault(self._slot, control.info.dbname)
             if fault is not None:
                 raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
+            if slot.active_pid is not None:
+                # Before a snapshot is read for nothing. The last daemon's walsender may take its
+                # time to notice that it is gone.
+                raise busy_slot(self._slot, slot)
             if not (renew or slot.is_lost):
                 return
         if not self._settings.manage:
@@ -371,7 +381,7 @@ class WalCapture:
         try:
             yield
         except psycopg.Error as error:
-            raise classify(error, f"source {self._source}, {doing}") from error
+            raise classify(error, f"source {self._source}, {doing}", self._dsn) from error
 
 
 def _decode(decoder: StreamDecoder, block: Block) -> tuple[list[Chunk], bool]:

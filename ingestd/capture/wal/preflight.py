@@ -33,11 +33,12 @@ LOW_SAFE_BYTES = 1 << 30
 async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     """Look at the server, the role, the tables, the publication and the slot. Changes nothing."""
     found = _Findings(source)
+    dsn = settings.dsn.get_secret_value()
     try:
-        async with await connect(settings.dsn.get_secret_value()) as connection:
+        async with await connect(dsn) as connection:
             await _look(connection, settings, found)
     except psycopg.Error as error:
-        found.fault("connection", classify(error, f"source {source}, check"))
+        found.fault("connection", classify(error, f"source {source}, check", dsn))
     return found.lines
 
 

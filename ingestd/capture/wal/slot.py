@@ -14,7 +14,7 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
-from ingestd.errors import OperatorError
+from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
 
 PLUGIN = "pgoutput"
@@ -80,6 +80,24 @@ async def drop_slot(connection: AsyncConnection[Any], name: str) -> None:
     await connection.execute(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
         (name,),
+    )
+
+
+def vanished_slot(name: str) -> TransientError:
+    """Make the error for a slot that is ours to make and not there: the next start makes it."""
+    return TransientError(
+        f"slot {name!r} does not exist",
+        reason="slot_missing",
+        remedy="nothing to do: `ingestd run` makes it at its start",
+    )
+
+
+def busy_slot(name: str, slot: Slot) -> TransientError:
+    """Make the error for a slot that another client reads."""
+    return TransientError(
+        f"slot {name!r} is in use by pid {slot.active_pid} ({slot.holder or 'unknown'})",
+        reason="slot_active",
+        remedy=f"stop that client, or SELECT pg_terminate_backend({slot.active_pid});",
     )
 
 

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from ingestd.errors import IngestdError, OperatorError, ProtocolError, TransientError
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
+from ingestd.run import supervisor as supervising
+from ingestd.run.supervisor import Supervised, Supervisor, retry_delay_s
+from tests.unit.run.fixtures import LIMIT_S, until, watch
+
+if TYPE_CHECKING:
+    from ingestd.run.pipeline import Pipeline
+
+LOST = TransientError("connection lost", reason="connection_lost")
+DENIED = OperatorError("no REPLICATION attribute", remedy="ALTER ROLE r REPLICATION;")
+
+
+class Clock:
+    """Monotonic seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Waits:
+    """Takes the supervisor's waits: notes them, passes the time, and lets `limit` of them by."""
+
+    def __init__(self, clock: Clock, limit: int) -> None:
+        self.delays: list[float] = []
+        self._clock = clock
+        self._limit = limit
+
+    async def __call__(self, stop: asyncio.Event, delay_s: float) -> None:
+        self.delays.append(delay_s)
+        self._clock.now += delay_s
+        if len(self.delays) >= self._limit:
+            stop.set()
+
+
+class ScriptedPipeline:
+    """Ends each attempt as `attempt` does."""
+
+    def __init__(self, attempt: Callable[[asyncio.Event], object]) -> None:
+        self._attempt = attempt
+
+    async def run(self, stop: asyncio.Event) -> None:
+        outcome = self._attempt(stop)
+        if asyncio.iscoroutine(outcome):
+            await outcome
+
+
+def supervised(name: str, attempt: Callable[[asyncio.Event], object]) -> Supervised:
+    return Supervised(lambda: cast("Pipeline", ScriptedPipeline(attempt)), watch(name))
+
+
+def failing(error: Exception) -> Callable[[asyncio.Event], object]:
+    def attempt(_: asyncio.Event) -> object:
+        raise error
+
+    return attempt
+
+
+async def delays_after(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, count: int, *, lasted_s: float = 0.0
+) -> list[float]:
+    clock, stop = Clock(), asyncio.Event()
+    waits = Waits(clock, count)
+    monkeypatch.setattr(supervising, "_wait", waits)
+
+    def attempt(_: asyncio.Event) -> object:
+        clock.now += lasted_s
+        raise error
+
+    sources = {"shop": supervised("shop", attempt)}
+    await Supervisor(sources, monotonic=clock, jitter=lambda: 1.0).run(stop)
+    return waits.delays
+
+
+async def test_transient_faults_back_off_from_half_a_second_to_thirty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delays = await delays_after(monkeypatch, LOST, 9)
+    assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_jitter_takes_up_to_half_of_a_delay() -> None:
+    for attempt in range(1, 40):
+        longest = retry_delay_s(LOST, attempt, 1.0)
+        assert retry_delay_s(LOST, attempt, 0.0) == longest / 2
+        assert longest / 2 < retry_delay_s(LOST, attempt, 0.3) < longest <= 30.0
+
+
+@pytest.mark.parametrize("error", [DENIED, ProtocolError("bad byte"), ZeroDivisionError("ours")])
+async def test_what_needs_a_person_is_tried_again_every_minute(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    assert await delays_after(monkeypatch, error, 4) == [60.0] * 4
+
+
+async def test_a_pipeline_that_had_settled_backs_off_from_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await delays_after(monkeypatch, LOST, 3, lasted_s=61.0) == [0.5, 0.5, 0.5]
+    assert await delays_after(monkeypatch, LOST, 3, lasted_s=59.0) == [0.5, 1.0, 2.0]
+
+
+async def test_a_state_is_logged_once_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with capture_logs() as logged:
+        await delays_after(monkeypatch, DENIED, 5)
+    [failed] = [entry for entry in logged if entry["event"] == "source.failed"]
+    assert failed["reason"] == DENIED.what
+    assert failed["remedy"] == DENIED.remedy
+    assert failed["retry_s"] == 60.0
+    assert failed["log_level"] == "error"
+
+
+async def test_an_unknown_error_stops_the_source_and_its_traceback_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault = ZeroDivisionError("ours")
+    with capture_logs() as logged:
+        await delays_after(monkeypatch, fault, 1)
+    [unknown] = [entry for entry in logged if entry["event"] == "source.unknown_error"]
+    assert unknown["exc_info"] is fault
+    [failed] = [entry for entry in logged if entry["event"] == "source.failed"]
+    assert "ZeroDivisionError" in failed["reason"]
+    assert failed["state"] == "stopped"
+
+
+async def test_isolated_a_failing_source_leaves_the_others_running() -> None:
+    stop, delivered = asyncio.Event(), asyncio.Event()
+
+    async def deliver(stopping: asyncio.Event) -> None:
+        delivered.set()
+        await stopping.wait()
+
+    sources = {
+        "bad": supervised("bad", failing(DENIED)),
+        "worse": supervised("worse", failing(ValueError("ours"))),
+        "good": supervised("good", deliver),
+    }
+    task = asyncio.create_task(Supervisor(sources).run(stop))
+    status = DaemonStatus("0", datetime.now(UTC), {n: state_of(s) for n, s in sources.items()})
+    await until(lambda: status.sources["worse"].state is SourceState.STOPPED)
+    await until(delivered.is_set)
+    assert not task.done()
+    is_ready, reasons = ready(status)
+    assert not is_ready
+    assert any(f"source bad is stopped: {DENIED.what}" in reason for reason in reasons)
+    stop.set()
+    async with asyncio.timeout(LIMIT_S):
+        await task
+
+
+async def test_a_source_recovers_by_itself_once_the_cause_is_mended() -> None:
+    stop = asyncio.Event()
+    attempts: list[IngestdError | None] = [LOST, None]
+
+    def attempt(stopping: asyncio.Event) -> object:
+        error = attempts.pop(0)
+        if error is not None:
+            raise error
+        return stopping.wait()
+
+    source = supervised("shop", attempt)
+    task = asyncio.create_task(Supervisor({"shop": source}, jitter=lambda: 0.0).run(stop))
+    await until(lambda: not attempts)
+    stop.set()
+    async with asyncio.timeout(LIMIT_S):
+        await task
+    assert state_of(source).state is SourceState.CLOSED
+
+
+@pytest.mark.parametrize("error", [DENIED, LOST])
+async def test_a_stop_during_a_wait_returns_at_once(error: IngestdError) -> None:
+    stop = asyncio.Event()
+    source = supervised("shop", failing(error))
+    late = Supervisor({"shop": source}, jitter=lambda: 1.0)
+    task = asyncio.create_task(late.run(stop))
+    waiting = {SourceState.STOPPED, SourceState.BACKING_OFF}
+    await until(lambda: state_of(source).state in waiting)
+    stop.set()
+    async with asyncio.timeout(0.4):  # less than the shortest delay
+        await task
+    assert state_of(source).state is SourceState.CLOSED
+
+
+async def test_no_attempt_is_made_after_the_stop() -> None:
+    stop = asyncio.Event()
+    stop.set()
+    source = supervised("shop", failing(AssertionError("was started")))
+    await Supervisor({"shop": source}).run(stop)
+    assert state_of(source).state is SourceState.CLOSED
+    assert not state_of(source).last_errors
+
+
+def state_of(source: Supervised) -> SourceStatus:
+    return source.watch._status
