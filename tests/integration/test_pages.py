@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from ingestd.capture.blocks import BlockRange
@@ -19,7 +20,7 @@ from ingestd.capture.splits import CtidSplits
 from ingestd.changes import change_schema
 from ingestd.demo.server_text import FLOAT_TEXTS, text_function
 from ingestd.demo.waiting import await_until
-from ingestd.errors import OperatorError, TableError, TransientError
+from ingestd.errors import TableError, TransientError
 from ingestd.ports import Split
 from ingestd.positions import Lsn
 from ingestd.schema import Column, Table, TableId
@@ -166,14 +167,24 @@ def canonical(text: str | None, column: Column) -> str | None:
     return function(text) if text is not None and function in FLOAT_TEXTS else text
 
 
+def has_xml(database: Database) -> bool:
+    """Some builds of the server have none."""
+    try:
+        database.execute("SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:
+        return False
+    return True
+
+
 @pytest.fixture
 def typed(database: Database) -> Database:
     """Table `typed`: a column for each type; row i has the i-th value of each, or null."""
     database.execute(*TYPES)
-    columns = ", ".join(f'"c {i}" {name}' for i, name in enumerate(VALUES))
+    values_of = {name: v for name, v in VALUES.items() if name != "xml" or has_xml(database)}
+    columns = ", ".join(f'"c {i}" {name}' for i, name in enumerate(values_of))
     database.execute(f"CREATE TABLE typed (id int PRIMARY KEY, {columns})")
     for i in range(max(map(len, VALUES.values())) + 1):
-        values = [v[i] if i < len(v) else None for v in VALUES.values()]
+        values = [v[i] if i < len(v) else None for v in values_of.values()]
         literals = ", ".join("NULL" if v is None else f"$q${v}$q$" for v in values)
         database.execute(f"INSERT INTO typed VALUES ({i}, {literals})")
     return database
@@ -563,9 +574,3 @@ async def fill(database: Database, rows: int) -> None:
 
 async def drain(pages: TablePages) -> list[TableBatch]:
     return [batch async for batch in pages.batches()]
-
-
-async def test_a_wrong_password_never_shows() -> None:
-    with pytest.raises(OperatorError) as caught:
-        await connect("postgresql://me:geheim@x@127.0.0.1/db")
-    assert "geheim" not in str(caught.value)

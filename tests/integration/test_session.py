@@ -1,0 +1,184 @@
+"""What connecting gives and what its failures say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from ingestd.capture.session import classify, connect, read_dsn
+from ingestd.demo.ports import free_port
+from ingestd.demo.postgres import PostgresServer
+from ingestd.errors import IngestdError, OperatorError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.harness.databases import Database
+
+SECRET = "geheim-17"
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    postgres_bindir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PostgresServer]:
+    """A server that asks for passwords, with a role `plain` of no rights and one of no login."""
+    folder = tmp_path_factory.mktemp("guarded")
+    server = PostgresServer(
+        folder / "data", bindir=postgres_bindir, settings={"fsync": "off"}, password=SECRET
+    )
+    with server:
+        with server.connect() as connection:
+            connection.execute(f"CREATE ROLE plain LOGIN PASSWORD '{SECRET}'".encode())
+            connection.execute(f"CREATE ROLE sleeper PASSWORD '{SECRET}'".encode())
+        yield server
+    server.remove()
+
+
+async def failure(dsn: str, **options: Any) -> IngestdError:
+    with pytest.raises(psycopg.Error) as caught:
+        await connect(dsn, **options)
+    return classify(caught.value, "source shop, connect")
+
+
+@pytest.mark.parametrize("replication", [False, True])
+async def test_settings_are_pinned_over_the_dsns_own(
+    database: Database, *, replication: bool
+) -> None:
+    dsn = make_conninfo(database.dsn, options="-c DateStyle=German -c work_mem=5MB")
+    names = "DateStyle TimeZone IntervalStyle extra_float_digits bytea_output client_encoding"
+    found = {}
+    async with await connect(dsn, replication=replication) as connection:
+        for name in [*names.split(), "work_mem", "application_name"]:
+            row = await (await connection.execute(f"SHOW {name}".encode())).fetchone()
+            assert row is not None
+            found[name] = row[0]
+    assert found.pop("DateStyle").startswith("ISO,")
+    assert found == {
+        "TimeZone": "UTC", "IntervalStyle": "iso_8601", "extra_float_digits": "3",
+        "bytea_output": "hex", "client_encoding": "UTF8", "work_mem": "5MB",
+        "application_name": "ingestd",
+    }  # fmt: skip
+
+
+CASES: dict[str, tuple[dict[str, str], str, str]] = {
+    "password": ({"password": "wrong"}, "password authentication failed", "ALTER ROLE"),
+    "database": ({"dbname": "nowhere"}, "does not exist", 'CREATE DATABASE "nowhere"'),
+    "login": ({"user": "sleeper"}, "not permitted to log in", 'ALTER ROLE "sleeper" LOGIN'),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_what_a_person_must_put_right(guarded: PostgresServer, case: str) -> None:
+    change, said, remedy = CASES[case]
+    error = await failure(make_conninfo(guarded.dsn(), **change))
+    assert isinstance(error, OperatorError)
+    assert said in error.what
+    assert remedy in (error.remedy or "")
+    assert f"host 127.0.0.1, port {guarded.port}" in error.what
+    assert SECRET not in str(error)
+
+
+async def test_a_role_without_replication_is_told_which_attribute(guarded: PostgresServer) -> None:
+    dsn = make_conninfo(guarded.dsn(), user="plain")
+    async with await connect(dsn):
+        pass
+    error = await failure(dsn, replication=True)
+    assert isinstance(error, OperatorError)
+    assert 'ALTER ROLE "plain" REPLICATION' in (error.remedy or "")
+
+
+async def test_an_unreachable_server_is_transient(guarded: PostgresServer) -> None:
+    error = await failure(make_conninfo(guarded.dsn(), port=free_port()))
+    assert isinstance(error, TransientError)
+    assert error.reason == "unreachable"
+    assert SECRET not in str(error)
+
+
+async def test_a_name_that_does_not_resolve_is_transient() -> None:
+    error = await failure(f"host=nowhere.invalid user=u dbname=d password={SECRET}")
+    assert isinstance(error, TransientError)
+    assert error.reason == "unreachable"
+
+
+async def test_an_ended_session_is_transient(database: Database) -> None:
+    connection = await connect(database.dsn)
+    with pytest.raises(psycopg.Error) as ended:
+        await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(psycopg.Error) as closed:
+        await connection.execute("SELECT 1")
+    reasons = [
+        error.reason
+        for error in (classify(e.value, "x", database.dsn) for e in (ended, closed))
+        if isinstance(error, TransientError)
+    ]
+    assert reasons == ["server_restarting", "connection_lost"]
+
+
+async def test_limits_of_time_are_transient(database: Database) -> None:
+    database.execute("CREATE TABLE t ()")
+    async with await connect(
+        database.dsn, statement_timeout_s=0.2, lock_timeout_s=0.05
+    ) as connection:
+        with pytest.raises(psycopg.Error) as slow:
+            await connection.execute("SELECT pg_sleep(30)")
+        with database.connect(autocommit=False) as holder:
+            holder.execute("LOCK t")
+            with pytest.raises(psycopg.Error) as locked:
+                await connection.execute("SELECT FROM t")
+    errors = [classify(e.value, "x") for e in (slow, locked)]
+    assert [e.reason for e in errors if isinstance(e, TransientError)] == [
+        "timeout",
+        "lock_timeout",
+    ]
+
+
+async def test_a_full_server_is_transient(database: Database) -> None:
+    user = f"u_{database.name}"
+    database.execute(f"CREATE ROLE {user} LOGIN CONNECTION LIMIT 1")
+    dsn = database.server.dsn(database.name, user=user)
+    try:
+        async with await connect(dsn):
+            error = await failure(dsn)
+    finally:
+        database.execute(f"DROP ROLE {user}")
+    assert isinstance(error, TransientError)
+    assert error.reason == "too_many_connections"
+
+
+async def test_an_unknown_error_is_never_guessed(database: Database) -> None:
+    async with await connect(database.dsn) as connection:
+        with pytest.raises(psycopg.Error) as caught:
+            await connection.execute("SELECT 1 / 0")
+    error = classify(caught.value, "source shop, test", database.dsn)
+    assert type(error) is OperatorError
+    assert error.what.startswith("source shop, test: division by zero (host 127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://me:{SECRET}@x@127.0.0.1/db",
+        f"postgresql://me:{SECRET}/x@127.0.0.1/db",
+        f"not a dsn {SECRET}",
+        f"host=127.0.0.1 port={SECRET}",
+    ],
+)
+async def test_a_dsn_that_cannot_be_read_is_never_shown(dsn: str) -> None:
+    with pytest.raises(OperatorError) as caught:
+        await connect(dsn)
+    shown: BaseException | None = caught.value
+    while shown is not None:
+        assert SECRET not in str(shown)
+        shown = shown.__cause__ or shown.__context__
+
+
+def test_a_good_dsn_is_read() -> None:
+    assert read_dsn("postgresql://me:a%40b@h1,h2:5432/d?connect_timeout=3") == {
+        "user": "me", "password": "a@b", "host": "h1,h2", "port": ",5432", "dbname": "d",
+        "connect_timeout": "3",
+    }  # fmt: skip
