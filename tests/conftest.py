@@ -24,6 +24,8 @@ Beside them: `tests.harness.workload.Workload`, `tests.harness.compare` (lake ag
 from __future__ import annotations
 
 import os
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,23 +72,28 @@ def postgres_bindir() -> Path:
     return found[0]
 
 
+@contextmanager
+def running_server(bindir: Path) -> Iterator[PostgresServer]:
+    # Not below tmp_path: each pytest that starts closes that folder to the server's own account.
+    with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
+        server = PostgresServer(Path(folder) / "data", bindir=bindir, settings=_FAST)
+        try:
+            with server:
+                yield server
+        finally:
+            server.remove()
+
+
 @pytest.fixture(scope="session")
-def postgres(
-    postgres_bindir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PostgresServer]:
-    folder = tmp_path_factory.mktemp("postgres")
-    server = PostgresServer(folder / "data", bindir=postgres_bindir, settings=_FAST)
-    with server:
+def postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
+    with running_server(postgres_bindir) as server:
         yield server
-    server.remove()
 
 
 @pytest.fixture
-def own_postgres(postgres_bindir: Path, tmp_path: Path) -> Iterator[PostgresServer]:
-    server = PostgresServer(tmp_path / "own_postgres", bindir=postgres_bindir, settings=_FAST)
-    with server:
+def own_postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
+    with running_server(postgres_bindir) as server:
         yield server
-    server.remove()
 
 
 @pytest.fixture

@@ -35,10 +35,24 @@ class Folded:
     repeated: int = 0
     faults: list[str] = field(default_factory=list)
 
+    _sound: int | None = None
+
     def fault(self, what: str) -> None:
         """Note a fault; the first few are enough."""
         if len(self.faults) < _FAULTS_KEPT:
             self.faults.append(what)
+
+    def truncate(self, row: Mapping[str, Any]) -> None:
+        """Take a `t`: the first one that is streamed after a snapshot's excuses faults between.
+
+        TRUNCATE is not MVCC-safe: a snapshot read after it sees none of the rows that were there
+        at its point, though changes of them follow, until the TRUNCATE itself.
+        """
+        if row["_cdc_seq"] < 0:
+            self._sound = len(self.faults)
+        elif self._sound is not None:
+            del self.faults[self._sound :]
+            self._sound = None
 
 
 def fold(raw: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folded:
@@ -70,6 +84,7 @@ def _fold_keyed(
         op = row["_cdc_op"]
         if op == "t":
             state.clear()
+            folded.truncate(row)
             continue
         texts = reader.texts(row)
         at = tuple(texts[i] for i in key)
@@ -94,6 +109,7 @@ def _fold_multiset(rows: Sequence[Mapping[str, Any]], reader: _RowReader, folded
         op = row["_cdc_op"]
         if op == "t":
             state.clear()
+            folded.truncate(row)
             continue
         texts = reader.texts(row)
         if op in "rc":

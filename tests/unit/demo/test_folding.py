@@ -90,3 +90,15 @@ def test_multiset_fold_takes_one_equal_row_away() -> None:
     assert not found.faults
     gone = fold(raw(KEYLESS, [*changes, ("d", 4, 1, row(5))]), COLUMNS, [])
     assert "no row equals its old row" in gone.faults[0]
+
+
+def test_only_what_a_truncate_during_the_snapshot_explains_is_excused() -> None:
+    changes = [
+        ("t", 10, -1, {}),  # the snapshot at 10 was read after the truncate at 20: empty
+        ("u", 15, 1, row(1, "1.00", "not there")),
+        ("t", 20, 1, {}),
+        ("u", 30, 1, row(2, "1.00", "not there either")),
+        ("t", 40, 1, {}),
+    ]
+    found = fold(raw(KEYED, changes), COLUMNS, ["id"])
+    assert found.faults == ["u at (30, 1): no row has its old key"]
