@@ -39,7 +39,8 @@ class Tally:
             self.ops[item["values"].as_py()] += item["counts"].as_py()
         raw = rows.column("_cdc_raw")
         if raw.null_count < len(raw):
-            self.raw_values += len(raw.flatten())
+            offsets = raw.offsets
+            self.raw_values += offsets[-1].as_py() - offsets[0].as_py()
 
 
 @dataclass(slots=True)
