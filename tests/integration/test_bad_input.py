@@ -178,6 +178,14 @@ def test_a_wrong_dsn_names_what_is_wrong(
     assert_fails(ingestd(tmp_path, "check", wal_config(lake="lake", dsn=dsn)), cause, remedy)
 
 
+def test_one_wrong_dsn_does_not_hide_what_the_others_have(tmp_path: Path, shop: Database) -> None:
+    spilt = f"postgresql://user:{PASSWORD}@x@127.0.0.1/db"
+    other = f'[sources.other]\nkind = "wal"\ndsn = "{spilt}"\ntables = ["public.*"]\n'
+    found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=shop.dsn, extra=other))
+    assert_fails(found, "other .*not a connection string", "percent-encoded")
+    assert re.search("^ok .*shop .*table public.orders", found.out, re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def strict_postgres(
     postgres_bindir: Path, tmp_path_factory: pytest.TempPathFactory

@@ -37,6 +37,8 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     try:
         async with await connect(dsn) as connection:
             await _look(connection, settings, found)
+    except IngestdError as error:
+        found.fault("connection", error)
     except psycopg.Error as error:
         found.fault("connection", classify(error, f"source {source}, check", dsn))
     return found.lines
