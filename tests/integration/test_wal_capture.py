@@ -448,10 +448,19 @@ TYPES: dict[str, list[str]] = {
 """Type to its odd values, as SQL."""
 
 
+def has_xml(database: Database) -> bool:
+    """Whether the server was built with libxml."""
+    try:
+        return bool(database.value("SELECT '<a/>'::xml IS NOT NULL"))
+    except psycopg.errors.FeatureNotSupported:
+        return False
+
+
 def test_lossless_every_type_and_odd_value_by_snapshot_and_stream(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    columns = ", ".join(f"c{i} {pg_type}" for i, pg_type in enumerate(TYPES))
+    types = {t: v for t, v in TYPES.items() if t != "xml" or has_xml(database)}
+    columns = ", ".join(f"c{i} {pg_type}" for i, pg_type in enumerate(types))
     database.execute(
         "CREATE TYPE mood AS ENUM ('süß', 'sour')",
         "CREATE TYPE pair AS (a int, b text)",
@@ -460,9 +469,9 @@ def test_lossless_every_type_and_odd_value_by_snapshot_and_stream(
     )
 
     def insert(first_id: int) -> int:
-        most = max(map(len, TYPES.values()))
+        most = max(map(len, types.values()))
         for n in range(most + 1):  # the last row is all nulls
-            values = ", ".join(v[n] if n < len(v) else "NULL" for v in TYPES.values())
+            values = ", ".join(v[n] if n < len(v) else "NULL" for v in types.values())
             database.execute(f"INSERT INTO kinds VALUES ({first_id + n}, {values})")
         return first_id + most + 1
 
@@ -472,7 +481,7 @@ def test_lossless_every_type_and_odd_value_by_snapshot_and_stream(
     insert(streamed_from)
     assert_equal(database, lake)
     rows = {r["id"]: r for r in read_raw(str(lake), "shop", TableId("public", "kinds")).to_pylist()}
-    names = {pg_type: f"c{i}" for i, pg_type in enumerate(TYPES)}
+    names = {pg_type: f"c{i}" for i, pg_type in enumerate(types)}
     for first in (1, streamed_from):
         raw = dict(rows[first]["_cdc_raw"])
         assert raw[names["date"]] == "infinity"
