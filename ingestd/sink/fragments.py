@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,8 @@ from ingestd.sink.store import Store
 FILE_BYTES = 128 << 20
 """A file is closed when it exceeds this."""
 ROW_GROUP_ROWS = 1 << 20
+ROW_GROUP_BYTES = 16 << 20
+"""Arrow bytes that are worth a row group: encoded while more rows come, not only at the end."""
 
 _SAMPLE_ROWS = 4096
 _DISTINCT_SHARE = 0.2
@@ -149,9 +152,9 @@ def dictionary_columns(table: pa.Table) -> list[str]:
 class FragmentSink:
     """One table's rows on their way to fragments (ports.PageSink).
 
-    Rows wait in memory until `buffer_bytes` of them make a row group, which a thread encodes; an
-    owner that fills many of them has a budget of its own: `add` takes rows without waiting, and
-    `spill` writes what waits.
+    Rows wait in memory until ROW_GROUP_BYTES of them make a row group, which a thread encodes while
+    more come; beyond `buffer_bytes` the one who brings them waits as well. An owner that fills many
+    of them has a budget of its own: `add` takes rows without waiting, `spill` writes what waits.
     """
 
     def __init__(self, writer: FragmentWriter, *, buffer_bytes: int = 64 << 20) -> None:
@@ -159,17 +162,26 @@ class FragmentSink:
         self._buffer_bytes = buffer_bytes
         self._waiting: list[pa.RecordBatch] = []
         self._jobs = Jobs(at_once=1)
+        self._ahead: asyncio.Task[None] | None = None
         self._is_over = False
         self.waiting_bytes = 0
         self.rows = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows; nothing is written. Raises RuntimeError after `finish` or `abort`."""
+        """Take rows, and begin to write those before if they make a row group.
+
+        Raises RuntimeError after `finish` or `abort`, and what writing ahead ended with.
+        """
         self._refuse_if_over()
         if rows.num_rows:
             self._waiting.append(rows)
             self.waiting_bytes += rows.nbytes
             self.rows += rows.num_rows
+        if self._ahead is not None and self._ahead.done():
+            ahead, self._ahead = self._ahead, None
+            ahead.result()
+        if self._ahead is None and self.waiting_bytes >= ROW_GROUP_BYTES:
+            self._ahead = asyncio.create_task(self._write())
 
     async def append(self, rows: pa.RecordBatch) -> None:
         """Take rows; return when there is room for more."""
@@ -179,10 +191,10 @@ class FragmentSink:
 
     async def spill(self) -> None:
         """Write what waits."""
-        waiting, self._waiting = self._waiting, []
-        self.waiting_bytes = 0
-        if waiting:
-            await self._jobs.run(self._writer.write, _runs(waiting))
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            await ahead
+        await self._write()
 
     async def finish(self) -> Sequence[Fragment]:
         """Make all fragments durable and give them."""
@@ -196,7 +208,16 @@ class FragmentSink:
         self._is_over = True
         self._waiting = []
         self.waiting_bytes = 0
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            await asyncio.gather(ahead, return_exceptions=True)
         await self._jobs.run(self._writer.abort)
+
+    async def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self.waiting_bytes = 0
+        if waiting:
+            await self._jobs.run(self._writer.write, _runs(waiting))
 
     def _refuse_if_over(self) -> None:
         if self._is_over:

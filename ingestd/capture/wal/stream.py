@@ -31,8 +31,9 @@ from ingestd.decode.frames import standby_status
 from ingestd.errors import IngestdError, TransientError
 from ingestd.positions import ZERO, Lsn
 
-NAP_S = 0.001
-"""Far less than what fills a unix socket (200 kB) at full speed, else the server starves."""
+TCP_NAP_S = 0.001
+"""On TCP this saves half of the reader's CPU. A unix socket holds 200 kB only, which the server
+fills in a millisecond or two: any nap there starves it."""
 STATUS_INTERVAL_S = 10.0
 INPUT_BUFFER_BYTES = 1 << 20
 """What libpq's input buffer is grown to, so that one wake-up reads many messages."""
@@ -73,6 +74,7 @@ class ReplicationStream:
         self._pg: PGconn = connection.pgconn
         self._where = where
         self._limits = limits
+        self._nap_s = 0.0 if connection.info.host.startswith("/") else TCP_NAP_S
         self._messages: list[Any] = []
         self._nbytes = 0
         self._since = 0.0
@@ -159,7 +161,7 @@ class ReplicationStream:
                 self._room.clear()
                 await self._room.wait()
             elif found:
-                await asyncio.sleep(NAP_S)
+                await asyncio.sleep(self._nap_s)
             else:
                 await self._readable(self._limits.linger_s if self._messages else None)
 
