@@ -20,6 +20,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from ingestd.capture.readiness import readable, writable
 from ingestd.errors import ProtocolError
 
 BLOCK_BYTES = 4 << 20
@@ -62,7 +63,7 @@ class CopyOut:
         self._pg.send_query(query.as_bytes(self._connection))
         self._is_running = True
         while self._pg.flush():
-            await _ready(self._pg.socket, for_writing=True)
+            await writable(self._pg.socket)
         result = await self._result()
         if result is None or result.status != ExecStatus.COPY_OUT:
             raise _fault(result)
@@ -82,7 +83,7 @@ class CopyOut:
                     turn += _TURN_MESSAGES
                     await asyncio.sleep(0)
             elif size == 0:
-                await _ready(self._pg.socket)
+                await readable(self._pg.socket)
                 self._pg.consume_input()
             else:
                 await self._end()
@@ -108,7 +109,7 @@ class CopyOut:
 
     async def _result(self) -> PGresult | None:
         while self._pg.is_busy():
-            await _ready(self._pg.socket)
+            await readable(self._pg.socket)
             self._pg.consume_input()
         return self._pg.get_result()
 
@@ -123,19 +124,3 @@ def _join(messages: Sequence[memoryview], *, is_last: bool) -> Block:
     lengths = np.fromiter(map(len, messages), np.int64, len(messages))
     ends = np.cumsum(lengths)
     return Block(b"".join(messages), ends - lengths, ends, is_last)
-
-
-async def _ready(socket: int, *, for_writing: bool = False) -> None:
-    """Return when the socket can be read (or written)."""
-    loop = asyncio.get_running_loop()
-    add, remove = (
-        (loop.add_writer, loop.remove_writer)
-        if for_writing
-        else (loop.add_reader, loop.remove_reader)
-    )
-    ready = asyncio.Event()
-    add(socket, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        remove(socket)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from ingestd.capture.readiness import readable, writable
 from ingestd.capture.session import classify, connect
 from ingestd.decode.frames import standby_status
 from ingestd.errors import IngestdError, TransientError
@@ -92,7 +93,7 @@ class ReplicationStream:
         self._pg.send_query(command.as_bytes(None))
         await self._flush()
         while self._pg.is_busy():
-            await self._readable(None)
+            await readable(self._pg.socket)
             self._pg.consume_input()
         result = self._pg.get_result()
         if result is None or result.status != ExecStatus.COPY_BOTH:
@@ -163,7 +164,8 @@ class ReplicationStream:
             elif found:
                 await asyncio.sleep(self._nap_s)
             else:
-                await self._readable(self._limits.linger_s if self._messages else None)
+                linger_s = self._limits.linger_s if self._messages else None
+                await readable(self._pg.socket, linger_s)
 
     def _drain(self) -> bool:
         """Collect what has arrived; whether there was anything."""
@@ -188,15 +190,10 @@ class ReplicationStream:
             await asyncio.sleep(self._limits.status_interval_s)
 
     async def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
         async with self._sending:
             with self._errors():
                 while self._pg.flush():
-                    await _event(loop.add_writer, loop.remove_writer, self._pg.socket, None)
-
-    async def _readable(self, timeout_s: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        await _event(loop.add_reader, loop.remove_reader, self._pg.socket, timeout_s)
+                    await writable(self._pg.socket)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -211,24 +208,6 @@ class ReplicationStream:
         return TransientError(
             f"{self._where}: the server ended the stream", reason="connection_lost"
         )
-
-
-async def _event(
-    add: Callable[[int, Callable[[], None]], object],
-    remove: Callable[[int], object],
-    socket: int,
-    timeout_s: float | None,
-) -> None:
-    """Return when the socket is ready or the time is over."""
-    ready = asyncio.Event()
-    add(socket, ready.set)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ready.wait()
-    except TimeoutError:
-        pass
-    finally:
-        remove(socket)
 
 
 def _join(messages: list[memoryview]) -> Block:
