@@ -97,9 +97,10 @@ def _supervised(
         resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
     )
 
+    connector = _connector(config, name, settings)
+
     def make_pipeline() -> Pipeline:
-        capture = _connector(config, name, settings).capture()
-        return Pipeline(capture, _lake(config, name), policy, watch)
+        return Pipeline(connector.capture(), _lake(config, name), policy, watch)
 
     return Supervised(make_pipeline, watch)
 

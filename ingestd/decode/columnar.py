@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ingestd.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.decode.calendar import date_text, timestamp_text
 from ingestd.decode.cast import END_US, FIRST_DAY, FIRST_US
+from ingestd.decode.copy_fields import CopyFields, Span
 from ingestd.decode.packing import BITS, Form, fixed, flag_fields, flagged, form_of
 from ingestd.decode.rows import Places, Tuples, table_batch
 from ingestd.decode.texts import Source, Texts, bitmap, texts_of
@@ -28,21 +29,14 @@ from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
 from ingestd.schema import Column, Table
 
-_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
-_HEADER = struct.Struct(">11sii")
-_COUNT = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _INT8 = struct.Struct(">q")
 _ARRAY = struct.Struct(">iiiii")
-_TRAILER = -1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _DAYS_TO_2000 = 10_957
 _US_TO_2000 = 946_684_800_000_000
 _END_DAY = END_US // 86_400_000_000
-
-Span = tuple[int, int]
-"""Where a field is: offset and length, -1 for null."""
 
 
 class UnexpectedNullError(ProtocolError):
@@ -71,8 +65,8 @@ class ColumnarDecoder:
         self._blocks_per_run = blocks_per_run
         self._flags = flag_fields(table)
         forms = [form_of(c) for c in table.columns]
-        self._width = 2 + self._flags + sum(1 if f is Form.FIXED else 2 for f in forms)
-        self._begun = self._ended = False
+        width = 2 + self._flags + sum(1 if f is Form.FIXED else 2 for f in forms)
+        self._fields = CopyFields(f"packed columns of {table.id}", width)
         self.next_block = 0
 
     def feed(
@@ -97,49 +91,25 @@ class ColumnarDecoder:
 
     def finish(self) -> None:
         """Raise ProtocolError if the trailer did not come: rows may be missing."""
-        if not self._ended:
-            raise self._malformed("no trailer")
+        self._fields.finish()
 
     # --- framing -----------------------------------------------------------------------------
 
     def _run(self, buffer: bytes, at: int, end: int) -> _Run | None:
+        fields = self._fields.row(buffer, at, end)
+        if fields is None:
+            return None
         try:
-            if not self._begun:
-                at = self._after_header(buffer, at)
-            if at == end:
-                return None
-            (width,) = _COUNT.unpack_from(buffer, at)
-            at += _COUNT.size
-            if width == _TRAILER:
-                self._ended = True
-                return None
-            if width != self._width or self._ended:
-                raise self._malformed("wrong number of fields")
-            spans = []
-            for _ in range(width):
-                (length,) = _LENGTH.unpack_from(buffer, at)
-                at += _LENGTH.size
-                spans.append((at, length))
-                at += max(length, 0)
-            if at != end or any(length < -1 for _, length in spans):
-                raise self._malformed("fields do not fill the message")
-            (first_block,) = _INT8.unpack_from(buffer, spans[0][0])
-            (rows,) = _LENGTH.unpack_from(buffer, spans[1][0])
+            (first_block,) = _INT8.unpack_from(buffer, fields[0][0])
+            (rows,) = _LENGTH.unpack_from(buffer, fields[1][0])
         except struct.error as error:
             raise self._malformed("cut short") from error
         if rows <= 0:
             raise self._malformed("run without rows")
-        return _Run(first_block, rows, spans[2:])
-
-    def _after_header(self, buffer: bytes, at: int) -> int:
-        signature, flags, extension = _HEADER.unpack_from(buffer, at)
-        if signature != _SIGNATURE or flags >> 16 or extension < 0:
-            raise self._malformed("wrong header")
-        self._begun = True
-        return at + _HEADER.size + int(extension)
+        return _Run(first_block, rows, fields[2:])
 
     def _malformed(self, what: str) -> ProtocolError:
-        return ProtocolError(f"packed columns of {self._table.id}: {what}")
+        return self._fields.malformed(what)
 
     # --- columns -----------------------------------------------------------------------------
 

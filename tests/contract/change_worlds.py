@@ -132,7 +132,8 @@ class FakeChangeWorld:
 
 
 class WalChangeWorld:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, catches_up: bool) -> None:
+        self._factory = WalFactory(catch_up_above_bytes=-1) if catches_up else WalFactory()
         self._database = database
         self._slot = database.name
         for table in ("a", "b"):
@@ -198,7 +199,7 @@ class WalChangeWorld:
         return made
 
     def factory(self) -> ConnectorFactory:
-        return WalFactory()
+        return self._factory
 
     def config(self) -> BaseModel:
         options = f" options='-c wal_sender_timeout={SENDER_TIMEOUT_S}s'"

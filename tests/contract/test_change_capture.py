@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from ingestd.schema import Table
 
 
-@pytest.fixture(params=["fake", "wal"])
+@pytest.fixture(params=["fake", "wal", "wal catching up"])
 async def world(request: pytest.FixtureRequest) -> AsyncGenerator[ChangeWorld, None]:
     made: ChangeWorld
     if request.param == "fake":
         made = FakeChangeWorld()
     else:
-        made = WalChangeWorld(request.getfixturevalue("database"))
+        catches_up = request.param == "wal catching up"
+        made = WalChangeWorld(request.getfixturevalue("database"), catches_up=catches_up)
     yield made
     await made.close()
 

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.capture import WalCapture
+from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
 from ingestd.demo.comparison import compare_source
 from ingestd.demo.daemon import module_environment
 from ingestd.demo.ports import free_port
@@ -325,7 +326,8 @@ def capture_of(
         slot=database.name,
         publication=database.name,
     )
-    return kind("shop", settings, memory_bytes=64 << 20)
+    catch_up = CatchUpPolicy(CATCH_UP_ABOVE_BYTES)
+    return kind("shop", settings, memory_bytes=64 << 20, catch_up=catch_up)
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from ingestd.capture.catalog import describe, list_tables, refusal
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, decoded, timed_feed
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
@@ -65,26 +66,38 @@ from ingestd.ports import (
 from ingestd.positions import ZERO, Lsn
 from ingestd.schema import Table, with_before
 
+ADVANCE_BYTES = 256 << 20
+"""How much is confirmed at a time while a backlog is drained: each costs the server a scan."""
+
 
 class WalCapture:
     """Logical replication of one database; see `ingestd.ports.ChangeCapture` for the contract."""
 
     supports_replay = True
 
-    def __init__(self, source: str, settings: WalSettings, *, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        source: str,
+        settings: WalSettings,
+        *,
+        memory_bytes: int,
+        catch_up: CatchUpPolicy,
+    ) -> None:
         self._source = source
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
         self._publication = settings.publication
         self._memory_bytes = memory_bytes
+        self._catch_up = catch_up
         self._control: AsyncConnection[Any] | None = None
         self._monitor: AsyncConnection[Any] | None = None
         self._exported: ExportedPoint | None = None
         self._stream: ReplicationStream | None = None
+        self._draining: CatchUp | None = None
         self._tables: dict[int, Table] = {}
         self._claimed = False
-        self._delivered = self._confirmed = ZERO
+        self._delivered = self._confirmed = self._advanced = ZERO
         self._checkpoint_requested = False
 
     async def claim(self) -> None:
@@ -185,29 +198,67 @@ class WalCapture:
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
         start = max(after or ZERO, slot.confirmed_lsn)
-        self._delivered = max(self._delivered, start)
+        confirmed = self._advanced = start
+        if self._catch_up.pays(Lsn.parse(slot.flushed) - start):
+            async with contextlib.aclosing(self._backlog(start, Lsn.parse(slot.flushed))) as chunks:
+                async for chunk in chunks:
+                    yield self._deliver(chunk)
+                    start = max(start, chunk.position)
         stream = self._stream = await open_stream(
             self._dsn,
             self._slot,
             self._publication,
             start,
+            max(confirmed, self._confirmed),
             where=f"source {self._source}, stream",
             limits=self._stream_limits(server),
         )
         decoder = StreamDecoder(self._resolve)
         try:
-            yield decoder.idle(start) or idle_chunk(start)
+            yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
                 block = await stream.take()
-                chunks, asked = await asyncio.to_thread(_decode, decoder, block)
+                found, asked = await asyncio.to_thread(_decode, decoder, block)
                 self._checkpoint_requested = asked and decoder.position > self._confirmed
                 stream.received(decoder.position)
-                for chunk in chunks:
-                    self._delivered = max(self._delivered, chunk.position)
-                    yield chunk
+                for chunk in found:
+                    yield self._deliver(chunk)
         finally:
             self._stream = None
             await stream.close()
+
+    async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
+        """Give the transactions from `start` to about `target`, packed by the server.
+
+        Where the server refuses, nothing is given and streaming does it. If it fails later, the
+        source starts anew, without this.
+        """
+        decoder = StreamDecoder(self._resolve)
+        decoder.idle(start)
+        has_given = False
+        try:
+            connection = await connect(self._dsn)
+            backlog = self._draining = CatchUp(connection, self._slot, self._publication)
+            try:
+                await backlog.begin(start)
+                async with contextlib.aclosing(decoded(backlog.blocks(target), decoder)) as chunks:
+                    async for chunk in chunks:
+                        has_given = True
+                        yield chunk
+            finally:
+                self._draining = None
+                await backlog.close()
+        except psycopg.Error as error:
+            fault = classify(error, f"source {self._source}, catch-up", self._dsn)
+            if isinstance(fault, TransientError):
+                raise fault from error
+            self._catch_up.is_refused = True
+            if has_given:
+                raise TransientError(fault.what, reason="catch_up_refused") from error
+
+    def _deliver(self, chunk: Chunk) -> Chunk:
+        self._delivered = max(self._delivered, chunk.position)
+        return chunk
 
     def checkpoint_requested(self) -> bool:
         """Whether the server asked for a reply with everything sent."""
@@ -224,6 +275,9 @@ class WalCapture:
         self._checkpoint_requested = False
         if self._stream is not None:
             await self._stream.confirm(position)
+        elif position - self._advanced >= ADVANCE_BYTES:
+            self._advanced = position
+            await self._advance_slot(position)
 
     async def lag(self) -> Lag:
         """Ask pg_replication_slots."""
@@ -254,6 +308,8 @@ class WalCapture:
         self._claimed = False
         if self._stream is not None:
             await self._stream.close()
+        if self._draining is not None:
+            await self._draining.close()
         await self._drop_export()
         for connection in (self._monitor, self._control):
             if connection is not None:
@@ -343,6 +399,14 @@ class WalCapture:
             await connection.close()
             raise
 
+    async def _advance_slot(self, position: Lsn) -> None:
+        """Free WAL while no stream does: a backlog of any size may be under way."""
+        control = await self._connected()
+        with self._errors("confirm"):
+            await control.execute(
+                "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self._slot, str(position))
+            )
+
     async def _drop_export(self) -> None:
         exported, self._exported = self._exported, None
         if exported is not None:
@@ -387,7 +451,7 @@ class WalCapture:
 def _decode(decoder: StreamDecoder, block: Block) -> tuple[list[Chunk], bool]:
     """Give the block's chunks, and whether the server waits for a reply."""
     frames = split_frames(block.buffer, block.lengths)
-    chunks = decoder.feed(block.buffer, frames.starts, frames.ends)
+    chunks = timed_feed(decoder, block.buffer, frames.starts, frames.ends)
     if frames.keepalive is not None:
         idle = decoder.idle(Lsn(frames.keepalive))
         if idle is not None:

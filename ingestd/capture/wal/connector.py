@@ -11,6 +11,7 @@ from ingestd.capture.pages import CopyPageSource
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import CtidSplits
 from ingestd.capture.wal.capture import WalCapture
+from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
 from ingestd.capture.wal.preflight import preflight
 from ingestd.checks import CheckLine
 from ingestd.ports import (
@@ -26,11 +27,14 @@ from ingestd.ports import (
 class WalConnector:
     """A Postgres database captured by logical replication."""
 
-    def __init__(self, source: str, settings: WalSettings, *, memory_bytes: int) -> None:
+    def __init__(
+        self, source: str, settings: WalSettings, *, memory_bytes: int, catch_up: CatchUpPolicy
+    ) -> None:
         self._source = source
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
         self._memory_bytes = memory_bytes
+        self._catch_up = catch_up
 
     def metadata(self) -> Metadata:
         """Ask the catalog."""
@@ -38,7 +42,12 @@ class WalConnector:
 
     def capture(self) -> ChangeCapture:
         """Make a capture."""
-        return WalCapture(self._source, self._settings, memory_bytes=self._memory_bytes)
+        return WalCapture(
+            self._source,
+            self._settings,
+            memory_bytes=self._memory_bytes,
+            catch_up=self._catch_up,
+        )
 
     def splits(self) -> SplitManager:
         """Cut tables by blocks."""
@@ -59,14 +68,21 @@ class WalConnector:
 
 
 class WalFactory:
-    """Kind `wal`: logical replication with pgoutput."""
+    """Kind `wal`: logical replication with pgoutput.
+
+    `catch_up_above_bytes`: with more WAL than this to read, a backlog is drained first.
+    """
 
     name = "wal"
     config_model: type[BaseModel] = WalSettings
+
+    def __init__(self, *, catch_up_above_bytes: int = CATCH_UP_ABOVE_BYTES) -> None:
+        self._catch_up_above_bytes = catch_up_above_bytes
 
     def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
         """Make a connector for this source."""
         if not isinstance(config, WalSettings):
             msg = f"kind wal can't take {type(config).__name__}"
             raise TypeError(msg)
-        return WalConnector(source, config, memory_bytes=memory_bytes)
+        catch_up = CatchUpPolicy(self._catch_up_above_bytes)
+        return WalConnector(source, config, memory_bytes=memory_bytes, catch_up=catch_up)

@@ -24,7 +24,7 @@ SELECT plugin, slot_type, database, active_pid,
        confirmed_flush_lsn::text AS confirmed, restart_lsn::text AS restart,
        wal_status, safe_wal_size::int8 AS safe_bytes,
        pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8 AS retained_bytes,
-       pg_current_wal_lsn()::text AS current,
+       pg_current_wal_lsn()::text AS current, pg_current_wal_flush_lsn()::text AS flushed,
        (SELECT application_name FROM pg_stat_activity WHERE pid = active_pid) AS holder
   FROM pg_replication_slots WHERE slot_name = %s
 """
@@ -44,6 +44,7 @@ class Slot:
     safe_bytes: int | None
     retained_bytes: int | None
     current: str
+    flushed: str
     holder: str | None
 
     @property

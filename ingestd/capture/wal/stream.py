@@ -85,7 +85,7 @@ class ReplicationStream:
         self._received = self._confirmed = ZERO
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, slot: str, publication: str, after: Lsn) -> None:
+    async def start(self, slot: str, publication: str, after: Lsn, confirmed: Lsn) -> None:
         """Send the command and begin to read."""
         command = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
@@ -98,7 +98,7 @@ class ReplicationStream:
         result = self._pg.get_result()
         if result is None or result.status != ExecStatus.COPY_BOTH:
             raise self._server_error(result)
-        self._confirmed = self._received = after
+        self._confirmed, self._received = confirmed, after
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._report())]
 
     async def take(self) -> Block:
@@ -220,19 +220,21 @@ async def open_stream(
     slot: str,
     publication: str,
     after: Lsn,
+    confirmed: Lsn,
     *,
     where: str,
     limits: StreamLimits,
 ) -> ReplicationStream:
     """Connect and start to stream transactions with commit_lsn >= `after`.
 
+    `confirmed` is what the first status update tells: a durable position, not above `after`.
     Raises TransientError (the slot is active for another pid, the server is away), OperatorError.
     """
     connection = await connect(dsn, replication=True)
     try:
         await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
         stream = ReplicationStream(connection, where, limits)
-        await stream.start(slot, publication, after)
+        await stream.start(slot, publication, after, confirmed)
     except psycopg.Error as error:
         await connection.close()
         raise classify(error, where) from error
