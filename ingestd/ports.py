@@ -66,6 +66,15 @@ class TableEvent:
     remedy: str | None = None
 
 
+Shape = tuple[tuple[str, int, int], ...]
+"""Name, type OID and typmod of a table's columns."""
+
+
+def shape(table: Table) -> Shape:
+    """Give the table's shape, to compare what is with what was recorded."""
+    return tuple((c.name, c.type_oid, c.typmod) for c in table.columns)
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredTable:
     """The last row of a table in `_tables`, as far as a start needs it."""
@@ -76,6 +85,7 @@ class RegisteredTable:
     state: TableState
     reason: str | None
     snapshot_lsn: Lsn | None
+    columns: Shape = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +131,8 @@ class Refused:
 class Discovery:
     """What the source offers of what the config asks for.
 
-    `tables`: those that can be captured. `refused`: those that can't. `origin`: the server's
-    system identifier.
+    `tables`: those that can be captured. `refused`: those that can't, or are not there (oid 0).
+    `origin`: names the server and its history, within which LSNs can be compared.
     """
 
     tables: tuple[Table, ...]
@@ -232,7 +242,8 @@ class ChangeCapture(Protocol):
     def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give the changes of transactions with commit_lsn >= `after`, in commit order, for ever.
 
-        None: from the confirmed position. Bounded memory: not asking for the next chunk holds the
+        `after` must be durable: the source may take it as confirmed. None: from the confirmed
+        position. Bounded memory: not asking for the next chunk holds the
         source back, but never breaks the connection. Now and then a chunk without batches says
         that nothing was captured up to its position (I10).
         """

@@ -6,7 +6,7 @@ Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_attribute, pg_
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import AsyncConnection, sql
@@ -60,8 +60,8 @@ class TableRow:
     persistence: str
     replica_identity: ReplicaIdentity
     readable: bool
-    primary_key: list[int] | None
-    identity_key: list[int] | None
+    primary_key: tuple[int, ...] | None
+    identity_key: tuple[int, ...] | None
 
     @property
     def id(self) -> TableId:
@@ -88,7 +88,18 @@ async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
     """Give all user tables that a publication could hold, partitioned ones as their root."""
     async with connection.cursor(row_factory=class_row(TableRow)) as cursor:
         await cursor.execute(_TABLES)
-        return await cursor.fetchall()
+        return [
+            replace(
+                row,
+                primary_key=_hashable(row.primary_key),
+                identity_key=_hashable(row.identity_key),
+            )
+            for row in await cursor.fetchall()
+        ]
+
+
+def _hashable(numbers: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(numbers)
 
 
 async def describe(

@@ -6,24 +6,29 @@ import difflib
 from collections.abc import Iterable
 
 from ingestd.config import SourceSettings
-from ingestd.errors import OperatorError
-from ingestd.schema import TableId
+from ingestd.errors import TableError
+from ingestd.ports import Refused
+from ingestd.schema import Table, TableId
 
 
-def missing_tables(settings: SourceSettings, present: Iterable[TableId]) -> list[OperatorError]:
-    """Give an error for each name in `tables` that has no wildcard and is not there.
+def missing_tables(settings: SourceSettings, present: Iterable[TableId]) -> list[Refused]:
+    """Refuse each name in `tables` that has no wildcard and is not there.
 
-    A pattern that matches nothing is no error: its tables may come later.
+    A pattern that matches nothing is no fault: its tables may come later.
     """
     names = [str(t) for t in present]
     wanted = [p for p in settings.tables if not p.startswith("!") and not set(p) & set("*?[")]
     return [_missing(name, names) for name in wanted if name not in names]
 
 
-def _missing(name: str, present: list[str]) -> OperatorError:
+def _missing(name: str, present: list[str]) -> Refused:
+    schema, _, table = name.partition(".")
+    missing = Table(TableId(schema, table), 0, ())
     near = difflib.get_close_matches(name, present, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return OperatorError(
-        f"tables: {name!r} does not exist in the database",
+    error = TableError(
+        missing.id,
+        "does not exist in the database",
         remedy=f"{hint}names are schema.table as in the catalog; correct `tables` or create it",
     )
+    return Refused(missing, error)

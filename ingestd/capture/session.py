@@ -110,6 +110,7 @@ _TRANSIENT_CODES = {
     "53300": "too_many_connections",
     "55P03": "lock_timeout",
     "40P01": "deadlock",
+    "53200": "out_of_memory",
     "40001": "recovery_conflict",
     "55006": "slot_active",
     "57014": "timeout",
@@ -137,6 +138,10 @@ _NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
 _NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
 _NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
 _RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
+_UNDEFINED = _Operator(
+    "a publication that was dropped and made again is unknown to the slot's past: "
+    "drop the slot (SELECT pg_drop_replication_slot('...');), all tables are read anew"
+)
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
 _LIMIT = _Operator("ALTER SYSTEM SET the limit that is named higher; then restart the server")
 _TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
@@ -145,6 +150,7 @@ _OPERATOR_CODES = {
     "28P01": _PASSWORD,
     "3D000": _DATABASE_MISSING,
     "42501": _RIGHT,
+    "42704": _UNDEFINED,
     "53400": _LIMIT,
 }
 

@@ -18,7 +18,7 @@ from ingestd.changes import (
     TableInEpoch,
 )
 from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.ports import Committed, EpochWriter, Fragment, RegisteredTable, TableEvent
+from ingestd.ports import Committed, EpochWriter, Fragment, RegisteredTable, TableEvent, shape
 from ingestd.positions import Lsn
 from ingestd.schema import TableId
 
@@ -134,6 +134,7 @@ class MemoryLake:
                 state=event.state,
                 reason=event.reason,
                 snapshot_lsn=event.snapshot_lsn,
+                columns=shape(table),
             )
 
     async def advance(self, position: Lsn) -> None:

@@ -38,7 +38,7 @@ class Intake:
     async def take_page(self, epoch: FillingEpoch, page: TableBatch | TableError) -> None:
         """Append a page of a snapshot; a failed table is stopped."""
         if isinstance(page, TableError):
-            await self._stop_table(epoch, page)
+            await self.stop_table(epoch, page)
         elif self._book.is_captured(page.table.id):
             epoch.nbytes += page.nbytes
             await self._append(epoch, page)
@@ -50,7 +50,8 @@ class Intake:
             if admitted is None:
                 continue
             if self._book.is_new_version(admitted.table):
-                await self.enter([admitted.table], TableState.LIVE, chunk.position)
+                state = self._book.state(admitted.table.id)
+                await self.enter([admitted.table], state, chunk.position)
             await self._append(epoch, admitted)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)
@@ -69,9 +70,10 @@ class Intake:
         try:
             await epoch.append(batch)
         except TableError as error:
-            await self._stop_table(epoch, error)
+            await self.stop_table(epoch, error)
 
-    async def _stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
+    async def stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
+        """Take nothing more of a table, and record why."""
         table = self._book.stop(error.table)
         await epoch.discard(error.table)
         await self.record([stopped(table, error, _now(), epoch.position)])

@@ -21,13 +21,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.changes import Chunk
-from ingestd.errors import OperatorError
+from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.ports import ChangeCapture, Committed, Lost, Sink, TableState
 from ingestd.positions import ZERO, Lsn
@@ -35,6 +36,7 @@ from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.intake import Intake
 from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
+from ingestd.schema import Table
 
 MONITOR_INTERVAL_S = 5.0
 QUEUED_CHUNKS = 2
@@ -87,20 +89,29 @@ class Pipeline:
         A stop finishes the open epoch if it can be closed, within the drain limit; a start or a
         snapshot is abandoned at once.
         """
-        stopping = asyncio.create_task(_until(stop))
-        work = asyncio.create_task(self._run(stop))
-        try:
+        async with AsyncExitStack() as cleaning:
+            # Backwards: the claim is let go when no thread writes to the lake any more.
+            cleaning.push_async_callback(self._capture.close)
+            cleaning.push_async_callback(self._sink.close)
+            cleaning.push_async_callback(self._abandon)
+            stopping = asyncio.create_task(_until(stop))
+            cleaning.push_async_callback(_cancel, stopping)
+            work = asyncio.create_task(self._run(stop))
+            cleaning.push_async_callback(_cancel, work)
             await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and self._is_streaming:
                 await asyncio.wait([work], timeout=self._policy.drain_limit_s)
             if work.done():
                 work.result()
-        finally:
-            await _cancel(stopping, work, *self._background, self._commit)
-            if self._epoch is not None:
+
+    async def _abandon(self) -> None:
+        """End what runs, and drop the epoch that fills."""
+        await _cancel(*self._background, self._commit)
+        if self._epoch is not None:
+            try:
                 await self._epoch.writer.abort()
-            await self._capture.close()
-            await self._sink.close()
+            except IngestdError as error:
+                self._watch.not_removed(error)
 
     async def _run(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)
@@ -117,18 +128,32 @@ class Pipeline:
         await self._sink.adopt(discovery.origin)
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         await self._capture.prepare(discovery.tables, renew=isinstance(verdict, Lost))
+        await intake.enter(book.changed(), TableState.LIVE, self._durable)
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         self._epoch = epoch
-        await self._load(epoch, book, intake)
+        await self._beside_background(self._load(epoch, book, intake))
         await self._stream(epoch, book, intake, committed.position, stop)
+
+    async def _beside_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, but raise at once what a background task ends with."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, *self._background], return_when=asyncio.FIRST_COMPLETED)
+            for background in self._background:
+                if background.done():
+                    background.result()
+            await task
+        finally:
+            await _cancel(task)
 
     def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
         """Treat every table as not read yet: the old rows serve until the new ones are in."""
-        if not self._policy.resnapshot_when_lost:
+        if not (self._policy.resnapshot_when_lost and self._policy.snapshot):
             raise OperatorError(
                 f"source {self._watch.source}: changes may be lost: {verdict.reason}",
-                remedy='set slot_lost = "resnapshot" to read all tables anew',
+                remedy='set slot_lost = "resnapshot" and snapshot = "initial" to read all tables '
+                "anew",
             )
         self._watch.lost(verdict.reason)
         tables = {
@@ -145,7 +170,7 @@ class Pipeline:
         if not tables:
             return
         if not self._policy.snapshot:
-            await intake.enter(tables, TableState.LIVE, self._durable)
+            await self._go_live_unread(epoch, tables, book, intake)
             return
         self._watch.enter(SourceState.SNAPSHOTTING)
         await intake.enter(tables, TableState.SNAPSHOTTING, self._durable)
@@ -157,6 +182,20 @@ class Pipeline:
                     await intake.take_page(epoch, page)
         finally:
             await snapshot.close()
+
+    async def _go_live_unread(
+        self, epoch: FillingEpoch, tables: Sequence[Table], book: TableBook, intake: Intake
+    ) -> None:
+        """Take tables as they come (snapshot = "never"): only those that nothing is known of."""
+        unknown = book.unknown()
+        await intake.enter(unknown, TableState.LIVE, self._durable)
+        for table in set(tables) - set(unknown):
+            error = TableError(
+                table.id,
+                'changes were missed, and snapshot = "never"',
+                remedy='set snapshot = "initial" to have it read anew',
+            )
+            await intake.stop_table(epoch, error)
 
     # --- streaming ---------------------------------------------------------------------------
 
@@ -264,10 +303,14 @@ class Pipeline:
     async def _monitor(self) -> None:
         while True:
             await self._capture.health()
-            lag = await self._capture.lag()
-            epochs = [e for e in (self._committing, self._epoch) if e is not None]
-            oldest = [e.oldest_us for e in epochs if e.oldest_us is not None]
-            self._watch.measured(lag, min(oldest, default=None))
+            try:
+                lag = await self._capture.lag()
+            except TransientError as error:
+                self._watch.not_measured(error)
+            else:
+                epochs = [e for e in (self._committing, self._epoch) if e is not None]
+                oldest = [e.oldest_us for e in epochs if e.oldest_us is not None]
+                self._watch.measured(lag, min(oldest, default=None))
             await asyncio.sleep(MONITOR_INTERVAL_S)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

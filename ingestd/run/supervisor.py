@@ -83,7 +83,9 @@ class Supervisor:
             await source.make_pipeline().run(stop)
         except IngestdError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whatever it is, only this source stops
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - only this source stops, a Rust panic too
             return source.watch.unknown(error)
         return None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from ingestd.changes import TableBatch, rows_from
 from ingestd.errors import TableError
-from ingestd.ports import Committed, Discovery, TableEvent, TableState
+from ingestd.ports import Committed, Discovery, TableEvent, TableState, shape
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 
@@ -21,7 +22,7 @@ class TableBook:
         self._refused = discovery.refused
         self._points: dict[TableId, Lsn] = {}
         self._stopped: set[TableId] = set()
-        self._loading: list[Table] = []
+        self._loading: list[TableId] = []
 
     @property
     def captured(self) -> list[Table]:
@@ -34,7 +35,22 @@ class TableBook:
 
     def not_live(self) -> list[Table]:
         """The tables whose rows the lake does not have whole."""
-        return [t for t in self.captured if not self._committed.is_live(t.id)]
+        return [t for t in self.captured if not self._is_whole(t)]
+
+    def unknown(self) -> list[Table]:
+        """The tables that the lake has never seen, under this name and oid."""
+        known = self._committed.tables
+        return [t for t in self.captured if t.id not in known or known[t.id].oid != t.oid]
+
+    def changed(self) -> list[Table]:
+        """The live tables whose columns are others than `_tables` says."""
+        known = self._committed.tables
+        return [t for t in self.captured if self._is_whole(t) and known[t.id].columns != shape(t)]
+
+    def _is_whole(self, table: Table) -> bool:
+        """Whether the lake has it live: this very table, not one before it of the same name."""
+        known = self._committed.tables.get(table.id)
+        return self._committed.is_live(table.id) and known is not None and known.oid == table.oid
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Give the events for tables that can't or need not be captured any more.
@@ -45,6 +61,9 @@ class TableBook:
         for refused in self._refused:
             known = self._committed.tables.get(refused.table.id)
             event = stopped(refused.table, refused.error, at, at_lsn)
+            if known is not None and refused.table.oid == 0:  # it was there once
+                gone = Table(known.table, known.oid, ())
+                event = replace(event, table=gone, state=TableState.DROPPED)
             if known is None or (known.state, known.reason) != (event.state, event.reason):
                 events.append(event)
         present = set(self._tables) | {r.table.id for r in self._refused}
@@ -60,17 +79,21 @@ class TableBook:
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
         """Note that these tables' rows are read at `point`: earlier changes are in them."""
         self._points.update((t.id, point) for t in tables)
-        self._loading = list(tables)
+        self._loading = [t.id for t in tables]
 
     @property
     def is_loading(self) -> bool:
         """Whether a snapshot was read that is not durable yet."""
-        return any(t.id not in self._stopped for t in self._loading)
+        return any(name not in self._stopped for name in self._loading)
 
     def loaded(self) -> list[Table]:
         """Give the tables whose snapshot has just become durable, once."""
         loaded, self._loading = self._loading, []
-        return [t for t in loaded if t.id not in self._stopped]
+        return [self._tables[name] for name in loaded if name not in self._stopped]
+
+    def state(self, name: TableId) -> TableState:
+        """Its state in `_tables`: not live before its snapshot is durable."""
+        return TableState.SNAPSHOTTING if name in self._loading else TableState.LIVE
 
     def stop(self, name: TableId) -> Table:
         """Take nothing more of this table in this run; gives its schema."""

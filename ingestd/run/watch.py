@@ -6,8 +6,10 @@ Log events have constant names; one line per change of state, never one per row 
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 from structlog.typing import FilteringBoundLogger
@@ -41,12 +43,19 @@ class Watch:
         self._metrics = metrics
         self._log = log.bind(source=status.source)
         self._now = now
+        self._is_measured = True
         metrics.source_state(self.source, status.state)
 
     # --- the source --------------------------------------------------------------------------
 
     def enter(self, state: SourceState) -> None:
-        """Take a state that needs no explanation."""
+        """Take a state that needs no explanation.
+
+        Another start after a fault keeps the fault's state, and its reason, until it has got on.
+        """
+        failed = self._status.state in {SourceState.BACKING_OFF, SourceState.STOPPED}
+        if failed and state is SourceState.STARTING:
+            return
         if self._status.enter(state, self._now()):
             self._metrics.source_state(self.source, state)
             self._log.info("source.state", state=str(state))
@@ -68,13 +77,28 @@ class Watch:
                 retry_s=round(delay_s, 1),
             )
 
-    def unknown(self, error: Exception) -> IngestdError:
-        """Log an error that no one foresaw, whole, and give it its place in the hierarchy."""
-        self._log.error("source.unknown_error", exc_info=error)
+    def unknown(self, error: BaseException) -> IngestdError:
+        """Log where an unforeseen error arose, and give it its place in the hierarchy.
+
+        Its text is left out: a library's error may quote values of rows.
+        """
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
+        self._log.error("source.unknown_error", error=type(error).__name__, where=where)
         return OperatorError(
-            f"source {self.source}: unexpected {type(error).__name__}: {error}",
-            remedy="nothing was lost; please report it with the log's traceback",
+            f"source {self.source}: unexpected {type(error).__name__} in {where[-1]}",
+            remedy="nothing was lost; please report it with the log's source.unknown_error",
         )
+
+    def not_removed(self, error: IngestdError) -> None:
+        """Take that files of an epoch that was given up are still in the lake."""
+        self._log.warning("epoch.files_left", reason=error.what)
+
+    def not_measured(self, error: IngestdError) -> None:
+        """Take that the lag could not be measured; once until it can be again."""
+        if self._is_measured:
+            self._is_measured = False
+            self._log.warning("source.lag_unknown", reason=error.what)
 
     def lost(self, reason: str) -> None:
         """Take that the stream can't go on where the lake ends."""
@@ -142,6 +166,7 @@ class Watch:
             rows=rows,
             ages_s=ages_s,
         )
+        self._metrics.buffered(self.source, 0)
         self._metrics.committed(
             self.source,
             transactions=epoch.transactions,
@@ -169,6 +194,7 @@ class Watch:
 
     def measured(self, lag: Lag, oldest_us: int | None) -> None:
         """Take a lag; `oldest_us`: commit time of the oldest change that is not durable."""
+        self._is_measured = True
         seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)
         self._status.measured(lag, seconds)
         self._metrics.lag(self.source, lag, seconds)

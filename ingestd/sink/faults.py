@@ -19,10 +19,17 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 """deltalake draws the chain of causes in colour."""
 _PASSES = re.compile(
-    r"timed? ?out|too many requests|slow ?down|throttl|429|50[0234]|service unavailable"
-    r"|connection|reset by peer|dns|temporar|error sending request|max_retries",
+    r"timed? ?out|too many requests|slow ?down|throttl|service unavailable|internal server error"
+    r"|\b(?:status|code|http)\W{0,3}(?:429|50[0234])\b|\b(?:429|50[0234]) [A-Z]"
+    r"|connection (?:refused|reset|closed|aborted|error)|error trying to connect|reset by peer"
+    r"|dns error|temporar|error sending request|max_retries",
     re.IGNORECASE,
 )
+_STAYS = re.compile(
+    r"access ?denied|forbidden|unauthori[sz]ed|not ?found|no ?such ?(?:key|bucket)|invalid",
+    re.IGNORECASE,
+)
+"""Told with words that may stand beside others: no retry helps."""
 _REMEDIES = {
     errno.ENOSPC: ("the disk is full", "free space there; ingestd tries again by itself"),
     errno.EDQUOT: ("the disk quota is used up", "raise it or free space there"),
@@ -43,7 +50,8 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
         cause, remedy = _REMEDIES[number]
         return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
     said = " ".join(_DECORATION.sub(" ", text).split())[:300] or type(error).__name__
-    if number in _STORAGE_PASSES or (number is None and _PASSES.search(text)):
+    passes = number is None and _PASSES.search(text) and not _STAYS.search(text)
+    if number in _STORAGE_PASSES or passes:
         return TransientError(f"lake {uri}: {said}", reason="storage")
     return OperatorError(
         f"lake {uri}: {said}",

@@ -18,7 +18,7 @@ from ingestd.changes import (
     TableBatch,
     TableInEpoch,
 )
-from ingestd.errors import TransientError
+from ingestd.errors import IngestdError, TransientError
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
@@ -119,7 +119,7 @@ class DeltaEpochWriter:
             raise ValueError(msg)
         self.is_committing = True
         try:
-            fragments = await self._finish()
+            fragments = await self._finish_or_remove()
             await self._wait_for_previous()
             tables = await self._commit_tables(fragments, summary)
             committed = await self._lake.close_epoch(
@@ -169,6 +169,15 @@ class DeltaEpochWriter:
         parts = list(self._parts.values())
         finished = await together(part.sink.finish() for part in parts)
         return list(zip(parts, finished, strict=True))
+
+    async def _finish_or_remove(self) -> list[tuple[_Part, Sequence[Fragment]]]:
+        """Finish the fragments; if that fails (a full disk) leave none behind."""
+        try:
+            return await self._finish()
+        except IngestdError:
+            for part in self._parts.values():
+                await part.sink.abort()
+            raise
 
     async def _wait_for_previous(self) -> None:
         previous, self._previous = self._previous, None

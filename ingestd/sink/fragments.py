@@ -164,6 +164,7 @@ class FragmentSink:
         self._jobs = Jobs(at_once=1)
         self._ahead: asyncio.Task[None] | None = None
         self._is_over = False
+        self._queued_bytes = 0
         self.waiting_bytes = 0
         self.rows = 0
 
@@ -176,11 +177,12 @@ class FragmentSink:
         if rows.num_rows:
             self._waiting.append(rows)
             self.waiting_bytes += rows.nbytes
+            self._queued_bytes += rows.nbytes
             self.rows += rows.num_rows
         if self._ahead is not None and self._ahead.done():
             ahead, self._ahead = self._ahead, None
             ahead.result()
-        if self._ahead is None and self.waiting_bytes >= ROW_GROUP_BYTES:
+        if self._ahead is None and self._queued_bytes >= ROW_GROUP_BYTES:
             self._ahead = asyncio.create_task(self._write())
 
     async def append(self, rows: pa.RecordBatch) -> None:
@@ -207,7 +209,8 @@ class FragmentSink:
         """Remove what was written."""
         self._is_over = True
         self._waiting = []
-        self.waiting_bytes = 0
+        self.waiting_bytes -= self._queued_bytes
+        self._queued_bytes = 0
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             await asyncio.gather(ahead, return_exceptions=True)
@@ -215,9 +218,12 @@ class FragmentSink:
 
     async def _write(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self.waiting_bytes = 0
-        if waiting:
-            await self._jobs.run(self._writer.write, _runs(waiting))
+        nbytes, self._queued_bytes = self._queued_bytes, 0
+        try:
+            if waiting:
+                await self._jobs.run(self._writer.write, _runs(waiting))
+        finally:
+            self.waiting_bytes -= nbytes  # until then they are in memory
 
     def _refuse_if_over(self) -> None:
         if self._is_over:

@@ -168,6 +168,7 @@ class DeltaLake:
         self._raw = {table: self.raw_table(table) for table in self._found()}
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
             list(pool.map(RawTable.load, self._raw.values()))
+            list(pool.map(lambda raw: raw.log.settle(), self._raw.values()))
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
         self._held = {
@@ -175,7 +176,7 @@ class DeltaLake:
             for table, watermark in watermarks.items()
             if self._epochs.end_lsn is None or watermark > self._epochs.end_lsn
         }
-        for log in (*(self._raw[table].log for table in self._held), *self._own_logs):
+        for log in self._own_logs:
             log.settle()
         by_text = {str(table): table for table in self._raw}
         registered = self._registry.tables()

@@ -77,8 +77,8 @@ class RawTable:
                 raise TableError(
                     self.id,
                     str(error),
-                    remedy="leave the column out with `exclude_columns`, or fix its type with"
-                    " `types`, and take a new snapshot of the table",
+                    remedy="exclude the table in `tables`; or remove its folder from the lake and"
+                    " restart: it is read anew",
                 ) from error
             self._admitted = rows
         assert self.plan is not None

@@ -136,4 +136,5 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
         state=TableState(row["state"]),
         reason=row["reason"],
         snapshot_lsn=None if row["snapshot_lsn"] is None else Lsn(row["snapshot_lsn"]),
+        columns=tuple((c["name"], c["type_oid"], c["typmod"]) for c in row["columns"]),
     )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.catalog import describe, list_tables, refusal
+from ingestd.capture.catalog import TableRow, describe, list_tables, refusal
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
@@ -28,6 +28,7 @@ from ingestd.capture.wal.publication import (
     keep_publication,
     published_tables,
 )
+from ingestd.capture.wal.relations import Relations, is_bare
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import (
     ExportedPoint,
@@ -36,7 +37,10 @@ from ingestd.capture.wal.slot import (
     drop_slot,
     export_point,
     find_slot,
+    gap_before,
     missing_slot,
+    temporary_name,
+    unusable_slot,
     vanished_slot,
 )
 from ingestd.capture.wal.snapshot import TableSnapshot
@@ -49,7 +53,6 @@ from ingestd.capture.wal.stream import (
 )
 from ingestd.changes import Chunk, idle_chunk
 from ingestd.decode.frames import split_frames
-from ingestd.decode.relation import Relation, table_of
 from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.ports import (
@@ -64,8 +67,10 @@ from ingestd.ports import (
     Snapshot,
 )
 from ingestd.positions import ZERO, Lsn
-from ingestd.schema import Table, with_before
+from ingestd.schema import Table
 
+CATALOG_INTERVAL_S = 15.0
+"""How often the catalog is asked whether other tables are to be captured."""
 ADVANCE_BYTES = 256 << 20
 """How much is confirmed at a time while a backlog is drained: each costs the server a scan."""
 
@@ -95,7 +100,12 @@ class WalCapture:
         self._exported: ExportedPoint | None = None
         self._stream: ReplicationStream | None = None
         self._draining: CatchUp | None = None
-        self._tables: dict[int, Table] = {}
+        self._before_full = settings.before == "full"
+        self._relations = Relations(before_full=self._before_full)
+        self._described: set[int] = set()
+        self._catalog: frozenset[TableRow] = frozenset()
+        self._catalog_at_s = 0.0
+        self._slot_lock = asyncio.Lock()
         self._claimed = False
         self._delivered = self._confirmed = self._advanced = ZERO
         self._checkpoint_requested = False
@@ -124,14 +134,13 @@ class WalCapture:
         with self._errors("discover"):
             server = await self._checked_server(control)
             rows = await list_tables(control)
-            for missing in missing_tables(self._settings, [r.id for r in rows]):
-                raise OperatorError(f"source {self._source}: {missing.what}", remedy=missing.remedy)
-            wanted = [r for r in rows if self._settings.includes(r.schema, r.name)]
-            tables = await describe(control, wanted, before_full=self._settings.before == "full")
+            self._catalog = self._wanted(rows)
+            wanted = [r for r in rows if r in self._catalog]
+            tables = await describe(control, wanted, before_full=self._before_full)
             published = None
             if not self._settings.manage:
                 published = await published_tables(control, self._publication)
-        accepted, refused = [], []
+        accepted, refused = [], missing_tables(self._settings, [r.id for r in rows])
         for row, table in zip(wanted, tables, strict=True):
             no = refusal(row, table, server.role)
             if no is None and published is not None and table.id not in published:
@@ -140,7 +149,7 @@ class WalCapture:
                 accepted.append(table)
             else:
                 refused.append(no)
-        return Discovery(tuple(accepted), tuple(refused), server.system_identifier)
+        return Discovery(tuple(accepted), tuple(refused), server.origin)
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare slot and server with what the lake holds."""
@@ -148,32 +157,31 @@ class WalCapture:
         with self._errors("continuity"):
             server = await self._checked_server(control)
             slot = await find_slot(control, self._slot)
+            publication = await find_publication(control, self._publication)
             cursor = await control.execute("SELECT pg_current_wal_lsn()::text")
             row = await cursor.fetchone()
         assert row is not None
         current = Lsn.parse(row[0])
-        if committed.origin not in {None, server.system_identifier}:
-            raise self._foreign_lake(f"came from server {committed.origin}, this is another")
-        if committed.position is not None and current < committed.position:
-            raise self._foreign_lake(f"ends at {committed.position}, the server is at {current}")
+        system, _, timeline = (committed.origin or server.origin).partition("/")
+        if system != server.system_identifier:
+            raise self._foreign_lake(f"came from server {system}, this is another")
+        reached = max(committed.position or ZERO, committed.floor or ZERO)
+        if current < reached:
+            raise self._foreign_lake(f"ends at {reached}, the server is at {current}")
         if not any(committed.is_live(t) for t in committed.tables) or committed.position is None:
             return Fresh()
-        if slot is None:
-            return Lost(f"slot {self._slot!r} does not exist any more")
-        if slot.is_lost:
-            return Lost(f"slot {self._slot!r} is invalid: the server removed WAL that it needs")
-        confirmed = slot.confirmed_lsn
-        if confirmed is None or confirmed > committed.position:
-            return Lost(
-                f"slot {self._slot!r} was moved to {confirmed}, the lake ends at "
-                f"{committed.position}"
-            )
-        return Resumed()
+        if timeline != str(server.timeline):
+            return Lost(f"the server was promoted: timeline {timeline}, now {server.timeline}")
+        if publication is None:
+            # Made anew it is unknown to the WAL that the slot still has to decode.
+            return Lost(f"publication {self._publication!r} does not exist any more")
+        gap = gap_before(slot, self._slot, committed.position)
+        return Resumed() if gap is None else Lost(gap)
 
     async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> None:
         """Make or check publication and slot."""
         control = await self._connected()
-        self._tables = {t.oid: t for t in tables}
+        self._relations.keep(tables)
         with self._errors("prepare"):
             await self._prepare_publication(control, tables)
             await self._prepare_slot(control, renew=renew)
@@ -182,7 +190,7 @@ class WalCapture:
         """Read at the new slot's point, or at that of a temporary one."""
         exported, self._exported = self._exported, None
         if exported is None:
-            name = f"{self._slot[:50]}_snapshot"
+            name = temporary_name(self._slot, "snapshot")
             with self._errors("snapshot"):
                 exported = await self._export(name, temporary=True)
         self._delivered = max(self._delivered, exported.point)
@@ -204,25 +212,27 @@ class WalCapture:
                 async for chunk in chunks:
                     yield self._deliver(chunk)
                     start = max(start, chunk.position)
-        stream = self._stream = await open_stream(
-            self._dsn,
-            self._slot,
-            self._publication,
-            start,
-            max(confirmed, self._confirmed),
-            where=f"source {self._source}, stream",
-            limits=self._stream_limits(server),
-        )
-        decoder = StreamDecoder(self._resolve)
+        async with self._slot_lock:
+            stream = self._stream = await open_stream(
+                self._dsn,
+                self._slot,
+                self._publication,
+                start,
+                max(confirmed, self._confirmed),
+                where=f"source {self._source}, stream",
+                limits=self._stream_limits(server),
+            )
+        decoder = StreamDecoder(self._relations.resolve)
         try:
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
                 block = await stream.take()
                 found, asked = await asyncio.to_thread(_decode, decoder, block)
-                self._checkpoint_requested = asked and decoder.position > self._confirmed
+                # Until something is confirmed: the pipeline looks only now and then.
+                self._checkpoint_requested |= asked and decoder.position > self._confirmed
                 stream.received(decoder.position)
                 for chunk in found:
-                    yield self._deliver(chunk)
+                    yield self._deliver(await self._checked(chunk))
         finally:
             self._stream = None
             await stream.close()
@@ -233,7 +243,7 @@ class WalCapture:
         Where the server refuses, nothing is given and streaming does it. If it fails later, the
         source starts anew, without this.
         """
-        decoder = StreamDecoder(self._resolve)
+        decoder = StreamDecoder(self._relations.resolve)
         decoder.idle(start)
         has_given = False
         try:
@@ -244,7 +254,7 @@ class WalCapture:
                 async with contextlib.aclosing(decoded(backlog.blocks(target), decoder)) as chunks:
                     async for chunk in chunks:
                         has_given = True
-                        yield chunk
+                        yield await self._checked(chunk)
             finally:
                 self._draining = None
                 await backlog.close()
@@ -273,11 +283,12 @@ class WalCapture:
             return
         self._confirmed = position
         self._checkpoint_requested = False
-        if self._stream is not None:
-            await self._stream.confirm(position)
-        elif position - self._advanced >= ADVANCE_BYTES:
-            self._advanced = position
-            await self._advance_slot(position)
+        async with self._slot_lock:  # not while the stream takes the slot over
+            if self._stream is not None:
+                await self._stream.confirm(position)
+            elif position - self._advanced >= ADVANCE_BYTES:
+                self._advanced = position
+                await self._advance_slot(position)
 
     async def lag(self) -> Lag:
         """Ask pg_replication_slots."""
@@ -302,6 +313,9 @@ class WalCapture:
             raise self._claim_lost()
         with self._errors("health"):
             await self._control.execute("SELECT")
+        if time.monotonic() - self._catalog_at_s >= CATALOG_INTERVAL_S:
+            self._catalog_at_s = time.monotonic()
+            await self._check_catalog()
 
     async def close(self) -> None:
         """Close all connections; the lock and a temporary slot go with them."""
@@ -383,10 +397,11 @@ class WalCapture:
                 # Before a snapshot is read for nothing. The last daemon's walsender may take its
                 # time to notice that it is gone.
                 raise busy_slot(self._slot, slot)
-            if not (renew or slot.is_lost):
+            # A slot that is not ours to make serves wherever it stands: all tables are read anew.
+            if not (slot.is_lost or (renew and self._settings.manage)):
                 return
         if not self._settings.manage:
-            raise missing_slot(self._slot)
+            raise missing_slot(self._slot) if slot is None else unusable_slot(self._slot)
         await drop_slot(control, self._slot)
         self._exported = await self._export(self._slot, temporary=False)
         self._confirmed = ZERO
@@ -420,25 +435,37 @@ class WalCapture:
             limit_bytes=max(1 << 20, self._memory_bytes // 8), status_interval_s=interval
         )
 
-    def _resolve(self, relation: Relation) -> Table | None:
-        known = self._tables.get(relation.oid)
-        if known is None:
-            return None
-        told = table_of(relation)
-        columns = tuple(
-            next(
-                (
-                    replace(old, identity=c.identity)
-                    for old in known.columns
-                    if (old.name, old.type_oid, old.typmod) == (c.name, c.type_oid, c.typmod)
-                ),
-                c,
-            )
-            for c in told.columns
+    async def _checked(self, chunk: Chunk) -> Chunk:
+        """Hold a chunk against the catalog where its tables are not what they were."""
+        if self._relations.renamed:
+            await self._check_catalog()
+            self._relations.renamed.clear()  # an older name, from the backlog
+        bare = {b.table.oid for b in chunk.batches if is_bare(b.table)} - self._described
+        if not bare:
+            return chunk
+        self._described |= bare
+        control = await self._connected()
+        with self._errors("describe"):
+            rows = [r for r in await list_tables(control) if r.oid in bare]
+            tables = await describe(control, rows, before_full=self._before_full)
+        return self._relations.described(chunk, tables)
+
+    async def _check_catalog(self) -> None:
+        """Raise if other tables are to be captured now than when this began."""
+        control = await self._connected()
+        with self._errors("catalog"):
+            rows = await list_tables(control)
+        now = self._wanted(rows)
+        if now == self._catalog:
+            return
+        names = sorted({str(row.id) for row in now ^ self._catalog})
+        raise TransientError(
+            f"source {self._source}: tables came, went or changed: {', '.join(names)[:200]}",
+            reason="tables_changed",
         )
-        key = tuple(n for n in known.key if any(c.name == n for c in columns))
-        table = replace(known, columns=columns, replica_identity=told.replica_identity, key=key)
-        return with_before(table, full=self._settings.before == "full")
+
+    def _wanted(self, rows: Sequence[TableRow]) -> frozenset[TableRow]:
+        return frozenset(r for r in rows if self._settings.includes(r.schema, r.name))
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.copy_out import Block, CopyOut
+from ingestd.capture.wal.slot import temporary_name
 from ingestd.changes import Chunk
 from ingestd.decode.packed import PackedMessages
 from ingestd.decode.stream import StreamDecoder
@@ -33,8 +34,8 @@ CATCH_UP_ABOVE_BYTES = 64 << 20
 """With less to read, streaming is as fast: the SQL functions give nothing until a call is done."""
 CALL_BYTES = 1 << 30
 """WAL that one call covers: the server keeps its result in temporary files of about that size."""
-MESSAGES_PER_ROW = 500
-"""A row is limited to 1 GB: messages may have 2 MB on average."""
+ROW_BYTES = 1 << 18
+"""Messages of this size together make a row of the COPY; a larger one is a row of its own."""
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class CatchUp:
     def __init__(self, connection: AsyncConnection[Any], slot: str, publication: str) -> None:
         self._connection = connection
         self._slot = slot
-        self._copy_name = f"{slot[:50]}_catch_up"
+        self._copy_name = temporary_name(slot, "catch_up")
         self._publication = publication
         self._copy = CopyOut(connection)
 
@@ -107,17 +108,17 @@ class CatchUp:
         # The sort keeps messages in their order whatever plan is chosen for the grouping.
         return sql.SQL(
             "COPY (SELECT string_agg(data, ''::bytea), array_agg(length) FROM ("
-            "SELECT data, octet_length(data) AS length, number / {} AS part"
+            "SELECT data, octet_length(data) AS length, number,"
+            " sum(octet_length(data)) OVER (ORDER BY number) / {} AS part"
             " FROM pg_logical_slot_get_binary_changes({}, {}, NULL,"
             " 'proto_version', '1', 'publication_names', {})"
-            " WITH ORDINALITY AS change(lsn, xid, data, number) ORDER BY number / {}, number"
+            " WITH ORDINALITY AS change(lsn, xid, data, number) ORDER BY part, number"
             ") AS ordered GROUP BY part) TO STDOUT (FORMAT binary)"
         ).format(
-            sql.Literal(MESSAGES_PER_ROW),
+            sql.Literal(ROW_BYTES),
             sql.Literal(self._copy_name),
             sql.Literal(str(upto)),
             sql.Literal(sql.Identifier(self._publication).as_string(None)),
-            sql.Literal(MESSAGES_PER_ROW),
         )
 
 

@@ -91,7 +91,7 @@ async def _tables(
 ) -> list[TableId]:
     rows = await list_tables(connection)
     for missing in missing_tables(settings, [r.id for r in rows]):
-        found.fault("tables", missing)
+        found.fault("tables", missing.error)
     wanted = [r for r in rows if settings.includes(r.schema, r.name)]
     tables = await describe(connection, wanted, before_full=settings.before == "full")
     good: list[TableRow] = []

@@ -26,6 +26,7 @@ SELECT current_setting('server_version_num')::int AS version,
                        AND pg_has_role(current_user, oid, 'member')) AS may_replicate,
        has_database_privilege(current_database(), 'CREATE') AS may_create,
        (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
+       (SELECT timeline_id FROM pg_control_checkpoint()) AS timeline,
        current_setting('max_replication_slots')::int AS max_slots,
        (SELECT count(*)::int FROM pg_replication_slots) AS used_slots,
        current_setting('max_wal_senders')::int AS max_senders,
@@ -47,10 +48,16 @@ class Server:
     may_replicate: bool
     may_create: bool
     system_identifier: str
+    timeline: int
     max_slots: int
     used_slots: int
     max_senders: int
     sender_timeout_s: float
+
+    @property
+    def origin(self) -> str:
+        """What the lake remembers of the server: LSNs mean the same only there."""
+        return f"{self.system_identifier}/{self.timeline}"
 
     def faults(self) -> list[OperatorError]:
         """Give everything that makes capture impossible here."""

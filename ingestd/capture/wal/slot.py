@@ -7,6 +7,7 @@ IDENTIFY_SYSTEM) and the view pg_replication_slots.
 from __future__ import annotations
 
 import hashlib
+import uuid
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -76,6 +77,18 @@ async def find_slot(connection: AsyncConnection[Any], name: str) -> Slot | None:
         return await cursor.fetchone()
 
 
+def gap_before(slot: Slot | None, name: str, position: Lsn) -> str | None:
+    """Say why the slot may not have all that follows `position`; None if it has."""
+    if slot is None:
+        return f"slot {name!r} does not exist any more"
+    if slot.is_lost:
+        return f"slot {name!r} is invalid: the server removed WAL that it needs"
+    confirmed = slot.confirmed_lsn
+    if confirmed is None or confirmed > position:
+        return f"slot {name!r} was moved to {confirmed}, the lake ends at {position}"
+    return None
+
+
 async def drop_slot(connection: AsyncConnection[Any], name: str) -> None:
     """Drop the slot if it exists."""
     await connection.execute(
@@ -108,6 +121,20 @@ def missing_slot(name: str) -> OperatorError:
         f"slot {name!r} does not exist, and manage = false",
         remedy=f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
     )
+
+
+def unusable_slot(name: str) -> OperatorError:
+    """Make the error for a slot that is lost and not ours to make again (manage = false)."""
+    return OperatorError(
+        f"slot {name!r} is invalid: the server removed WAL that it needs; manage = false",
+        remedy=f"SELECT pg_drop_replication_slot('{name}'); "
+        f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
+    )
+
+
+def temporary_name(slot: str, purpose: str) -> str:
+    """Name a temporary slot; a dead session may hold its own for a while, so never the same."""
+    return f"{slot[:40]}_{purpose}_{uuid.uuid4().hex[:8]}"
 
 
 def claim_key(slot: str) -> int:

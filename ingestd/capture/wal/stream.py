@@ -36,6 +36,8 @@ TCP_NAP_S = 0.001
 """On TCP this saves half of the reader's CPU. A unix socket holds 200 kB only, which the server
 fills in a millisecond or two: any nap there starves it."""
 STATUS_INTERVAL_S = 10.0
+_MESSAGE_OVERHEAD = 128
+"""Bytes that a message takes as an object until it is joined, beside what it holds."""
 INPUT_BUFFER_BYTES = 1 << 20
 """What libpq's input buffer is grown to, so that one wake-up reads many messages."""
 
@@ -177,7 +179,7 @@ class ReplicationStream:
             return False
         while count > 0:
             append(data)
-            nbytes += count
+            nbytes += count + _MESSAGE_OVERHEAD
             count, data = pg.get_copy_data(1)
         self._nbytes = nbytes
         if count < 0:
@@ -230,7 +232,10 @@ async def open_stream(
     `confirmed` is what the first status update tells: a durable position, not above `after`.
     Raises TransientError (the slot is active for another pid, the server is away), OperatorError.
     """
-    connection = await connect(dsn, replication=True)
+    try:
+        connection = await connect(dsn, replication=True)
+    except psycopg.Error as error:
+        raise classify(error, where, dsn) from error
     try:
         await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
         stream = ReplicationStream(connection, where, limits)
