@@ -268,7 +268,7 @@ def test_tables_that_cannot_be_captured_are_named(tmp_path: Path, shop: Database
 def test_a_table_named_outright_must_exist(tmp_path: Path, shop: Database) -> None:
     config = wal_config(lake="lake", dsn=shop.dsn, tables=["public.order"])
     found = ingestd(tmp_path, "check", config)
-    assert_fails(found, "'public.order' does not exist", "did you mean 'public.orders'")
+    assert_fails(found, "table public.order +does not exist", "did you mean 'public.orders'")
 
 
 # --- the lake --------------------------------------------------------------------------------

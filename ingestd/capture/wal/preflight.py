@@ -90,8 +90,10 @@ async def _tables(
     connection: AsyncConnection[Any], settings: WalSettings, server: Server, found: _Findings
 ) -> list[TableId]:
     rows = await list_tables(connection)
-    for missing in missing_tables(settings, [r.id for r in rows]):
-        found.fault("tables", missing.error)
+    absent = missing_tables(settings, [r.id for r in rows])
+    for missing in absent:
+        error = missing.error
+        found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     wanted = [r for r in rows if settings.includes(r.schema, r.name)]
     tables = await describe(connection, wanted, before_full=settings.before == "full")
     good: list[TableRow] = []
@@ -103,7 +105,7 @@ async def _tables(
             found.note(f"table {row.id}", "ok", f"{len(table.columns)} columns, identity: {key}")
         else:
             found.note(f"table {row.id}", "fail", refused.error.reason, refused.error.remedy)
-    if not wanted:
+    if not (wanted or absent):
         found.note("tables", "warn", "no table matches yet", "look at `tables` in the config")
     return [r.id for r in good]
 

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk
-from ingestd.ports import TableState
+from ingestd.observe.status import SourceState
+from ingestd.ports import Snapshot, TableState
 from ingestd.positions import Lsn
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import PipelinePolicy
+from ingestd.schema import Column, Table, with_before
 from tests.unit.run.fixtures import A, B, lake_rows, policy, put, running, source_rows, until, watch
 
 
@@ -245,3 +251,120 @@ async def test_dropped_table_is_recorded() -> None:
     base.tables.remove(B)
     async with running(base, disk):
         await until(lambda: disk.registered[B.id].state is TableState.DROPPED)
+
+
+async def test_snapshot_boundary_a_table_made_anew_under_its_name_is_read_anew() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(A, 2))
+    async with running(base, disk):
+        await until(lambda: durable(disk) == base.current)
+    base.tables[0] = replace(A, oid=A.oid + 1)  # DROP TABLE, CREATE TABLE: no event tells of it
+    base.log.clear()
+    base.commit(put(A, 100))
+    async with running(base, disk):
+        await until(lambda: durable(disk) == base.current)
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert disk.registered[A.id].oid == A.oid + 1
+
+
+async def test_a_new_column_in_mid_snapshot_does_not_make_the_table_live() -> None:
+    wider = with_before(
+        replace(A, columns=(*A.columns, Column("more", 25, -1, pa.string(), "text"))), full=False
+    )
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1))
+
+    def crash(step: str) -> None:
+        if step == "public.a":
+            raise CrashError(step)
+
+    class Widened(FakeCapture):
+        async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
+            snapshot = await super().snapshot(tables)
+            self._tables = {wider.id: wider}  # what the stream brings from now on
+            base.commit(FakeChange(A.id, "c", {"id": 2, "note": "", "more": "x"}))
+            return snapshot
+
+    capture = Widened(base)
+    async with running(base, disk, before_commit=crash, capture=capture) as task:
+        await until(task.done)
+    assert disk.registered[A.id].state is TableState.SNAPSHOTTING
+    base.tables[0] = wider
+    async with running(base, disk):
+        await until(lambda: durable(disk) == base.current)
+    assert disk.registered[A.id].state is TableState.LIVE
+    assert [row["id"] for row in lake_rows(disk, A)] == [1, 2]
+
+
+async def test_columns_that_changed_while_no_daemon_ran_are_recorded() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    async with running(base, disk):
+        await until(lambda: disk.registered.get(A.id) is not None and len(disk.epochs) == 1)
+    wider = replace(A, columns=(*A.columns, Column("more", 25, -1, pa.string(), "text")))
+    base.tables[0] = with_before(wider, full=False)
+    async with running(base, disk):
+        await until(lambda: disk.registered[A.id].schema_version == 2)
+    assert [name for name, _, _ in disk.registered[A.id].columns] == ["id", "note", "more"]
+
+
+async def test_without_snapshots_a_gap_stops_the_source() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    never = PipelinePolicy(EpochPolicy(0.0, 1 << 20), snapshot=False)
+    async with running(base, disk, settings=never):
+        await until(lambda: base.slot is not None)
+        base.commit(put(A, 1))
+        await until(lambda: durable(disk) == base.current)
+    base.slot = None
+    base.commit(put(A, 2))
+    async with running(base, disk, settings=never) as task:
+        await until(task.done)
+    with pytest.raises(OperatorError, match="changes may be lost"):
+        task.result()
+
+
+async def test_a_lost_claim_ends_a_snapshot_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingestd.run.pipeline.MONITOR_INTERVAL_S", 0.001)
+    base, disk = FakeDatabase([A]), MemoryDisk()
+
+    class Endless(FakeCapture):
+        async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
+            base.holder = None  # another takes it
+            await asyncio.Event().wait()
+            return await super().snapshot(tables)
+
+    async with running(base, disk, capture=Endless(base)) as task:
+        await until(task.done)
+    with pytest.raises(TransientError, match="claim"):
+        task.result()
+
+
+async def test_clean_up_goes_on_when_files_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+
+    async def fails(_: object) -> None:
+        raise TransientError("the store is away", reason="storage")
+
+    monkeypatch.setattr("ingestd.fakes.sink.MemoryEpochWriter.abort", fails)
+    monkeypatch.setattr("ingestd.fakes.sink.MemoryLake.close", lambda _: asyncio.sleep(0))
+    base.unreadable[A.id] = TableError(A.id, "x")
+
+    def crash(step: str) -> None:
+        raise CrashError(step)
+
+    async with running(base, disk, before_commit=crash) as task:
+        await until(task.done)
+    with pytest.raises(CrashError):
+        task.result()
+    assert base.holder is None, "the claim was not let go"
+
+
+def test_a_state_is_kept_while_a_failed_source_starts_again() -> None:
+    watching = watch()
+    watching.failed(TransientError("away", reason="connection_lost"), 0.5)
+    watching.enter(SourceState.STARTING)
+    assert watching._status.state is SourceState.BACKING_OFF
+    assert watching._status.reason == "away"
+    watching.enter(SourceState.STREAMING)
+    assert watching._status.reason is None
