@@ -6,6 +6,8 @@ Who owns what::
     publication.py  which tables the server sends
     slot.py         what it keeps, and the points at which snapshots are exported
     stream.py       START_REPLICATION: from the socket to joined blocks of messages
+    relations.py    which table a message of the stream is about
+    catch_up.py     a backlog, packed by the server
     snapshot.py     tables read at one point, by several readers
     capture.py      the ChangeCapture that holds them together
     preflight.py    `ingestd check`
