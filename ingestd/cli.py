@@ -6,6 +6,8 @@ config, 75 a transient fault that was given up on.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,8 +89,6 @@ def redactor_of(config: Path | None) -> Redactor:
 
 
 def _load(config: Path) -> Config:
-    import os  # noqa: PLC0415
-
     from ingestd.capture.settings import SETTINGS  # noqa: PLC0415
     from ingestd.config import load_config  # noqa: PLC0415
 
@@ -122,6 +122,9 @@ def _root(
 @app.command()
 def run(config: ConfigFile, *, debug: Debug = False) -> None:
     """Capture all configured sources until SIGTERM or SIGINT."""
+    # Until the daemon's own handlers are there, nothing is open that would need closing.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
     with reporting(debug=debug, config=config):
         from ingestd import app as composition  # noqa: PLC0415
 

@@ -168,7 +168,7 @@ class SourceSettings(Section):
 
     def includes(self, schema: str, name: str) -> bool:
         """Say whether `tables` asks for this table: by one pattern, and excluded by none."""
-        return _included(self.tables, schema, name)
+        return included(self.tables, schema, name)
 
     def of_table(self, schema: str, name: str) -> TableSettings:
         """Give the settings of a table."""
@@ -194,7 +194,9 @@ class SourceSettings(Section):
         return self
 
 
-def _included(patterns: Sequence[str], schema: str, name: str) -> bool:
+def included(patterns: Sequence[str], schema: str, name: str) -> bool:
+    """Say whether a table is in: by one pattern, and excluded by none."""
+
     def matches(pattern: str) -> bool:
         schema_pattern, _, name_pattern = pattern.removeprefix("!").partition(".")
         return fnmatchcase(schema, schema_pattern) and fnmatchcase(name, name_pattern)

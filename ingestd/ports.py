@@ -132,12 +132,14 @@ class Discovery:
     """What the source offers of what the config asks for.
 
     `tables`: those that can be captured. `refused`: those that can't, or are not there (oid 0).
-    `origin`: names the server and its history, within which LSNs can be compared.
+    `origin`: names the server and its history, within which LSNs can be compared. `interrupted`:
+    tables whose changes the source does not keep at present; if they were live there is a gap.
     """
 
     tables: tuple[Table, ...]
     refused: tuple[Refused, ...]
     origin: str
+    interrupted: frozenset[TableId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

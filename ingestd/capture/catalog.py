@@ -23,6 +23,7 @@ _TABLES = """
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relpersistence::text AS persistence,
        c.relreplident::text AS replica_identity,
+       has_schema_privilege(n.oid, 'USAGE') AS reachable,
        has_table_privilege(c.oid, 'SELECT') AS readable,
        pk.indkey::int2[] AS primary_key,
        coalesce(ri.indkey, CASE WHEN pk.indimmediate THEN pk.indkey END)::int2[] AS identity_key
@@ -59,6 +60,7 @@ class TableRow:
     name: str
     persistence: str
     replica_identity: ReplicaIdentity
+    reachable: bool
     readable: bool
     primary_key: tuple[int, ...] | None
     identity_key: tuple[int, ...] | None
@@ -157,6 +159,10 @@ def refusal(row: TableRow, table: Table, role: str) -> Refused | None:
     elif row.persistence == "u":
         what = "an unlogged table writes no WAL"
         remedy = f"ALTER TABLE {name} SET LOGGED;"
+    elif not row.reachable:
+        what = f"no right to use schema {row.schema!r}"
+        schema, grantee = (sql.Identifier(n).as_string(None) for n in (row.schema, role))
+        remedy = f"GRANT USAGE ON SCHEMA {schema} TO {grantee};"
     elif not row.readable:
         what = "no right to read it"
         remedy = f"GRANT SELECT ON {name} TO {sql.Identifier(role).as_string(None)};"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from ingestd.config import SourceSettings
+from ingestd.config import SourceSettings, included
 from ingestd.errors import TableError
 from ingestd.ports import Refused
 from ingestd.schema import Table, TableId
+
+_WILD = set("*?[")
 
 
 def missing_tables(settings: SourceSettings, present: Iterable[TableId]) -> list[Refused]:
@@ -17,8 +19,17 @@ def missing_tables(settings: SourceSettings, present: Iterable[TableId]) -> list
     A pattern that matches nothing is no fault: its tables may come later.
     """
     names = [str(t) for t in present]
-    wanted = [p for p in settings.tables if not p.startswith("!") and not set(p) & set("*?[")]
+    wanted = [p for p in settings.tables if not p.startswith("!") and not set(p) & _WILD]
     return [_missing(name, names) for name in wanted if name not in names]
+
+
+def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]:
+    """Give the patterns with wildcards that match no table at present."""
+    tables = list(present)
+    patterns = [p for p in settings.tables if not p.startswith("!") and set(p) & _WILD]
+    return [
+        p for p in patterns if not any(included([p], table.schema, table.name) for table in tables)
+    ]
 
 
 def _missing(name: str, present: list[str]) -> Refused:

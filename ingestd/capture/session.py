@@ -88,8 +88,9 @@ def read_dsn(dsn: str) -> dict[str, Any]:
         found = conninfo_to_dict(dsn)
     except psycopg.Error:
         found = {"port": "unreadable"}
-    places = (str(found.get(name) or "") for name in ("host", "dbname"))
-    is_spilt = "://" in dsn and any("@" in place for place in places)
+    host, database = (str(found.get(name) or "") for name in ("host", "dbname"))
+    # A host has no @, but for the first character of a socket in the abstract name space.
+    is_spilt = "@" in host[1:] or ("://" in dsn and "@" in host + database)
     if is_spilt or not re.fullmatch(r"[\d,]*", str(found.get("port") or "")):
         raise OperatorError(
             "the dsn is not a connection string (not shown: it may hold a password)",

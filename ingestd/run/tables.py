@@ -20,6 +20,7 @@ class TableBook:
         self._committed = committed
         self._tables = {t.id: t for t in discovery.tables}
         self._refused = discovery.refused
+        self._interrupted = discovery.interrupted
         self._points: dict[TableId, Lsn] = {}
         self._stopped: set[TableId] = set()
         self._loading: list[TableId] = []
@@ -50,7 +51,8 @@ class TableBook:
     def _is_whole(self, table: Table) -> bool:
         """Whether the lake has it live: this very table, not one before it of the same name."""
         known = self._committed.tables.get(table.id)
-        return self._committed.is_live(table.id) and known is not None and known.oid == table.oid
+        is_same = known is not None and known.oid == table.oid
+        return is_same and self._committed.is_live(table.id) and table.id not in self._interrupted
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Give the events for tables that can't or need not be captured any more.

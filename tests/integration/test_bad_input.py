@@ -265,6 +265,48 @@ def test_tables_that_cannot_be_captured_are_named(tmp_path: Path, shop: Database
     assert re.search("^ok .*table public.orders", found.out, re.MULTILINE)
 
 
+def test_a_publication_of_columns_or_rows_only(tmp_path: Path, shop: Database) -> None:
+    if shop.server.major < 15:
+        pytest.fail("these tests need PostgreSQL 15 or newer: set INGESTD_TEST_PG")
+    config = wal_config(lake="lake", dsn=shop.dsn, source_extra="manage = false")
+    shop.execute(
+        "CREATE TABLE lines (id int PRIMARY KEY, note text)",
+        "CREATE PUBLICATION ingestd_shop FOR TABLE orders (id), lines WHERE (id > 0)"
+        " WITH (publish_via_partition_root = true)",
+        "SELECT pg_create_logical_replication_slot('ingestd_shop', 'pgoutput')",
+    )
+    found = ingestd(tmp_path, "check", config)
+    for table in ("orders", "lines"):
+        assert_fails(
+            found, f"table public.{table} +publication .* some of its", "ALTER PUBLICATION"
+        )
+    for failure in found.failures:
+        shop.execute(*failure.splitlines()[1].strip().rstrip(";").split("; "))
+    assert ingestd(tmp_path, "check", config).code == 0
+
+
+def test_a_schema_that_may_not_be_used(tmp_path: Path, shop: Database) -> None:
+    role = f"r_{shop.name}"
+    shop.execute(
+        "CREATE SCHEMA closed",
+        "CREATE TABLE closed.t (id int PRIMARY KEY)",
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT SELECT ON closed.t TO {role}",
+        f'GRANT CREATE ON DATABASE "{shop.name}" TO {role}',
+        f"ALTER TABLE closed.t OWNER TO {role}",
+    )
+    try:
+        dsn = shop.server.dsn(shop.name, user=role)
+        config = wal_config(lake="lake", dsn=dsn, tables=["closed.t"])
+        found = ingestd(tmp_path, "check", config)
+        assert_fails(found, "table closed.t +no right to use schema", "GRANT USAGE ON SCHEMA")
+        [failure] = found.failures
+        shop.execute(failure.splitlines()[1].strip())
+        assert ingestd(tmp_path, "check", config).code == 0
+    finally:
+        shop.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
+
+
 def test_a_table_named_outright_must_exist(tmp_path: Path, shop: Database) -> None:
     config = wal_config(lake="lake", dsn=shop.dsn, tables=["public.order"])
     found = ingestd(tmp_path, "check", config)

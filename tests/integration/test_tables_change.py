@@ -82,3 +82,19 @@ def test_a_new_column_is_described_from_the_catalog(
     assert last["state"] == "live"
     [added] = [c for c in last["columns"] if c["name"] == "n"]
     assert (added["pg_type"], added["delta_type"], added["missing"]) == ("integer", "integer", "5")
+
+
+def test_a_table_taken_out_of_the_publication_is_read_anew(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
+    database.execute(
+        f'ALTER PUBLICATION "{database.name}" DROP TABLE t', "INSERT INTO t VALUES (3, 'unseen')"
+    )
+    await_until(lambda: read_again(lake), LIMIT_S, daemon.tail)
+    database.execute("INSERT INTO t VALUES (4, 'seen')")
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def read_again(lake: Path) -> bool:
+    ops = read_raw(str(lake), "shop", TableId("public", "t"))["_cdc_op"].to_pylist()
+    return bool(ops.count("t") > 1)

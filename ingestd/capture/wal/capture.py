@@ -23,9 +23,10 @@ from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, decoded, timed_
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
-    create_statement,
     find_publication,
     keep_publication,
+    owners_statement,
+    partial_tables,
     published_tables,
 )
 from ingestd.capture.wal.relations import Relations, is_bare
@@ -94,6 +95,7 @@ class WalCapture:
         self._slot = settings.slot
         self._publication = settings.publication
         self._memory_bytes = memory_bytes
+        self._hold_bytes = min(8 << 20, memory_bytes // 8)
         self._catch_up = catch_up
         self._control: AsyncConnection[Any] | None = None
         self._monitor: AsyncConnection[Any] | None = None
@@ -102,7 +104,7 @@ class WalCapture:
         self._draining: CatchUp | None = None
         self._before_full = settings.before == "full"
         self._relations = Relations(before_full=self._before_full)
-        self._described: set[int] = set()
+        self._described: set[Table] = set()
         self._catalog: frozenset[TableRow] = frozenset()
         self._catalog_at_s = 0.0
         self._slot_lock = asyncio.Lock()
@@ -137,19 +139,21 @@ class WalCapture:
             self._catalog = self._wanted(rows)
             wanted = [r for r in rows if r in self._catalog]
             tables = await describe(control, wanted, before_full=self._before_full)
-            published = None
-            if not self._settings.manage:
-                published = await published_tables(control, self._publication)
+            published = await published_tables(control, self._publication)
+            partial = await partial_tables(control, self._publication, server.version)
         accepted, refused = [], missing_tables(self._settings, [r.id for r in rows])
         for row, table in zip(wanted, tables, strict=True):
             no = refusal(row, table, server.role)
-            if no is None and published is not None and table.id not in published:
+            if no is None and table.id in partial:
+                no = Refused(table, partial[table.id])
+            if no is None and not self._settings.manage and table.id not in published:
                 no = self._unpublished(table)
             if no is None:
                 accepted.append(table)
             else:
                 refused.append(no)
-        return Discovery(tuple(accepted), tuple(refused), server.origin)
+        interrupted = frozenset(t.id for t in accepted) - published
+        return Discovery(tuple(accepted), tuple(refused), server.origin, interrupted)
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare slot and server with what the lake holds."""
@@ -222,7 +226,7 @@ class WalCapture:
                 where=f"source {self._source}, stream",
                 limits=self._stream_limits(server),
             )
-        decoder = StreamDecoder(self._relations.resolve)
+        decoder = StreamDecoder(self._relations.resolve, hold_bytes=self._hold_bytes)
         try:
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
@@ -243,7 +247,7 @@ class WalCapture:
         Where the server refuses, nothing is given and streaming does it. If it fails later, the
         source starts anew, without this.
         """
-        decoder = StreamDecoder(self._relations.resolve)
+        decoder = StreamDecoder(self._relations.resolve, hold_bytes=self._hold_bytes)
         decoder.idle(start)
         has_given = False
         try:
@@ -380,11 +384,12 @@ class WalCapture:
         try:
             await keep_publication(control, self._publication, names)
         except psycopg.errors.InsufficientPrivilege as error:
-            statement = create_statement(self._publication, names).as_string(None)
+            await control.rollback()
+            statement = await owners_statement(control, self._publication, names)
             raise OperatorError(
                 f"source {self._source}: no right to keep publication {self._publication!r}: "
                 f"{error.diag.message_primary}",
-                remedy=f"have the tables' owner run: {statement};  and set manage = false",
+                remedy=f"{statement}  -- as the tables' owner; then set manage = false",
             ) from error
 
     async def _prepare_slot(self, control: AsyncConnection[Any], *, renew: bool) -> None:
@@ -440,13 +445,14 @@ class WalCapture:
         if self._relations.renamed:
             await self._check_catalog()
             self._relations.renamed.clear()  # an older name, from the backlog
-        bare = {b.table.oid for b in chunk.batches if is_bare(b.table)} - self._described
+        bare = {b.table for b in chunk.batches if is_bare(b.table)} - self._described
         if not bare:
             return chunk
         self._described |= bare
         control = await self._connected()
         with self._errors("describe"):
-            rows = [r for r in await list_tables(control) if r.oid in bare]
+            oids = {table.oid for table in bare}
+            rows = [r for r in await list_tables(control) if r.oid in oids]
             tables = await describe(control, rows, before_full=self._before_full)
         return self._relations.described(chunk, tables)
 
@@ -455,10 +461,12 @@ class WalCapture:
         control = await self._connected()
         with self._errors("catalog"):
             rows = await list_tables(control)
-        now = self._wanted(rows)
-        if now == self._catalog:
+            published = await published_tables(control, self._publication)
+        changed = {row.id for row in self._wanted(rows) ^ self._catalog}
+        changed |= self._relations.names - published
+        if not changed:
             return
-        names = sorted({str(row.id) for row in now ^ self._catalog})
+        names = sorted(map(str, changed))
         raise TransientError(
             f"source {self._source}: tables came, went or changed: {', '.join(names)[:200]}",
             reason="tables_changed",

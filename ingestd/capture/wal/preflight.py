@@ -9,21 +9,23 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import TableRow, describe, list_tables, refusal
-from ingestd.capture.patterns import missing_tables
+from ingestd.capture.patterns import missing_tables, unmatched
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
-    create_statement,
     find_publication,
     owned_by_others,
+    owners_statement,
+    partial_tables,
     published_tables,
 )
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import Slot, find_slot, missing_slot
 from ingestd.checks import CheckLine, Level
 from ingestd.errors import IngestdError
+from ingestd.ports import Refused
 from ingestd.schema import TableId
 
 LOW_SAFE_BYTES = 1 << 30
@@ -96,17 +98,20 @@ async def _tables(
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     wanted = [r for r in rows if settings.includes(r.schema, r.name)]
     tables = await describe(connection, wanted, before_full=settings.before == "full")
+    partial = await partial_tables(connection, settings.publication, server.version)
     good: list[TableRow] = []
     for row, table in zip(wanted, tables, strict=True):
         refused = refusal(row, table, server.role)
+        if refused is None and row.id in partial:
+            refused = Refused(table, partial[row.id])
         if refused is None:
             good.append(row)
             key = ", ".join(table.identity) if row.replica_identity != "f" else "whole rows"
             found.note(f"table {row.id}", "ok", f"{len(table.columns)} columns, identity: {key}")
         else:
             found.note(f"table {row.id}", "fail", refused.error.reason, refused.error.remedy)
-    if not (wanted or absent):
-        found.note("tables", "warn", "no table matches yet", "look at `tables` in the config")
+    for pattern in unmatched(settings, [r.id for r in rows]):
+        found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
     return [r.id for r in good]
 
 
@@ -134,8 +139,8 @@ async def _publication(
             found.note(subject, "ok", f"{len(published)} tables")
         return
     others = await owned_by_others(connection, absent)
-    statement = create_statement(name, names).as_string(None) + ";"
-    by_owner = f"have the tables' owner run: {statement}  and set manage = false"
+    statement = await owners_statement(connection, name, names)
+    by_owner = f"{statement}  -- as the tables' owner; then set manage = false"
     if publication is None and not server.may_create:
         found.note(subject, "fail", f"no CREATE right on database {server.database}", by_owner)
     elif publication is not None and not publication.owned and absent:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation, table_of
-from ingestd.schema import Column, Table, with_before
+from ingestd.schema import Column, Table, TableId, with_before
 
 
 class Relations:
@@ -27,9 +27,10 @@ class Relations:
         self._tables = {t.oid: t for t in tables}
         self.renamed.clear()
 
-    def name_of(self, oid: int) -> str:
-        """Name a kept table."""
-        return str(self._tables[oid].id)
+    @property
+    def names(self) -> frozenset[TableId]:
+        """The kept tables."""
+        return frozenset(t.id for t in self._tables.values())
 
     def resolve(self, relation: Relation) -> Table | None:
         """Give the table with the message's columns; None if it is not captured."""
