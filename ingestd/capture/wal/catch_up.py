@@ -34,6 +34,8 @@ CATCH_UP_ABOVE_BYTES = 64 << 20
 """With less to read, streaming is as fast: the SQL functions give nothing until a call is done."""
 CALL_BYTES = 1 << 30
 """WAL that one call covers: the server keeps its result in temporary files of about that size."""
+DECODING_MEMORY = "256MB"
+"""Of the server, while it lasts: with the default 64 MB larger transactions go through its disk."""
 ROW_BYTES = 1 << 18
 """Messages of this size together make a row of the COPY; a larger one is a row of its own."""
 
@@ -67,6 +69,7 @@ class CatchUp:
         """Copy the slot, and move the copy to `start` if that is later."""
         # Groups come in the order of the sort, not of a hash table.
         await self._connection.execute("SET enable_hashagg = off")
+        await self._connection.execute(f"SET logical_decoding_work_mem = '{DECODING_MEMORY}'")
         await self._connection.execute(
             "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (self._slot, self._copy_name)
         )
