@@ -36,9 +36,6 @@ EPOCH_FIELD = pa.field("_cdc_epoch", pa.int64())
 _UNCHANGED = pa.field("_cdc_unchanged", pa.list_(pa.field("element", pa.string())))
 _RAW = pa.field("_cdc_raw", pa.map_(pa.string(), pa.string()))
 
-EPOCH_INDEX = 5
-"""Where `_cdc_epoch` stands among the `_cdc_*` columns."""
-
 SNAPSHOT_SEQ = 0
 """`_cdc_seq` of an `r` row."""
 MARKER_SEQ = -1
@@ -51,11 +48,6 @@ def change_schema(table: Table) -> pa.Schema:
     by_name = {f.name: f for f in columns}
     before = pa.field("_cdc_before", pa.struct([by_name[n] for n in table.before]))
     return pa.schema([*columns, _OP, _LSN, _SEQ, _XID, _TS, before, _UNCHANGED, _RAW])
-
-
-def raw_schema(table: Table) -> pa.Schema:
-    """Arrow schema of the raw table: the change schema with `_cdc_epoch` after `_cdc_ts`."""
-    return change_schema(table).insert(len(table.columns) + EPOCH_INDEX, EPOCH_FIELD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,10 +170,6 @@ class SourceSettings(Section):
         """Say whether `tables` asks for this table: by one pattern, and excluded by none."""
         return included(self.tables, schema, name)
 
-    def of_table(self, schema: str, name: str) -> TableSettings:
-        """Give the settings of a table."""
-        return self.table.get(f"{schema}.{name}", TableSettings())
-
     def exclusive(self) -> tuple[str, object] | None:
         """Name the key that no two sources may share, and what counts as the same."""
         return None

@@ -74,10 +74,10 @@ def add_statement(name: str, tables: Iterable[TableId]) -> sql.Composed:
 
 async def keep_publication(
     connection: AsyncConnection[Any], name: str, tables: Sequence[TableId]
-) -> list[str]:
+) -> None:
     """Create the publication or alter it until it publishes exactly these tables.
 
-    Idempotent; gives the SQL it ran. A publication FOR ALL TABLES or by schema is left as it is:
+    Idempotent. A publication FOR ALL TABLES or by schema is left as it is:
     what it sends beyond `tables` is ignored.
     """
     found = await find_publication(connection, name)
@@ -87,7 +87,6 @@ async def keep_publication(
         statements = await _alterations(connection, name, found, set(tables))
     for statement in statements:
         await connection.execute(statement)
-    return [statement.as_string(connection) for statement in statements]
 
 
 async def _alterations(
