@@ -226,7 +226,8 @@ def test_what_is_not_built_yet_is_refused_not_ignored(
 
 def test_a_default_may_be_written_out(load: Callable[..., Config]) -> None:
     text = f'{BASE}on_rewrite = "resnapshot"\n[sources.shop.table."public.orders"]\n'
-    assert load(f'{text}reference = "off"').sources["shop"].table["public.orders"].reference == "off"
+    loaded = load(f'{text}reference = "off"')
+    assert loaded.sources["shop"].table["public.orders"].reference == "off"
 
 
 def test_syntax_errors_tell_line_and_column(refusal: Callable[..., list[str]]) -> None:
