@@ -19,7 +19,7 @@ from ingestd.capture.catalog import TableRow, describe, list_tables, refusal
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, decoded, timed_feed
+from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, timed_feed
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
@@ -255,7 +255,7 @@ class WalCapture:
             backlog = self._draining = CatchUp(connection, self._slot, self._publication)
             try:
                 await backlog.begin(start)
-                async with contextlib.aclosing(decoded(backlog.blocks(target), decoder)) as chunks:
+                async with contextlib.aclosing(backlog.chunks(target, decoder)) as chunks:
                     async for chunk in chunks:
                         has_given = True
                         yield await self._checked(chunk)

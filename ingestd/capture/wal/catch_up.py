@@ -64,6 +64,7 @@ class CatchUp:
         self._copy_name = temporary_name(slot, "catch_up")
         self._publication = publication
         self._copy = CopyOut(connection)
+        self._reading: asyncio.Task[Block | None] | None = None
 
     async def begin(self, start: Lsn) -> None:
         """Copy the slot, and move the copy to `start` if that is later."""
@@ -78,7 +79,23 @@ class CatchUp:
                 "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self._copy_name, str(start))
             )
 
-    async def blocks(self, target: Lsn) -> AsyncGenerator[Block, None]:
+    async def chunks(self, target: Lsn, decoder: StreamDecoder) -> AsyncGenerator[Chunk, None]:
+        """Give the transactions up to about `target`; while a block is decoded the next is read."""
+        blocks = self._blocks(target)
+        packed = PackedMessages()
+        try:
+            reading = self._reading = asyncio.create_task(anext(blocks, None))
+            while (block := await reading) is not None:
+                reading = self._reading = asyncio.create_task(anext(blocks, None))
+                for chunk in await asyncio.to_thread(_decode, decoder, packed, block):
+                    yield chunk
+                if block.is_last:
+                    packed = PackedMessages()
+        finally:
+            await self._stop_reading()
+            await blocks.aclose()
+
+    async def _blocks(self, target: Lsn) -> AsyncGenerator[Block, None]:
         """Give packed messages, up to the last transaction that ends at or below `target`.
 
         A block with `is_last` ends one COPY; another may follow. (A transaction or two beyond
@@ -95,8 +112,15 @@ class CatchUp:
                 yield block
 
     async def close(self) -> None:
-        """Stop what runs, and drop the temporary slot."""
+        """Stop what runs, and drop the temporary slot. At any time, also while `chunks` waits."""
+        await self._stop_reading()  # a connection may not be closed under who uses it
         await self._copy.close()
+
+    async def _stop_reading(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _position(self) -> Lsn:
         cursor = await self._connection.execute(
@@ -123,25 +147,6 @@ class CatchUp:
             sql.Literal(str(upto)),
             sql.Literal(sql.Identifier(self._publication).as_string(None)),
         )
-
-
-async def decoded(
-    blocks: AsyncGenerator[Block, None], decoder: StreamDecoder
-) -> AsyncGenerator[Chunk, None]:
-    """Give the chunks of packed blocks; while one is decoded the next is read."""
-    reading = asyncio.create_task(anext(blocks, None))
-    packed = PackedMessages()
-    try:
-        while (block := await reading) is not None:
-            reading = asyncio.create_task(anext(blocks, None))
-            for chunk in await asyncio.to_thread(_decode, decoder, packed, block):
-                yield chunk
-            if block.is_last:
-                packed = PackedMessages()
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        await blocks.aclose()
 
 
 def _decode(decoder: StreamDecoder, packed: PackedMessages, block: Block) -> list[Chunk]:
