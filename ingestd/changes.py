@@ -44,8 +44,8 @@ MARKER_SEQ = -1
 
 def change_schema(table: Table) -> pa.Schema:
     """Arrow schema of a capture's batches of this table (all fields nullable)."""
-    columns = [pa.field(c.name, c.type) for c in table.columns]
-    by_name = {f.name: f for f in columns}
+    columns = [pa.field(c.lake_name, c.type) for c in table.columns]
+    by_name = {c.name: f for c, f in zip(table.columns, columns, strict=True)}
     before = pa.field("_cdc_before", pa.struct([by_name[n] for n in table.before]))
     return pa.schema([*columns, _OP, _LSN, _SEQ, _XID, _TS, before, _UNCHANGED, _RAW])
 

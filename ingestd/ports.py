@@ -19,7 +19,7 @@ All async methods may be cancelled at any await and leave nothing half done that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from ingestd.changes import Chunk, CommittedEpoch, EpochSummary, TableBatch
     from ingestd.checks import CheckLine
     from ingestd.errors import TableError
-    from ingestd.positions import Lsn
     from ingestd.schema import Table, TableId
 
+from ingestd.positions import ZERO, Lsn
+from ingestd.schema import delta_type
 
 # --- what the lake holds ---------------------------------------------------------------------
 
@@ -66,18 +67,33 @@ class TableEvent:
     remedy: str | None = None
 
 
-Shape = tuple[tuple[str, int, int], ...]
-"""Name, type OID and typmod of a table's columns."""
+@dataclass(frozen=True, slots=True)
+class RegisteredColumn:
+    """A column of a table as `_tables` has it; `name` is the lake column's."""
+
+    name: str
+    source_name: str
+    type_oid: int
+    typmod: int
+    delta_type: str
+    missing: str | None = None
 
 
-def shape(table: Table) -> Shape:
-    """Give the table's shape, to compare what is with what was recorded."""
-    return tuple((c.name, c.type_oid, c.typmod) for c in table.columns)
+def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
+    """Give the table's columns as `_tables` would have them: to see whether something is new."""
+    return tuple(
+        RegisteredColumn(c.lake_name, c.name, c.type_oid, c.typmod, delta_type(c.type), c.missing)
+        for c in table.columns
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTable:
-    """The last row of a table in `_tables`, as far as a start needs it."""
+    """The last row of a table in `_tables`, as far as a start needs it.
+
+    `columns`: those of the last row that has any. `lake_columns`: the newest entry of every lake
+    column that the table ever had, by its name: what was dropped in the source stays in the lake.
+    """
 
     table: TableId
     oid: int
@@ -85,7 +101,40 @@ class RegisteredTable:
     state: TableState
     reason: str | None
     snapshot_lsn: Lsn | None
-    columns: Shape = ()
+    columns: tuple[RegisteredColumn, ...] = ()
+    lake_columns: Mapping[str, RegisteredColumn] = field(default_factory=dict)
+    storage: str = ""
+    replica_identity: str = "d"
+
+    def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
+        """Give it with what an earlier row had and this one leaves open."""
+        if before is None:
+            return replace(self, lake_columns={c.name: c for c in self.columns})
+        columns = self.columns or before.columns
+        ever = {**before.lake_columns, **{c.name: c for c in columns}}
+        storage = self.storage or before.storage
+        return replace(self, columns=columns, lake_columns=ever, storage=storage)
+
+
+def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredTable:
+    """Give what is registered of a table after an event."""
+    table = event.table
+    found = RegisteredTable(
+        table=table.id,
+        oid=table.oid,
+        schema_version=1,
+        state=event.state,
+        reason=event.reason,
+        snapshot_lsn=event.snapshot_lsn,
+        columns=registered_columns(table),
+        storage=table.storage,
+        replica_identity=table.replica_identity,
+    ).carrying(before)
+    if before is None:
+        return found
+    had = (before.oid, before.replica_identity, before.columns)
+    same = had == (found.oid, found.replica_identity, found.columns)
+    return replace(found, schema_version=before.schema_version + (0 if same else 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +182,17 @@ class Discovery:
 
     `tables`: those that can be captured. `refused`: those that can't, or are not there (oid 0).
     `origin`: names the server and its history, within which LSNs can be compared. `interrupted`:
-    tables whose changes the source does not keep at present; if they were live there is a gap.
+    tables whose changes the source does not keep whole at present; if they were live there is a
+    gap. `rewritten`: known tables whose rows have other values than the changes told of, and why.
+    `lsn`: all this holds at that position; earlier changes may be of other definitions.
     """
 
     tables: tuple[Table, ...]
     refused: tuple[Refused, ...]
     origin: str
     interrupted: frozenset[TableId] = frozenset()
+    rewritten: Mapping[TableId, str] = field(default_factory=dict)
+    lsn: Lsn = ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +274,16 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def discover(self) -> Discovery:
-        """Ask the source what there is to capture. Changes nothing; needs no claim."""
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
+        """Ask the source what there is to capture, given what the lake has of it (I7).
+
+        `known` decides which lake column takes a column's values: one whose type is another than
+        before gets a new one. Changes nothing; needs no claim. Also while `live` runs.
+        """
+        ...
+
+    async def tables_changed(self) -> None:
+        """Return when the tables may be others than `discover` last said. Cancel it freely."""
         ...
 
     async def continuity(self, committed: Committed) -> Continuity:
@@ -232,13 +293,17 @@ class ChangeCapture(Protocol):
     async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> None:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
 
+        While `live` runs: from its return on, `live` takes these tables' changes and no others'.
         With `renew` a position that was kept is given up and a new one begins: only after
         `continuity` said Lost. Must come before `snapshot` and `live`.
         """
         ...
 
     async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
-        """Begin to read these tables at a new point, which `live` will reach and pass."""
+        """Begin to read these prepared tables at a new point, which `live` will reach and pass.
+
+        Before `live` or while it runs; a chunk taken from `live` later may lie below the point.
+        """
         ...
 
     def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:

@@ -5,7 +5,7 @@ Source of the Delta type names: Delta transaction log protocol, "Schema Serializ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -31,13 +31,25 @@ class TableId:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a source table.
+class Mask:
+    """How a column's values are hidden: ``sha256`` keyed with `key` (HMAC, hex), or ``null``."""
 
-    `type` is the Arrow type of the lake's column. `pg_type` is the type as format_type() writes it
-    (``numeric(12,2)``); empty where only a RELATION message told of the column. `identity` says
-    that the column belongs to the replica identity. `missing` is the text that rows written before
-    the column existed have in the source (pg_attribute.attmissingval), None if none.
+    kind: Literal["sha256", "null"]
+    key: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a source table, and the lake's column that takes its values.
+
+    `name` is the source's. `type` is the Arrow type of the lake's column. `pg_type` is the type as
+    format_type() writes it (``numeric(12,2)``); empty where only a RELATION message told of the
+    column. `identity` says that the column belongs to the replica identity. `missing` is the text
+    that rows written before the column existed have in the source (pg_attribute.attmissingval),
+    None if none. `stored_as` is the lake column's name where it is not the source's: another type
+    than before (``name__v2``), or a name that differs from another only by case. `is_override` says
+    that the config chose `type`: a decimal then takes whatever number it holds exactly, however it
+    is written. `mask` hides the values.
     """
 
     name: str
@@ -49,15 +61,25 @@ class Column:
     nullable: bool = True
     comment: str | None = None
     missing: str | None = None
+    stored_as: str | None = None
+    is_override: bool = False
+    mask: Mask | None = None
+
+    @property
+    def lake_name(self) -> str:
+        """Name of the lake's column: in the raw table, `_cdc_before`, `_cdc_raw`, `_tables`."""
+        return self.name if self.stored_as is None else self.stored_as
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A source table at one version of its schema.
+    """A source table at one version of its schema: the columns that are captured.
 
     `columns` are in the source's order. `key` names the primary key's columns, in key order, empty
     without one. `before` names the columns of `_cdc_before`, in column order, never empty unless
-    the table has no columns.
+    the table has no columns. (Both by the source's names.) `row_filter` is the publication's, as
+    SQL. `storage` names the files that hold the rows (and for partitions, which): other rows
+    may be there without an event only if it has changed; empty where it is not known.
     """
 
     id: TableId
@@ -66,6 +88,8 @@ class Table:
     replica_identity: ReplicaIdentity = "d"
     key: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
+    row_filter: str | None = None
+    storage: str = ""
 
     def column(self, name: str) -> Column:
         """Give the column of that name. Raises KeyError."""

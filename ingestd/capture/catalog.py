@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
 from ingestd.changes import RESERVED_PREFIX
-from ingestd.decode.types import lake_type
+from ingestd.decode.types import BUILT_IN, lake_type
 from ingestd.errors import TableError
 from ingestd.ports import Refused
 from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
@@ -130,7 +130,7 @@ def _table(row: TableRow, columns: Iterable[ColumnRow]) -> Table:
                 name=c.name,
                 type_oid=c.type_oid,
                 typmod=c.typmod,
-                type=lake_type(c.type_oid, c.typmod),
+                type=lake_type(c.type_oid, c.typmod, BUILT_IN),
                 pg_type=c.pg_type,
                 identity=everything or c.number in identity,
                 nullable=c.nullable,

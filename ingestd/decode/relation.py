@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from ingestd.decode.types import lake_type
+from ingestd.decode.types import BUILT_IN, lake_type
 from ingestd.errors import ProtocolError
 from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
 
@@ -84,7 +84,13 @@ def _name(message: bytes, at: int) -> tuple[str, int]:
 def table_of(relation: Relation) -> Table:
     """Make a table of what the message alone tells: built-in types, no key, no comments."""
     columns = tuple(
-        Column(c.name, c.type_oid, c.typmod, lake_type(c.type_oid, c.typmod), identity=c.identity)
+        Column(
+            c.name,
+            c.type_oid,
+            c.typmod,
+            lake_type(c.type_oid, c.typmod, BUILT_IN),
+            identity=c.identity,
+        )
         for c in relation.columns
     )
     table = Table(relation.id, relation.oid, columns, relation.replica_identity)

@@ -100,7 +100,7 @@ def _column(column: Column, tuples: Tuples, count: int, raw: _Raw, prefix: str) 
     array, refused = cast(walked.texts, column.type)
     if len(refused):
         rows = refused if tuples.rows is None else tuples.rows[refused]
-        raw.add(prefix + column.name, walked, refused, rows)
+        raw.add(prefix + column.lake_name, walked, refused, rows)
     return array if tuples.rows is None else _spread(array, tuples.rows, count)
 
 
@@ -144,7 +144,7 @@ def _unsent(table: Table, new: Tuples) -> tuple[list[str], Rows, Rows]:
         walked = new.fields.get(column.name)
         if walked is not None and walked.unchanged is not None and walked.unchanged.any():
             at = np.flatnonzero(walked.unchanged)
-            names.append(column.name)
+            names.append(column.lake_name)
             rows.append(at if new.rows is None else new.rows[at])
     if not names:
         empty = np.empty(0, np.int64)

@@ -6,6 +6,10 @@ numeric: src/backend/utils/adt/numeric.c, make_numeric_typmod.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
 import pyarrow as pa
 
 from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ
@@ -34,11 +38,53 @@ _SIMPLE = {
 }
 
 
-def lake_type(type_oid: int, typmod: int) -> pa.DataType:
-    """Give the Arrow type for values of a built-in type; string where nothing holds it better.
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A field of a composite type."""
 
-    A string column has the text of the type's output function.
+    name: str
+    type_oid: int
+    typmod: int
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A type as pg_type has it, where what it is made of decides its lake type.
+
+    `of`: an array's element type, or a domain's base type, whose typmod is `typmod`. `delimiter`:
+    what separates the elements in an array's text. `attributes`: of a composite type.
     """
+
+    oid: int
+    kind: Literal["array", "domain", "composite", "other"]
+    of: int = 0
+    typmod: int = -1
+    delimiter: str = ","
+    attributes: tuple[Attribute, ...] = ()
+
+
+Types = Mapping[int, PgType]
+"""Types by OID. What is not in it, and not built in, is text."""
+
+BUILT_IN: Types = {}
+"""Types that every server has."""
+
+
+def lake_type(
+    type_oid: int, typmod: int, types: Types = BUILT_IN, *, as_struct: bool = False
+) -> pa.DataType:
+    """Give the Arrow type for values of a type; string where nothing holds it better.
+
+    A string column has the text of the type's output function. `as_struct`: composite types, also
+    inside others, as structs.
+    """
+    known = types.get(type_oid)
+    if known is not None and known.kind == "domain":
+        inner = known.typmod if known.typmod != -1 else typmod
+        return lake_type(known.of, inner, types, as_struct=as_struct)
+    if known is not None and known.kind == "array" and known.delimiter == ",":
+        element = lake_type(known.of, typmod, types, as_struct=as_struct)
+        return pa.list_(pa.field("element", element))
     if type_oid == NUMERIC_OID:
         return _numeric(typmod)
     return _SIMPLE.get(type_oid, pa.string())

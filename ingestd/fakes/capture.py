@@ -21,6 +21,7 @@ from ingestd.ports import (
     Lag,
     Lost,
     Refused,
+    RegisteredTable,
     Resumed,
     Snapshot,
 )
@@ -136,10 +137,15 @@ class FakeCapture:
             raise TransientError("another daemon works on the fake", reason="claimed")
         self._database.holder = self
 
-    async def discover(self) -> Discovery:
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Give all tables."""
+        del known
         base = self._database
         return Discovery(tuple(base.tables), tuple(base.refused), base.origin)
+
+    async def tables_changed(self) -> None:
+        """Wait for ever: the next start finds what has changed."""
+        await asyncio.Event().wait()
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare the slot with the lake."""

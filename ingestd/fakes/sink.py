@@ -18,7 +18,7 @@ from ingestd.changes import (
     TableInEpoch,
 )
 from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.ports import Committed, EpochWriter, Fragment, RegisteredTable, TableEvent, shape
+from ingestd.ports import Committed, EpochWriter, Fragment, RegisteredTable, TableEvent, registered
 from ingestd.positions import Lsn
 from ingestd.schema import TableId
 
@@ -48,7 +48,6 @@ class MemoryDisk:
     epochs: list[CommittedEpoch] = field(default_factory=list)
     events: list[TableEvent] = field(default_factory=list)
     registered: dict[TableId, RegisteredTable] = field(default_factory=dict)
-    schemas: dict[TableId, tuple[object, ...]] = field(default_factory=dict)
     position: Lsn | None = None
     origin: str | None = None
     writer: object | None = None
@@ -121,21 +120,9 @@ class MemoryLake:
         """Append events."""
         self.swap("_tables")
         for event in events:
-            table = event.table
-            schema = (table.oid, table.replica_identity, table.columns)
-            before = self.disk.registered.get(table.id)
-            same = self.disk.schemas.get(table.id) == schema
-            self.disk.schemas[table.id] = schema
+            name = event.table.id
             self.disk.events.append(event)
-            self.disk.registered[table.id] = RegisteredTable(
-                table=table.id,
-                oid=table.oid,
-                schema_version=1 if before is None else before.schema_version + (0 if same else 1),
-                state=event.state,
-                reason=event.reason,
-                snapshot_lsn=event.snapshot_lsn,
-                columns=shape(table),
-            )
+            self.disk.registered[name] = registered(event, self.disk.registered.get(name))
 
     async def advance(self, position: Lsn) -> None:
         """Record a later position."""

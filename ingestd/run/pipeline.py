@@ -117,7 +117,7 @@ class Pipeline:
         self._watch.enter(SourceState.STARTING)
         await self._capture.claim()
         committed = await self._sink.open()
-        discovery = await self._capture.discover()
+        discovery = await self._capture.discover(committed.tables)
         verdict = await self._capture.continuity(committed)
         if isinstance(verdict, Lost):
             committed = self._give_up_position(committed, verdict)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ingestd.changes import TableBatch, rows_from
 from ingestd.errors import TableError
-from ingestd.ports import Committed, Discovery, TableEvent, TableState, shape
+from ingestd.ports import Committed, Discovery, TableEvent, TableState, registered_columns
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 
@@ -46,7 +46,11 @@ class TableBook:
     def changed(self) -> list[Table]:
         """The live tables whose columns are others than `_tables` says."""
         known = self._committed.tables
-        return [t for t in self.captured if self._is_whole(t) and known[t.id].columns != shape(t)]
+        return [
+            t
+            for t in self.captured
+            if self._is_whole(t) and known[t.id].columns != registered_columns(t)
+        ]
 
     def _is_whole(self, table: Table) -> bool:
         """Whether the lake has it live: this very table, not one before it of the same name."""

@@ -26,7 +26,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def statistics_columns(table: Table) -> list[str]:
     """Name the columns that get bounds: position and epoch, and the key as far as its types do."""
     keys = {*table.key, *table.identity}
-    chosen = [c.name for c in table.columns if c.name in keys and has_statistics(c.type)]
+    chosen = [c.lake_name for c in table.columns if c.name in keys and has_statistics(c.type)]
     return [*POSITION_COLUMNS, *chosen]
 
 

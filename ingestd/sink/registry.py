@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.ports import RegisteredTable, TableEvent, TableState
+from ingestd.ports import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP, Column, TableId, delta_type
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
@@ -28,6 +28,7 @@ _COLUMN = pa.struct(
         ("nullable", pa.bool_()),
         ("comment", pa.string()),
         ("missing", pa.string()),
+        ("source_name", pa.string()),
     ]
 )
 SCHEMA = pa.schema(
@@ -42,6 +43,7 @@ SCHEMA = pa.schema(
         ("at", TIMESTAMP),
         ("replica_identity", pa.string()),
         ("columns", pa.list_(pa.field("element", _COLUMN))),
+        ("storage", pa.string()),
     ]
 )
 
@@ -53,20 +55,26 @@ class RegistryTable:
         self._log = log
         self._before_commit = before_commit
         self._last: dict[str, dict[str, Any]] = {}
+        self._tables: dict[str, RegisteredTable] = {}
 
     def load(self) -> None:
         """Read the last row of every table."""
         self._log.load()
-        self._last = {}
+        self._last, self._tables = {}, {}
         if not self._log.exists:
             return
         rows = read_files(self._log.handle, self._log.store, self._log.folder).to_pylist()
         for row in sorted(rows, key=lambda r: r["at"]):
-            self._last[row["table"]] = row
+            self._keep(row)
 
     def tables(self) -> dict[str, RegisteredTable]:
         """Give the present state of every table, by its text ("schema.table")."""
-        return {name: _registered(row) for name, row in self._last.items()}
+        return dict(self._tables)
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        name = row["table"]
+        self._last[name] = row
+        self._tables[name] = _registered(row).carrying(self._tables.get(name))
 
     def adopt(self) -> None:
         """Make the table."""
@@ -88,7 +96,8 @@ class RegistryTable:
         fragments = writer.finish()
         self._before_commit("_tables")
         self._log.append(fragments)
-        self._last = last
+        for row in rows:
+            self._keep(row)
 
 
 def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -103,6 +112,7 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
         "at": event.at,
         "replica_identity": table.replica_identity,
         "columns": [_column(c) for c in table.columns],
+        "storage": table.storage,
     }
     if before is None:
         return {**row, "schema_version": 1}
@@ -115,7 +125,7 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
 
 def _column(column: Column) -> dict[str, Any]:
     return {
-        "name": column.name,
+        "name": column.lake_name,
         "pg_type": column.pg_type,
         "type_oid": column.type_oid,
         "typmod": column.typmod,
@@ -124,6 +134,7 @@ def _column(column: Column) -> dict[str, Any]:
         "nullable": column.nullable,
         "comment": column.comment,
         "missing": column.missing,
+        "source_name": column.name,
     }
 
 
@@ -136,5 +147,17 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
         state=TableState(row["state"]),
         reason=row["reason"],
         snapshot_lsn=None if row["snapshot_lsn"] is None else Lsn(row["snapshot_lsn"]),
-        columns=tuple((c["name"], c["type_oid"], c["typmod"]) for c in row["columns"]),
+        columns=tuple(
+            RegisteredColumn(
+                name=c["name"],
+                source_name=c["source_name"],
+                type_oid=c["type_oid"],
+                typmod=c["typmod"],
+                delta_type=c["delta_type"],
+                missing=c["missing"],
+            )
+            for c in row["columns"]
+        ),
+        storage=row["storage"] or "",
+        replica_identity=row["replica_identity"],
     )

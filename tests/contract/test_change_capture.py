@@ -64,7 +64,7 @@ async def prepared(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
     """A capture that may stream."""
     capture = world.capture()
     await claim(capture)
-    tables = (await capture.discover()).tables
+    tables = (await capture.discover({})).tables
     await capture.prepare(tables)
     return capture, tables
 
@@ -139,20 +139,20 @@ async def test_one_writer_the_claim_is_exclusive_until_close(world: ChangeWorld)
 async def test_discover_finds_the_tables_and_changes_nothing(world: ChangeWorld) -> None:
     before = await world.state()
     capture = world.capture()
-    found = await capture.discover()
+    found = await capture.discover({})
     assert [str(t.id) for t in found.tables] == ["public.a", "public.b"]
     assert [c.name for c in found.tables[0].columns] == ["id", "note"]
     assert found.tables[0].key == found.tables[0].identity == ("id",)
     assert not found.refused
     assert found.origin
-    assert (await capture.discover()) == found
+    assert (await capture.discover({})) == found
     assert await world.state() == before
 
 
 async def test_continuity_tells_fresh_resumed_and_lost(world: ChangeWorld) -> None:
     capture = world.capture()
     await capture.claim()
-    found = await capture.discover()
+    found = await capture.discover({})
     assert await capture.continuity(Committed()) == Fresh()
     await capture.prepare(found.tables)
     start = await world.confirmed()
@@ -480,7 +480,7 @@ async def test_a_connector_gives_what_it_says_and_closes_twice(world: ChangeWorl
     assert {line.source for line in lines} == {"shop"}
     assert all(line.level == "ok" for line in lines)
     capture = connector.capture()
-    assert (await capture.discover()).tables
+    assert (await capture.discover({})).tables
     await capture.close()
     assert isinstance(await connector.metadata().schemas(), list)
     await connector.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -64,11 +64,12 @@ from ingestd.ports import (
     Lag,
     Lost,
     Refused,
+    RegisteredTable,
     Resumed,
     Snapshot,
 )
 from ingestd.positions import ZERO, Lsn
-from ingestd.schema import Table
+from ingestd.schema import Table, TableId
 
 CATALOG_INTERVAL_S = 15.0
 """How often the catalog is asked whether other tables are to be captured."""
@@ -130,8 +131,9 @@ class WalCapture:
             )
         self._claimed = True
 
-    async def discover(self) -> Discovery:
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Read the catalog and hold it against `tables`."""
+        del known
         control = await self._connected()
         with self._errors("discover"):
             server = await self._checked_server(control)
@@ -154,6 +156,10 @@ class WalCapture:
                 refused.append(no)
         interrupted = frozenset(t.id for t in accepted) - published
         return Discovery(tuple(accepted), tuple(refused), server.origin, interrupted)
+
+    async def tables_changed(self) -> None:
+        """Wait for ever: the next start finds what has changed."""
+        await asyncio.Event().wait()
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare slot and server with what the lake holds."""

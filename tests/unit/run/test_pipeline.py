@@ -304,7 +304,7 @@ async def test_columns_that_changed_while_no_daemon_ran_are_recorded() -> None:
     base.tables[0] = with_before(wider, full=False)
     async with running(base, disk):
         await until(lambda: disk.registered[A.id].schema_version == 2)
-    assert [name for name, _, _ in disk.registered[A.id].columns] == ["id", "note", "more"]
+    assert [c.name for c in disk.registered[A.id].columns] == ["id", "note", "more"]
 
 
 async def test_without_snapshots_a_gap_stops_the_source() -> None:
