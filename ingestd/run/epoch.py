@@ -28,10 +28,15 @@ class EpochPolicy:
 
 @dataclass(slots=True)
 class Tally:
-    """Rows of one table taken into an epoch: per `_cdc_op`, and values kept in `_cdc_raw`."""
+    """Rows of one table taken into an epoch: per `_cdc_op`; values per key of `_cdc_raw`."""
 
     ops: Counter[str] = field(default_factory=Counter)
-    raw_values: int = 0
+    raw_columns: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def raw_values(self) -> int:
+        """How many values are kept as text."""
+        return self.raw_columns.total()
 
     def count(self, rows: pa.RecordBatch) -> None:
         """Add a batch of the change schema."""
@@ -39,8 +44,9 @@ class Tally:
             self.ops[item["values"].as_py()] += item["counts"].as_py()
         raw = rows.column("_cdc_raw")
         if raw.null_count < len(raw):
-            offsets = raw.offsets
-            self.raw_values += offsets[-1].as_py() - offsets[0].as_py()
+            start, end = raw.offsets[0].as_py(), raw.offsets[-1].as_py()
+            for item in raw.keys.slice(start, end - start).value_counts():
+                self.raw_columns[item["values"].as_py()] += item["counts"].as_py()
 
 
 @dataclass(slots=True)

@@ -19,7 +19,9 @@ def test_lossless_values_kept_as_text_are_counted() -> None:
     batch = rows(None, [("id", "infinity")], [("id", "NaN"), ("note", "x")], None)
     tally.count(batch)
     assert (tally.ops["c"], tally.raw_values) == (4, 3)
+    assert tally.raw_columns == {"id": 2, "note": 1}
     tally.count(batch.slice(2, 2))
     assert (tally.ops["c"], tally.raw_values) == (6, 5)
+    assert tally.raw_columns == {"id": 3, "note": 2}
     tally.count(batch.slice(3))
     assert tally.raw_values == 5
