@@ -5,6 +5,7 @@ Source of the Delta type names: Delta transaction log protocol, "Schema Serializ
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,16 +19,35 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIMESTAMP_NTZ = pa.timestamp("us")
 """timestamp without time zone: Delta `timestamp_ntz`."""
 
+_TABLE_TEXT = re.compile(r'(?:"((?:[^"]|"")+)"|([^".][^.]*))\.(.+)', re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableId:
-    """A table's schema and name in the source, as they are there (not quoted)."""
+    """A table's schema and name in the source, as they are there (not quoted).
+
+    Its text is `schema.table`. Only a schema that has a dot or begins with a quote is quoted, as
+    SQL does it, so that no two tables have the same text: ``"s.x".y`` is not ``s.x.y``, which is
+    the table ``x.y`` of ``s``. The table's name is the rest of the text, never quoted.
+    """
 
     schema: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+        quoted = "." in self.schema or self.schema.startswith('"')
+        schema = '"' + self.schema.replace('"', '""') + '"' if quoted else self.schema
+        return f"{schema}.{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> TableId:
+        """Read what `str` writes, or the same with a quoted schema. Raises ValueError."""
+        found = _TABLE_TEXT.fullmatch(text)
+        if found is None:
+            msg = f"{text!r} is not `schema.table` (a schema with a dot is quoted, as in SQL)"
+            raise ValueError(msg)
+        quoted, plain, name = found.groups()
+        return cls(plain if quoted is None else quoted.replace('""', '"'), name)
 
 
 @dataclass(frozen=True, slots=True)

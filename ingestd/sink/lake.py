@@ -178,13 +178,11 @@ class DeltaLake:
         }
         for log in self._own_logs:
             log.settle()
-        by_text = {str(table): table for table in self._raw}
-        registered = self._registry.tables()
         return Committed(
             epoch=self._epochs.last_epoch,
             position=self._epochs.position,
             watermarks=watermarks,
-            tables={by_text.get(text, entry.table): entry for text, entry in registered.items()},
+            tables={entry.table: entry for entry in self._registry.tables().values()},
             origin=self._epochs.origin,
         )
 

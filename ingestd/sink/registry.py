@@ -139,9 +139,8 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def _registered(row: dict[str, Any]) -> RegisteredTable:
-    schema, _, name = row["table"].partition(".")
     return RegisteredTable(
-        table=TableId(schema, name),
+        table=TableId.parse(row["table"]),
         oid=row["oid"],
         schema_version=row["schema_version"],
         state=TableState(row["state"]),
