@@ -30,6 +30,7 @@ from ingestd.errors import ConfigError
 from ingestd.quantities import Address, Seconds, SizeBytes, address
 from ingestd.redaction import MASK, Redactor
 from ingestd.references import KeyPath, Resolver
+from ingestd.schema import TableId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -122,7 +123,11 @@ class LogSettings(Section):
 
 
 class TableSettings(Section):
-    """`[sources.NAME.table."schema.table"]`."""
+    """`[sources.NAME.table."schema.table"]`; columns by the source's names.
+
+    `exclude_columns` never reach the lake. `mask_columns`: only a keyed hash of the value does, or
+    nothing. `types`: the lake's type, as `ingestd.decode.types.override_type` reads it.
+    """
 
     exclude_columns: list[str] = []
     mask_columns: dict[str, Literal["sha256", "null"]] = {}
@@ -130,19 +135,48 @@ class TableSettings(Section):
     reference: Literal["off", "snapshot_only", "snapshot_plus_cdc", "manual"] = "off"
     refresh: Seconds | None = None
 
-    @field_validator("exclude_columns", "mask_columns", "types", "reference", "refresh")
+    @field_validator("reference", "refresh")
     @classmethod
     def _later(cls, value: T) -> T:
         if value and value != "off":
             not_available()
         return value
 
+    @model_validator(mode="after")
+    def _consistent(self) -> TableSettings:
+        excluded = self.exclude_columns
+        for number, column in enumerate(excluded):
+            if column in excluded[:number]:
+                raise KeyPathError(("exclude_columns", number), f"{column!r} is named twice")
+        for column, kind in self.mask_columns.items():
+            if column in excluded:
+                why = "is in 'exclude_columns' too; take it out of one of them"
+                raise KeyPathError(("mask_columns", column), why)
+            if kind == "sha256" and column in self.types:
+                why = "is masked with sha256, which is a string; take it out of 'types'"
+                raise KeyPathError(("types", column), why)
+        for column in self.types:
+            if column in excluded:
+                why = "is in 'exclude_columns' too; take it out of one of them"
+                raise KeyPathError(("types", column), why)
+        return self
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """Names of the columns whose mask needs a key."""
+        return tuple(c for c, kind in self.mask_columns.items() if kind == "sha256")
+
+
+NO_CONTROLS = TableSettings()
+"""What holds for a table without a section of its own."""
+
 
 def _table_pattern(pattern: str) -> str:
-    schema, dot, name = pattern.removeprefix("!").partition(".")
-    if not (schema and dot and name):
+    try:
+        TableId.parse(pattern.removeprefix("!"))
+    except ValueError:
         msg = "write it as schema.table, like 'public.*' or '!public.audit_*'"
-        raise ValueError(msg)
+        raise ValueError(msg) from None
     return pattern
 
 
@@ -152,12 +186,14 @@ TablePattern = Annotated[str, AfterValidator(_table_pattern)]
 class SourceSettings(Section):
     """What every kind of source has; a kind's own model adds its keys.
 
-    `tables`: patterns ``schema.table`` with ``*``, ``?`` and ``[...]``; ``!`` excludes.
+    `tables`: patterns ``schema.table`` with ``*``, ``?`` and ``[...]``; ``!`` excludes. A schema
+    with a dot is quoted as in SQL. `mask_key`: what masks of kind sha256 are keyed with.
     """
 
     kind: str
     dsn: Secret
     tables: list[TablePattern] = Field(min_length=1)
+    mask_key: Secret | None = None
     table: dict[str, TableSettings] = {}
 
     @classmethod
@@ -169,6 +205,16 @@ class SourceSettings(Section):
     def includes(self, schema: str, name: str) -> bool:
         """Say whether `tables` asks for this table: by one pattern, and excluded by none."""
         return included(self.tables, schema, name)
+
+    def controls(self, table: TableId) -> TableSettings:
+        """Give the settings of a table: those of its section, or the defaults."""
+        found = (s for text, s in self.table.items() if TableId.parse(text) == table)
+        return next(found, NO_CONTROLS)
+
+    @property
+    def mask_key_bytes(self) -> bytes | None:
+        """The key as HMAC takes it: its text in UTF-8."""
+        return None if self.mask_key is None else self.mask_key.get_secret_value().encode()
 
     def exclusive(self) -> tuple[str, object] | None:
         """Name the key that no two sources may share, and what counts as the same."""
@@ -183,10 +229,20 @@ class SourceSettings(Section):
     def _consistent(self) -> SourceSettings:
         if all(p.startswith("!") for p in self.tables):
             raise KeyPathError(("tables",), "only exclusions; add what to capture, like 'public.*'")
-        for full_name in self.table:
-            schema, _, name = full_name.partition(".")
-            if not self.includes(schema, name):
-                raise KeyPathError(("table", full_name), "no pattern of 'tables' includes it")
+        seen: dict[TableId, str] = {}
+        for text, settings in self.table.items():
+            at: KeyPath = ("table", text)
+            try:
+                table = TableId.parse(text)
+            except ValueError:
+                raise KeyPathError(at, "write it as schema.table, like 'public.orders'") from None
+            if not self.includes(table.schema, table.name):
+                raise KeyPathError(at, "no pattern of 'tables' includes it")
+            if seen.setdefault(table, text) != text:
+                raise KeyPathError(at, f"is the table of {seen[table]!r} too; keep one of them")
+            if settings.hashed and self.mask_key is None:
+                why = "sha256 needs a key; set 'mask_key' of the source, like 'env:MASK_KEY'"
+                raise KeyPathError((*at, "mask_columns", settings.hashed[0]), why)
         return self
 
 
@@ -194,8 +250,8 @@ def included(patterns: Sequence[str], schema: str, name: str) -> bool:
     """Say whether a table is in: by one pattern, and excluded by none."""
 
     def matches(pattern: str) -> bool:
-        schema_pattern, _, name_pattern = pattern.removeprefix("!").partition(".")
-        return fnmatchcase(schema, schema_pattern) and fnmatchcase(name, name_pattern)
+        wanted = TableId.parse(pattern.removeprefix("!"))
+        return fnmatchcase(schema, wanted.schema) and fnmatchcase(name, wanted.name)
 
     found = [p for p in patterns if matches(p)]
     return bool(found) and not any(p.startswith("!") for p in found)

@@ -18,9 +18,10 @@ def missing_tables(settings: SourceSettings, present: Iterable[TableId]) -> list
 
     A pattern that matches nothing is no fault: its tables may come later.
     """
-    names = [str(t) for t in present]
+    tables = set(present)
     wanted = [p for p in settings.tables if not p.startswith("!") and not set(p) & _WILD]
-    return [_missing(name, names) for name in wanted if name not in names]
+    missing = [table for table in map(TableId.parse, wanted) if table not in tables]
+    return [_missing(table, sorted(map(str, tables))) for table in missing]
 
 
 def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]:
@@ -32,10 +33,9 @@ def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]
     ]
 
 
-def _missing(name: str, present: list[str]) -> Refused:
-    schema, _, table = name.partition(".")
-    missing = Table(TableId(schema, table), 0, ())
-    near = difflib.get_close_matches(name, present, n=1)
+def _missing(table: TableId, present: list[str]) -> Refused:
+    missing = Table(table, 0, ())
+    near = difflib.get_close_matches(str(table), present, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     error = TableError(
         missing.id,

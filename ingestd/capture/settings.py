@@ -8,7 +8,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import Field, SecretStr, field_validator
 
-from ingestd.config import Secret, SourceSettings, not_available
+from ingestd.config import SourceSettings
+from ingestd.quantities import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,11 @@ SlotName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
 
 
 class WalSettings(SourceSettings):
-    """`kind = "wal"`: a logical replication slot and a publication (design section 4)."""
+    """`kind = "wal"`: a logical replication slot and a publication (design section 4).
+
+    `catalog_interval`: how often, in seconds, the catalog is asked for tables that are new or
+    others than before.
+    """
 
     kind: Literal["wal"]
     slot: SlotName
@@ -30,9 +35,9 @@ class WalSettings(SourceSettings):
     snapshot: Literal["initial", "never"] = "initial"
     snapshot_workers: int = Field(default=2, ge=1, le=64)
     before: Literal["key", "full"] = "key"
-    mask_key: Secret | None = None
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"
+    catalog_interval: Seconds = 15.0
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:
@@ -64,20 +69,6 @@ class WalSettings(SourceSettings):
             msg = f"must be 1-{_MAX_IDENTIFIER_BYTES} bytes long"
             raise ValueError(msg)
         return name
-
-    @field_validator("mask_key")
-    @classmethod
-    def _no_masks_yet(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None:
-            not_available()
-        return key
-
-    @field_validator("on_rewrite")
-    @classmethod
-    def _only_resnapshot(cls, value: str) -> str:
-        if value != "resnapshot":
-            not_available()
-        return value
 
 
 SETTINGS: Mapping[str, type[SourceSettings]] = {"wal": WalSettings}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.capture.settings import SETTINGS, WalSettings
-from ingestd.config import Config, load_config
+from ingestd.config import Config, TableSettings, load_config
 from ingestd.errors import ConfigError
 from ingestd.quantities import Address
+from ingestd.schema import TableId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,6 +69,7 @@ def test_defaults_are_those_of_the_design(load: Callable[..., Config]) -> None:
     assert (source.manage, source.snapshot, source.snapshot_workers) == (True, "initial", 2)
     assert (source.before, source.mask_key) == ("key", None)
     assert (source.slot_lost, source.on_rewrite) == ("resnapshot", "resnapshot")
+    assert source.catalog_interval == 15.0
 
 
 @pytest.mark.parametrize(
@@ -205,23 +207,105 @@ def test_table_settings_of_a_table_not_captured_are_refused(
     assert lines == ["sources.shop.table.\"public.audit_log\": no pattern of 'tables' includes it"]
 
 
+ORDERS = '[sources.shop.table."public.orders"]'
+
+
+@pytest.mark.parametrize(("key", "value"), [("reference", '"snapshot_only"'), ("refresh", '"1h"')])
+def test_what_is_not_built_yet_is_refused_not_ignored(
+    refusal: Callable[..., list[str]], key: str, value: str
+) -> None:
+    lines = refusal(f"{BASE}{ORDERS}\n{key} = {value}\n")
+    at = f'sources.shop.table."public.orders".{key}'
+    assert lines == [f"{at}: not available in ingestd 0.1; remove it"]
+
+
+def test_columns_are_controlled_by_table(load: Callable[..., Config]) -> None:
+    text = f"""{BASE}
+mask_key = "env:KEY"
+on_rewrite = "record"
+{ORDERS}
+exclude_columns = ["note"]
+mask_columns = {{ email = "sha256", phone = "null" }}
+types = {{ amount = "decimal(12,2)" }}
+"""
+    source = wal(load(text, {"SHOP_DSN": DSN, "KEY": "grüße"}))
+    controls = source.controls(TableId("public", "orders"))
+    assert controls.exclude_columns == ["note"]
+    assert controls.mask_columns == {"email": "sha256", "phone": "null"}
+    assert controls.types == {"amount": "decimal(12,2)"}
+    assert source.mask_key_bytes == "grüße".encode()
+    assert source.on_rewrite == "record"
+    assert source.controls(TableId("public", "other")) == TableSettings()
+
+
+def test_a_mask_key_may_be_in_a_file_and_is_secret(
+    load: Callable[..., Config], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("open sesame\n")
+    config = load(f'{BASE}mask_key = "file:key"')
+    assert wal(config).mask_key_bytes == b"open sesame"
+    assert "sesame" not in repr(config)
+    assert "sesame" not in config.redactor.text("it is open sesame")
+
+
 @pytest.mark.parametrize(
-    ("section", "key", "value"),
+    ("controls", "line"),
     [
-        ("", "mask_key", '"k"'),
-        ("", "on_rewrite", '"record"'),
-        ('table."public.orders".', "exclude_columns", '["note"]'),
-        ('table."public.orders".', "mask_columns", '{ email = "sha256" }'),
-        ('table."public.orders".', "types", '{ amount = "decimal(12,2)" }'),
-        ('table."public.orders".', "reference", '"snapshot_only"'),
-        ('table."public.orders".', "refresh", '"1h"'),
+        (
+            'mask_columns = { email = "sha256" }',
+            "mask_columns.email: sha256 needs a key; set 'mask_key' of the source",
+        ),
+        ('mask_columns = { email = "md5" }', "mask_columns.email: must be 'sha256' or 'null' (not"),
+        (
+            'exclude_columns = ["a"]\nmask_columns = { a = "null" }',
+            "mask_columns.a: is in 'exclude_columns' too; take it out of one of them",
+        ),
+        (
+            'exclude_columns = ["a"]\ntypes = { a = "string" }',
+            "types.a: is in 'exclude_columns' too; take it out of one of them",
+        ),
+        (
+            'mask_columns = { a = "sha256" }\ntypes = { a = "string" }',
+            "types.a: is masked with sha256, which is a string; take it out of 'types'",
+        ),
+        ('exclude_columns = ["b", "a", "b"]', "exclude_columns[2]: 'b' is named twice"),
+        ("exclude_columns = [1]", "exclude_columns[0]: must be a string"),
+        ('exclude_column = ["a"]', "exclude_column: unknown key; did you mean 'exclude_columns'?"),
     ],
 )
-def test_what_is_not_built_yet_is_refused_not_ignored(
-    refusal: Callable[..., list[str]], section: str, key: str, value: str
+def test_contradictory_controls_are_refused(
+    refusal: Callable[..., list[str]], controls: str, line: str
 ) -> None:
-    lines = refusal(f"{BASE}{section}{key} = {value}\n")
-    assert lines == [f"sources.shop.{section}{key}: not available in ingestd 0.1; remove it"]
+    (found,) = refusal(f"{BASE}{ORDERS}\n{controls}\n")
+    assert found.startswith(f'sources.shop.table."public.orders".{line}')
+
+
+@pytest.mark.parametrize("key", ['""', '"  "', "5"])
+def test_a_mask_key_that_is_none_is_refused(refusal: Callable[..., list[str]], key: str) -> None:
+    (line,) = refusal(f"{BASE}mask_key = {key}\n")
+    assert line.startswith("sources.shop.mask_key: ")
+
+
+def test_a_schema_with_a_dot_is_quoted(
+    load: Callable[..., Config], refusal: Callable[..., list[str]]
+) -> None:
+    text = BASE.replace('"public.*"', "'\"a.b\".*', '\"!c\".t'")
+    section = "[sources.shop.table.'\"a.b\".x.y']\nexclude_columns = ['n']\n"
+    source = wal(load(text + section))
+    assert source.includes("a.b", "x.y")
+    assert source.includes("!c", "t")
+    assert not source.includes("a", "b.x.y")
+    assert source.controls(TableId("a.b", "x.y")).exclude_columns == ["n"]
+    lines = refusal(text + section.replace("x.y", "*") + '[sources.shop.table."a"]')
+    assert [line.split(": ")[1] for line in lines] == [
+        "write it as schema.table, like 'public.orders'"
+    ]
+
+
+def test_one_section_per_table(refusal: Callable[..., list[str]]) -> None:
+    again = ORDERS.replace('"public.orders"', "'\"public\".orders'")
+    (line,) = refusal(f"{BASE}{ORDERS}\n{again}\n")
+    assert line.endswith("is the table of 'public.orders' too; keep one of them")
 
 
 def test_a_default_may_be_written_out(load: Callable[..., Config]) -> None:
@@ -298,6 +382,7 @@ def test_the_example_loads() -> None:
 def test_the_example_names_every_key() -> None:
     text = (ROOT / "config.example.toml").read_text("utf-8")
     models = [*(f.annotation for f in Config.model_fields.values()), *SETTINGS.values()]
+    models.append(TableSettings)
     keys = {key for model in models for key in getattr(model, "model_fields", {})}
     missing = [k for k in keys - {"table"} if not re.search(rf"^(# )?{k} = ", text, re.MULTILINE)]
     assert missing == ["storage_options"]
