@@ -1,0 +1,163 @@
+"""What the config and the publication say of a table's columns."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from ingestd.capture.columns import as_published, controlled
+from ingestd.config import TableSettings
+from ingestd.decode.types import BUILT_IN, lake_type
+from ingestd.errors import TableError
+from ingestd.schema import Column, Mask, Table, TableId, with_before
+
+if TYPE_CHECKING:
+    from ingestd.schema import ReplicaIdentity
+
+KEY = b"sesame"
+INT, TEXT, NUMERIC = 23, 25, 1700
+
+
+def column(name: str, type_oid: int = TEXT, *, identity: bool = False) -> Column:
+    return Column(name, type_oid, -1, lake_type(type_oid, -1), identity=identity, nullable=False)
+
+
+def orders(
+    *,
+    identity: ReplicaIdentity = "d",
+    by: tuple[str, ...] = ("id",),
+    key: tuple[str, ...] = ("id",),
+    full: bool = False,
+) -> Table:
+    columns = (
+        column("id", INT, identity=identity == "f" or "id" in by),
+        column("email", identity=identity == "f" or "email" in by),
+        column("amount", NUMERIC, identity=identity == "f"),
+        column("note", identity=identity == "f"),
+    )
+    table = Table(TableId("public", "orders"), 7, columns, identity, key)
+    return with_before(table, full=full)
+
+
+def settings(**keys: Any) -> TableSettings:
+    return TableSettings.model_validate(keys)
+
+
+def apply(table: Table, *, strict: bool = True, **keys: Any) -> Table:
+    return controlled(table, settings(**keys), KEY, BUILT_IN, strict=strict)
+
+
+def names(table: Table) -> list[str]:
+    return [c.name for c in table.columns]
+
+
+def test_without_controls_a_table_stays_as_it_is() -> None:
+    assert apply(orders()) == orders()
+
+
+def test_an_excluded_column_is_left_out() -> None:
+    table = apply(orders(identity="f", full=True), exclude_columns=["note", "email"])
+    assert names(table) == ["id", "amount"]
+    assert table.before == ("id", "amount")
+    assert table.key == ("id",)
+
+
+def test_a_hashed_column_is_a_string_with_the_key() -> None:
+    old = replace(column("amount", NUMERIC), missing="12.50")
+    table = replace(orders(), columns=(column("id", INT, identity=True), old))
+    found = apply(table, mask_columns={"amount": "sha256", "id": "sha256"}).column("amount")
+    assert (found.type, found.mask) == (pa.string(), Mask("sha256", KEY))
+    assert found.missing == hmac.new(KEY, b"12.50", hashlib.sha256).hexdigest()
+    assert "sesame" not in repr(found)
+
+
+def test_a_column_masked_with_null_keeps_its_type_and_shows_no_value() -> None:
+    old = replace(column("amount", INT), missing="5")
+    table = replace(orders(), columns=(column("id", INT, identity=True), old))
+    found = apply(table, mask_columns={"amount": "null"}).column("amount")
+    assert (found.type, found.mask, found.missing) == (pa.int32(), Mask("null"), None)
+    assert found.nullable
+
+
+def test_a_type_is_overridden() -> None:
+    found = apply(orders(), types={"amount": "decimal(38,9)"}).column("amount")
+    assert (found.type, found.is_override) == (pa.decimal128(38, 9), True)
+
+
+def test_a_type_that_can_not_hold_the_column_is_refused_with_the_key() -> None:
+    table = replace(orders(), columns=(replace(column("id", INT), pg_type="integer"),))
+    with pytest.raises(TableError, match="column 'id' integer can't be 'date': ") as caught:
+        apply(table, types={"id": "date"})
+    assert caught.value.remedy == 'correct table."public.orders".types.id in the config'
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"exclude_columns": ["emial"]},
+        {"mask_columns": {"emial": "sha256"}},
+        {"types": {"emial": "string"}},
+    ],
+)
+def test_a_column_that_is_not_there_is_refused_with_the_nearest(keys: dict[str, Any]) -> None:
+    [key] = keys
+    with pytest.raises(TableError, match=f"no column 'emial' to capture, which {key}") as caught:
+        apply(orders(), **keys)
+    remedy = f"did you mean 'email'? correct table.\"public.orders\".{key}"
+    assert caught.value.remedy == remedy
+    assert apply(orders(), strict=False, **keys) == orders()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("table", "hidden", "refused"),
+    [
+        (orders(), "id", True),
+        (orders(), "email", False),
+        (orders(identity="i", by=("email",)), "email", True),
+        (orders(identity="i", by=("email",)), "id", False),
+        (orders(identity="f"), "id", True),
+        (orders(identity="f"), "email", False),
+        (orders(identity="f", key=()), "id", False),
+        (orders(identity="n", by=()), "id", False),
+    ],
+)
+def test_what_tells_rows_apart_can_not_be_hidden(
+    table: Table,
+    hidden: str,
+    refused: bool,  # noqa: FBT001
+    strict: bool,  # noqa: FBT001
+) -> None:
+    for keys in ({"exclude_columns": [hidden]}, {"mask_columns": {hidden: "null"}}):
+        if refused:
+            with pytest.raises(TableError, match=f"column '{hidden}' belongs to the ") as caught:
+                apply(table, strict=strict, **keys)
+            assert str(caught.value.remedy).endswith(f'table."public.orders".{next(iter(keys))}')
+        else:
+            found = apply(table, strict=strict, **keys)
+            assert set(found.before) <= set(names(found))
+            assert set(found.key) <= set(names(found))
+    assert apply(table, mask_columns={hidden: "sha256"}).column(hidden).mask is not None
+
+
+def test_a_key_of_which_a_part_is_left_out_is_none() -> None:
+    table = orders(identity="i", by=("email",), key=("id", "note"))
+    assert apply(table, exclude_columns=["note"]).key == ()
+
+
+def test_a_table_of_no_columns_is_refused() -> None:
+    with pytest.raises(TableError, match="leaves no column"):
+        apply(orders(identity="f", key=()), exclude_columns=["id", "email", "amount", "note"])
+
+
+def test_what_is_published_of_a_table_is_what_is_captured() -> None:
+    table = as_published(orders(identity="f", full=True), frozenset({"note", "id"}), "(id > 5)")
+    assert names(table) == ["id", "note"]
+    assert table.before == ("id", "note")
+    assert table.row_filter == "(id > 5)"
+    assert as_published(orders(), None, None) == orders()
