@@ -28,10 +28,14 @@ class EpochPolicy:
 
 @dataclass(slots=True)
 class Tally:
-    """Rows of one table taken into an epoch: per `_cdc_op`; values per key of `_cdc_raw`."""
+    """Rows of one table taken into an epoch: per `_cdc_op`; values per key of `_cdc_raw`.
+
+    `raw_types`: the type of the column that could not hold them, per key.
+    """
 
     ops: Counter[str] = field(default_factory=Counter)
     raw_columns: Counter[str] = field(default_factory=Counter)
+    raw_types: dict[str, pa.DataType] = field(default_factory=dict)
 
     @property
     def raw_values(self) -> int:
@@ -46,7 +50,16 @@ class Tally:
         if raw.null_count < len(raw):
             start, end = raw.offsets[0].as_py(), raw.offsets[-1].as_py()
             for item in raw.keys.slice(start, end - start).value_counts():
-                self.raw_columns[item["values"].as_py()] += item["counts"].as_py()
+                key = item["values"].as_py()
+                self.raw_columns[key] += item["counts"].as_py()
+                self.raw_types.setdefault(key, column_type(rows.schema, key))
+
+
+def column_type(schema: pa.Schema, key: str) -> pa.DataType:
+    """Give the type of the column that a key of `_cdc_raw` names (design section 2)."""
+    if key in schema.names:
+        return schema.field(key).type
+    return schema.field("_cdc_before").type.field(key.removeprefix("_cdc_before.")).type
 
 
 @dataclass(slots=True)

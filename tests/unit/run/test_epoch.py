@@ -16,12 +16,13 @@ def rows(*raw: list[tuple[str, str]] | None) -> pa.RecordBatch:
 
 def test_lossless_values_kept_as_text_are_counted() -> None:
     tally = Tally()
-    batch = rows(None, [("id", "infinity")], [("id", "NaN"), ("note", "x")], None)
+    batch = rows(None, [("id", "infinity")], [("id", "NaN"), ("_cdc_before.id", "x")], None)
     tally.count(batch)
     assert (tally.ops["c"], tally.raw_values) == (4, 3)
-    assert tally.raw_columns == {"id": 2, "note": 1}
+    assert tally.raw_columns == {"id": 2, "_cdc_before.id": 1}
+    assert tally.raw_types == {"id": pa.int64(), "_cdc_before.id": pa.int64()}
     tally.count(batch.slice(2, 2))
     assert (tally.ops["c"], tally.raw_values) == (6, 5)
-    assert tally.raw_columns == {"id": 3, "note": 2}
+    assert tally.raw_columns == {"id": 3, "_cdc_before.id": 2}
     tally.count(batch.slice(3))
     assert tally.raw_values == 5
