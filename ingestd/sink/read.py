@@ -48,12 +48,15 @@ def read_files(
     *,
     columns: Sequence[str] | None = None,
     keep: KeepFile | None = None,
+    schema: pa.Schema | None = None,
 ) -> pa.Table:
     """Read the handle's version of the table in `folder`: all rows, or those of some files.
 
-    Columns that a file lacks are null. Raises what `storage_fault` makes of an error.
+    `schema`: what is wanted, if it is more than the table has. Columns and fields of structs that
+    a file lacks are null. Raises what `storage_fault` makes of an error.
     """
-    schema = pa.schema(handle.schema().to_arrow())
+    if schema is None:
+        schema = pa.schema(handle.schema().to_arrow())
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
     with storage_faults(store.uri(folder)):
@@ -103,6 +106,10 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _conformed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if array.type.equals(wanted):
         return array
+    if pa.types.is_list(wanted) and pa.types.is_list(array.type):
+        values = _conformed(array.values, wanted.value_type)
+        lists = pa.ListArray.from_arrays(array.offsets, values, wanted)
+        return lists if array.null_count == 0 else pc.if_else(pc.is_valid(array), lists, None)
     if not pa.types.is_struct(wanted):
         return array.cast(wanted)
     fields = []

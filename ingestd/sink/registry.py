@@ -12,6 +12,7 @@ from ingestd.ports import RegisteredColumn, RegisteredTable, TableEvent, TableSt
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP, Column, TableId, delta_type
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.evolution import additions
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.read import read_files
 
@@ -63,8 +64,13 @@ class RegistryTable:
         self._last, self._tables = {}, {}
         if not self._log.exists:
             return
-        rows = read_files(self._log.handle, self._log.store, self._log.folder).to_pylist()
+        rows = read_files(
+            self._log.handle, self._log.store, self._log.folder, schema=SCHEMA
+        ).to_pylist()
         for row in sorted(rows, key=lambda r: r["at"]):
+            for column in row["columns"]:
+                # Earlier versions of ingestd wrote none: their lake columns had the source's names.
+                column["source_name"] = column["source_name"] or column["name"]
             self._keep(row)
 
     def tables(self) -> dict[str, RegisteredTable]:
@@ -77,11 +83,14 @@ class RegistryTable:
         self._tables[name] = _registered(row).carrying(self._tables.get(name))
 
     def adopt(self) -> None:
-        """Make the table."""
-        if not self._log.exists:
+        """Make the table, or give it the fields that an earlier version of ingestd left out."""
+        present = self._log.schema()
+        if present is None:
             self._log.create(
                 Creation(SCHEMA, {"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)})
             )
+        elif added := additions(present, SCHEMA):
+            self._log.add_columns(added)
 
     def record(self, events: Sequence[TableEvent]) -> None:
         """Append events, durably. A schema that differs from the last gets the next version."""
