@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ingestd.decode.nested import lists, structs
 from ingestd.decode.texts import Texts, bitmap
 from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ
 
@@ -70,6 +71,10 @@ def raw_text(value: bytes) -> str:
 
 
 def _caster(to: pa.DataType) -> Caster:
+    if pa.types.is_list(to):
+        return lambda texts, to: lists(texts, to, cast)
+    if pa.types.is_struct(to):
+        return lambda texts, to: structs(texts, to, cast)
     if pa.types.is_decimal128(to):
         return _short_decimals if to.precision <= _INT64_DIGITS else _long_decimals
     return _CASTERS.get(to, _unknown)

@@ -61,7 +61,7 @@ class Texts:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, rows: NDArray[np.int64]) -> Texts:
+    def __getitem__(self, rows: NDArray[np.int64] | slice) -> Texts:
         present = None if self.present is None else self.present[rows]
         return Texts(self.source, self.starts[rows], self.lengths[rows], present)
 

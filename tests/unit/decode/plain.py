@@ -169,6 +169,16 @@ def typed(value: Any, kind: pa.DataType, key: str, raw: dict[str, str]) -> Any:
 
 
 def parse(value: bytes, kind: pa.DataType) -> Any:
+    if pa.types.is_list(kind):
+        return [None if e is None else parse(e, kind.value_type) for e in read_array(value)]
+    if pa.types.is_struct(kind):
+        fields = read_record(value)
+        if len(fields) != kind.num_fields:
+            raise Refused
+        return {
+            f.name: None if e is None else parse(e, f.type)
+            for f, e in zip(kind, fields, strict=True)
+        }
     if pa.types.is_decimal128(kind):
         return parse_decimal(value, kind.precision, kind.scale)
     if pa.types.is_integer(kind):
@@ -244,6 +254,77 @@ def parse_instant(value: bytes) -> datetime:
     if not value.endswith(b"+00"):
         raise Refused
     return parse_timestamp(value[:-3]).replace(tzinfo=ZoneInfo("UTC"))
+
+
+def read_array(value: bytes) -> list[bytes | None]:
+    """Read it loosely; what the server would have written otherwise was not written by it."""
+    elements = [] if value == b"{}" else split(value, b"{}", escapes=True)
+    found = [
+        e[1:] if e.startswith(b"q") else None if e[1:].upper() == b"NULL" else e[1:]
+        for e in elements
+    ]
+    if write_array(found) != value:
+        raise Refused
+    return found
+
+
+def write_array(elements: list[bytes | None]) -> bytes:
+    return b"{" + b",".join(array_element(e) for e in elements) + b"}"
+
+
+def array_element(value: bytes | None) -> bytes:
+    if value is None:
+        return b"NULL"
+    if value and value.upper() != b"NULL" and not re.search(rb'["\\{},\s]', value):
+        return value
+    return b'"' + re.sub(rb'(["\\])', rb"\\\1", value) + b'"'
+
+
+def read_record(value: bytes) -> list[bytes | None]:
+    found = [
+        e[1:] if e.startswith(b"q") else e[1:] or None for e in split(value, b"()", escapes=False)
+    ]
+    if write_record(found) != value:
+        raise Refused
+    return found
+
+
+def write_record(fields: list[bytes | None]) -> bytes:
+    return b"(" + b",".join(record_field(f) for f in fields) + b")"
+
+
+def record_field(value: bytes | None) -> bytes:
+    if value is None:
+        return b""
+    if value and not re.search(rb'["\\(),\s]', value):
+        return value
+    return b'"' + re.sub(rb'(["\\])', rb"\1\1", value) + b'"'
+
+
+def split(value: bytes, brackets: bytes, *, escapes: bool) -> list[bytes]:
+    """Cut between the brackets at commas outside quotes; `q` or `u` tells what was quoted."""
+    if len(value) < 2 or bytes((value[0], value[-1])) != brackets:
+        raise Refused
+    found, inside = [bytearray(b"u")], False
+    letters = [value[i : i + 1] for i in range(1, len(value) - 1)]
+    while letters:
+        letter = letters.pop(0)
+        if letter == b"\\":
+            if not letters:
+                raise Refused
+            found[-1] += letters.pop(0)
+        elif letter == b'"' and not escapes and inside and letters[:1] == [b'"']:
+            found[-1] += letters.pop(0)
+        elif letter == b'"':
+            inside = not inside
+            found[-1][:1] = b"q"
+        elif letter == b"," and not inside:
+            found.append(bytearray(b"u"))
+        else:
+            found[-1] += letter
+    if inside:
+        raise Refused
+    return [bytes(f) for f in found]
 
 
 def require(pattern: bytes, value: bytes) -> None:
