@@ -44,13 +44,11 @@ class BlockRange:
         return name if self.is_whole else sql.SQL("ONLY ") + name
 
     @property
-    def condition(self) -> sql.Composable:
-        """The WHERE clause, with the space before it; empty for everything."""
-        bounds = []
+    def bounds(self) -> list[sql.Composable]:
+        """The conditions on ctid, to be joined with AND; none for everything."""
+        bounds: list[sql.Composable] = []
         if self.start > 0:
             bounds.append(sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({self.start},0)"))
         if self.end is not None:
             bounds.append(sql.SQL("ctid < {}::pg_catalog.tid").format(f"({self.end},0)"))
-        if not bounds:
-            return sql.SQL("")
-        return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(bounds)
+        return bounds

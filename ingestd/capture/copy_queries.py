@@ -1,7 +1,9 @@
 """The queries that read a range of blocks: row by row as texts, or packed by column.
 
 The text of a value is that of its type's output function, which is what the stream sends (design
-section 8.4). Binary format, because it needs no escaping and says how long each value is.
+section 8.4). Binary format, because it needs no escaping and says how long each value is. What the
+stream would not have is not read: a column masked with null, a row that the publication's filter
+leaves out.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from psycopg import sql
 from ingestd.capture.blocks import BlockRange
 from ingestd.decode.packing import BITS, Form, fixed, flag_fields, flagged, form_of
 from ingestd.schema import Column, Table
+
+_TEXT = sql.SQL("pg_catalog.text")
 
 _TEXT_AS_IS = frozenset({19, 25, 114, 1042, 1043})  # name, text, json, bpchar, varchar
 """Types whose binary form is the text of the output function."""
@@ -25,14 +29,36 @@ def rows_query(table: Table, blocks: BlockRange) -> sql.Composed:
     """Give the COPY of the table's columns, each the text of its value: for CopyDecoder."""
     columns = sql.SQL(", ").join(map(_sendable, table.columns))
     return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT binary)").format(
-        columns, blocks.relation, blocks.condition
+        columns, blocks.relation, _where([*blocks.bounds, *_row_filter(table)])
     )
 
 
+def _where(conditions: list[sql.Composable]) -> sql.Composable:
+    """Give the WHERE clause, with the space before it; empty for everything."""
+    if not conditions:
+        return sql.SQL("")
+    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
+
+
+def _row_filter(table: Table) -> list[sql.Composable]:
+    """Give the publication's condition: the server's own text, on unqualified columns."""
+    return [] if table.row_filter is None else [sql.SQL("({})").format(sql.SQL(table.row_filter))]
+
+
 def _sendable(column: Column) -> sql.Composable:
+    if _is_hidden(column):
+        return _nothing(_TEXT)
     if column.type_oid in _TEXT_AS_IS:
         return sql.Identifier(column.name)
     return as_text(column)
+
+
+def _is_hidden(column: Column) -> bool:
+    return column.mask is not None and column.mask.kind == "null"
+
+
+def _nothing(kind: sql.Composable) -> sql.Composable:
+    return sql.SQL("NULL::{}").format(kind)
 
 
 def as_text(column: Column) -> sql.Composable:
@@ -54,22 +80,19 @@ def columns_query(table: Table, blocks: BlockRange, blocks_per_run: int) -> sql.
     """Give the COPY of packed columns (see `ingestd.decode.packing`): for ColumnarDecoder.
 
     One row for each `blocks_per_run` blocks that have rows, in their order. What is computed is
-    computed once: OFFSET 0 keeps the inner query apart.
+    computed once: OFFSET 0 keeps the inner query apart. Whatever a column is called, `run.first` is
+    not one of the table's.
     """
     inner = [
-        sql.SQL("{} AS {}").format(
-            as_text(c) if form_of(c) is Form.TEXT else sql.Identifier(c.name), _alias(i)
-        )
-        for i, c in enumerate(table.columns)
+        sql.SQL("{} AS {}").format(_packable(c), _alias(i)) for i, c in enumerate(table.columns)
     ]
     outer = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n"), *_flags(table)]
     for i, column in enumerate(table.columns):
         outer += _packed(column, _alias(i))
     return sql.SQL(
-        "COPY (SELECT first, packed.* FROM pg_catalog.generate_series({start}::pg_catalog.int8,"
-        " {last}, {step}) AS runs(first) CROSS JOIN LATERAL (SELECT {outer} FROM (SELECT {inner}"
-        " FROM {relation} WHERE ctid >= pg_catalog.format('(%s,0)', first)::pg_catalog.tid"
-        " AND ctid < pg_catalog.format('(%s,0)', {until})::pg_catalog.tid OFFSET 0) AS rows)"
+        "COPY (SELECT run.first, packed.* FROM pg_catalog.generate_series({start}::pg_catalog.int8,"
+        " {last}, {step}) AS run(first) CROSS JOIN LATERAL (SELECT {outer} FROM (SELECT {inner}"
+        " FROM {relation} AS source{where} OFFSET 0) AS rows)"
         " AS packed WHERE packed.n > 0) TO STDOUT (FORMAT binary)"
     ).format(
         start=blocks.start,
@@ -78,8 +101,26 @@ def columns_query(table: Table, blocks: BlockRange, blocks_per_run: int) -> sql.
         outer=sql.SQL(", ").join(outer),
         inner=sql.SQL(", ").join(inner),
         relation=blocks.relation,
-        until=_until(blocks, blocks_per_run),
+        where=_where([*_run_bounds(blocks, blocks_per_run), *_row_filter(table)]),
     )
+
+
+def _packable(column: Column) -> sql.Composable:
+    form = form_of(column)
+    if _is_hidden(column):
+        if form is Form.TEXT:
+            return _nothing(_TEXT)
+        name = "bytea" if form is Form.BYTES else fixed(column).sql_name
+        return _nothing(sql.Identifier("pg_catalog", name))
+    return as_text(column) if form is Form.TEXT else sql.Identifier(column.name)
+
+
+def _run_bounds(blocks: BlockRange, blocks_per_run: int) -> list[sql.Composable]:
+    bound = "ctid {} pg_catalog.format('(%s,0)', {{}})::pg_catalog.tid"
+    return [
+        sql.SQL(bound.format(">=")).format(sql.SQL("run.first")),
+        sql.SQL(bound.format("<")).format(_until(blocks, blocks_per_run)),
+    ]
 
 
 def _alias(number: int) -> sql.Identifier:
@@ -98,7 +139,7 @@ def _last(blocks: BlockRange) -> sql.Composable:
 
 
 def _until(blocks: BlockRange, blocks_per_run: int) -> sql.Composable:
-    until = sql.SQL("first + {}").format(blocks_per_run)
+    until = sql.SQL("run.first + {}").format(blocks_per_run)
     if blocks.end is None:
         return until
     return sql.SQL("least({}, {})").format(until, blocks.end)
