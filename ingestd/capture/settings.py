@@ -24,7 +24,7 @@ SlotName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
 class WalSettings(SourceSettings):
     """`kind = "wal"`: a logical replication slot and a publication (design section 4).
 
-    `catalog_interval`: how often, in seconds, the catalog is asked for tables that are new or
+    `discover_interval`: how often, in seconds, the catalog is asked for tables that are new or
     others than before.
     """
 
@@ -37,7 +37,7 @@ class WalSettings(SourceSettings):
     before: Literal["key", "full"] = "key"
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"
-    catalog_interval: Seconds = 15.0
+    discover_interval: Seconds = 15.0
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:

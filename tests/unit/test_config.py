@@ -69,7 +69,7 @@ def test_defaults_are_those_of_the_design(load: Callable[..., Config]) -> None:
     assert (source.manage, source.snapshot, source.snapshot_workers) == (True, "initial", 2)
     assert (source.before, source.mask_key) == ("key", None)
     assert (source.slot_lost, source.on_rewrite) == ("resnapshot", "resnapshot")
-    assert source.catalog_interval == 15.0
+    assert source.discover_interval == 15.0
 
 
 @pytest.mark.parametrize(

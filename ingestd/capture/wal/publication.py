@@ -14,7 +14,7 @@ from typing import Any
 from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.rows import class_row
 
-from ingestd.config import TableSettings
+from ingestd.config import SourceSettings, TableSettings
 from ingestd.errors import OperatorError, TableError
 from ingestd.schema import Table, TableId
 
@@ -141,6 +141,27 @@ def column_list(
     return tuple(c.name for c in table.columns)
 
 
+def column_lists(
+    tables: Iterable[Table], settings: SourceSettings, server_version: int
+) -> ColumnLists:
+    """Give the column lists that these tables, as captured, are to have."""
+    lists = {t.id: column_list(t, settings.controls(t.id), server_version) for t in tables}
+    return {table: columns for table, columns in lists.items() if columns is not None}
+
+
+def outdated(
+    present: Mapping[TableId, Published], tables: Iterable[TableId], lists: ColumnLists
+) -> set[TableId]:
+    """Give those of these tables that have an entry of their own with another column list."""
+    return {
+        t
+        for t in tables
+        if t in present
+        and present[t].membership is not None
+        and present[t].columns != (frozenset(lists[t]) if t in lists else None)
+    }
+
+
 def only_inserts(table: Table, found: Published | None) -> str | None:
     """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
 
@@ -208,7 +229,7 @@ async def keep_publication(
     """
     found = await find_publication(connection, name)
     async with connection.transaction():
-        lists = await _possible(connection, name, lists)
+        lists = await possible_lists(connection, name, lists)
         if found is None:
             statements = [create_statement(name, tables, lists)]
         else:
@@ -217,7 +238,9 @@ async def keep_publication(
             await connection.execute(statement)
 
 
-async def _possible(connection: AsyncConnection[Any], name: str, lists: ColumnLists) -> ColumnLists:
+async def possible_lists(
+    connection: AsyncConnection[Any], name: str, lists: ColumnLists
+) -> ColumnLists:
     """Leave out the lists that the server would refuse, or that would break the source's writes."""
     if not lists or connection.info.server_version < FIRST_WITH_PARTS:
         return WHOLE
@@ -255,11 +278,7 @@ async def _alterations(
     present = await published(connection, name, connection.info.server_version)
     cursor = await connection.execute(_EXPLICIT, (name,))
     explicit = {TableId(*row) for row in await cursor.fetchall()}
-    changed = {
-        table
-        for table in explicit & wanted & present.keys()
-        if present[table].columns != (frozenset(lists[table]) if table in lists else None)
-    }
+    changed = outdated(present, explicit & wanted, lists)
     surplus = _table_list((explicit - wanted) | changed)
     if surplus is not None:
         statements.append(
@@ -273,13 +292,16 @@ async def _alterations(
 
 
 def check_publication(
-    name: str, found: Publication | None, tables: Sequence[TableId]
+    name: str,
+    found: Publication | None,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
 ) -> OperatorError | None:
     """Say what is wrong with a publication that is not ours to alter (manage = false)."""
     if found is None:
         return OperatorError(
             f"publication {name!r} does not exist, and manage = false",
-            remedy=create_statement(name, tables).as_string(None) + ";",
+            remedy=create_statement(name, tables, lists).as_string(None) + ";",
         )
     if not (found.all_operations and found.via_root):
         alter = sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")").format(sql.Identifier(name))
