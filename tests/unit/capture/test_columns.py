@@ -113,6 +113,22 @@ def test_a_column_that_is_not_there_is_refused_with_the_nearest(keys: dict[str, 
     assert apply(orders(), strict=False, **keys) == orders()
 
 
+@pytest.mark.parametrize("key", ["exclude_columns", "mask_columns"])
+def test_a_hidden_column_is_not_let_by_under_another_name(key: str) -> None:
+    section = {"note": "sha256"} if key == "mask_columns" else ["note"]
+    known = ["id", "email", "amount", "note"]
+
+    def told(*told_names: str) -> Table:
+        table = replace(orders(), columns=tuple(map(column, told_names)))
+        controls = settings(**{key: section})
+        return controlled(table, controls, KEY, BUILT_IN, strict=False, known=known)
+
+    assert names(told("id", "email")) == ["id", "email"]
+    assert "more" in names(told("id", "note", "more"))
+    with pytest.raises(TableError, match=f"'note', which {key} names, is gone; it may be 'memo'"):
+        told("id", "memo")
+
+
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(
     ("table", "hidden", "refused"),
