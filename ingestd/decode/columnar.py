@@ -126,16 +126,19 @@ class ColumnarDecoder:
                 absent = nulls.get(column.name)
                 raw = self._numbers(buffer, runs, at, fixed(column).dtype)
                 array, refused = _fixed_array(column, raw, absent)
-                arrays[column.name] = array
+                arrays[column.lake_name] = array
                 if refused is not None:
                     fields[column.name] = Field(refused)
                 at += 1
+                continue
+            if column.mask is not None and column.mask.kind == "null":
+                at += 2
                 continue
             texts = self._texts(source, runs, at)
             if form is Form.TEXT:
                 fields[column.name] = Field(texts)
             else:
-                arrays[column.name] = texts.gather()
+                arrays[column.lake_name] = texts.gather()
             at += 2
         places = Places(
             np.full(count, ord(SNAPSHOT), np.uint8),

@@ -63,7 +63,12 @@ _BYTEA = 17
 
 
 def form_of(column: Column) -> Form:
-    """Say how a column comes: as text if its lake type is not the usual one of its type."""
+    """Say how a column comes: as text if its lake type is not the usual one of its type.
+
+    So do masked values, whose text is hashed.
+    """
+    if column.mask is not None or column.is_override:
+        return Form.TEXT
     if column.type != lake_type(column.type_oid, column.typmod):
         return Form.TEXT
     if column.type_oid in _FIXED:

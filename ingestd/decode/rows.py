@@ -10,7 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingestd.changes import TableBatch, change_schema
-from ingestd.decode.cast import cast, raw_text
+from ingestd.decode.cast import cast, raw_texts
+from ingestd.decode.masks import masked
+from ingestd.decode.texts import Texts
 from ingestd.decode.tuples import Field
 from ingestd.schema import TIMESTAMP, Column, Table
 
@@ -19,6 +21,7 @@ Fields = Mapping[str, Field]
 """Walked columns by name."""
 
 _BEFORE = "_cdc_before."
+_NONE: Rows = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,16 @@ class Tuples:
 
 @dataclass(slots=True)
 class _Raw:
-    """Values that their column could not hold."""
+    """Values that their column could not hold: for each `keys`, the texts of some rows."""
 
-    rows: list[Rows] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    values: list[str] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    values: list[pa.StringArray] = field(default_factory=list)
 
-    def add(self, key: str, walked: Field, refused: Rows, rows: Rows) -> None:
+    def add(self, key: str, refused: Texts, rows: Rows) -> None:
+        self.keys.append(key)
         self.rows.append(rows)
-        self.keys += [key] * len(refused)
-        self.values += [raw_text(walked.texts.at(i)) for i in refused.tolist()]
+        self.values.append(raw_texts(refused))
 
     def array(self, rows: int, kind: pa.DataType) -> pa.Array:
         if not self.rows:
@@ -62,8 +65,9 @@ class _Raw:
         at = np.concatenate(self.rows)
         order = np.argsort(at, kind="stable")
         offsets, mask = _list_bounds(at, rows)
-        keys = pa.array([self.keys[i] for i in order.tolist()], pa.string())
-        items = pa.array([self.values[i] for i in order.tolist()], pa.string())
+        which = np.repeat(np.arange(len(self.keys)), [len(r) for r in self.rows])
+        keys = pa.array(self.keys, pa.string()).take(pa.array(which[order]))
+        items = pa.concat_arrays(self.values).take(pa.array(order))
         return pa.MapArray.from_arrays(_masked(offsets, mask), keys, items, kind)
 
 
@@ -95,12 +99,16 @@ def table_batch(
 
 def _column(column: Column, tuples: Tuples, count: int, raw: _Raw, prefix: str) -> pa.Array:
     walked = tuples.fields.get(column.name)
-    if walked is None:
+    if walked is None or (column.mask is not None and column.mask.kind == "null"):
         return pa.nulls(count, column.type)
-    array, refused = cast(walked.texts, column.type)
+    texts = walked.texts
+    if column.mask is not None:
+        array, refused = masked(texts, column.mask), _NONE
+    else:
+        array, refused = cast(texts, column.type, is_override=column.is_override)
     if len(refused):
         rows = refused if tuples.rows is None else tuples.rows[refused]
-        raw.add(prefix + column.lake_name, walked, refused, rows)
+        raw.add(prefix + column.lake_name, texts[refused], rows)
     return array if tuples.rows is None else _spread(array, tuples.rows, count)
 
 
