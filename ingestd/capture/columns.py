@@ -6,14 +6,13 @@ Pure functions on a table as the catalog or a RELATION message describes it.
 from __future__ import annotations
 
 import difflib
-import hashlib
-import hmac
 from collections.abc import Collection
 from dataclasses import replace
 
 import pyarrow as pa
 
 from ingestd.config import TableSettings
+from ingestd.decode.masks import masked_text
 from ingestd.decode.types import Types, override_type
 from ingestd.errors import TableError
 from ingestd.references import key_path
@@ -83,10 +82,9 @@ def _one(
     if kind == "sha256":
         if mask_key is None:  # the config is refused before
             raise ValueError(kind)
-        missing = column.missing
-        if missing is not None:
-            missing = hmac.new(mask_key, missing.encode(), hashlib.sha256).hexdigest()
-        return replace(column, type=pa.string(), mask=Mask("sha256", mask_key), missing=missing)
+        mask = Mask("sha256", mask_key)
+        missing = None if column.missing is None else masked_text(column.missing, mask)
+        return replace(column, type=pa.string(), mask=mask, missing=missing)
     wanted = settings.types.get(column.name)
     if wanted is not None:
         try:

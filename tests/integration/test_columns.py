@@ -1,0 +1,414 @@
+"""Columns that are left out, masked or of another type; column lists and row filters."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.catalog import describe, list_tables
+from ingestd.capture.columns import as_published, controlled
+from ingestd.capture.pages import TablePages
+from ingestd.capture.session import connect
+from ingestd.capture.wal.publication import published
+from ingestd.config import TableSettings
+from ingestd.decode.types import BUILT_IN
+from ingestd.demo.comparison import await_caught_up
+from ingestd.ports import Split
+from ingestd.positions import Lsn
+from ingestd.schema import Table, TableId
+from ingestd.sink.fold import Row, fold
+from ingestd.sink.read import read_raw
+from tests.harness.compare import registry
+from tests.harness.config import wal_config
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+PEOPLE = TableId("public", "people")
+KEY = b"open sesame"
+LIMIT_S = 60.0
+NEEDLE = "hidden-needle"
+"""In every value that must not be seen."""
+
+
+@pytest.fixture
+def people(database: Database) -> Database:
+    if database.server.major < 15:
+        pytest.fail("these tests need PostgreSQL 15 or newer: set INGESTD_TEST_PG")
+    database.execute(
+        "CREATE TABLE people"
+        " (id int PRIMARY KEY, email text, salary numeric, born date, note text)",
+        "INSERT INTO people SELECT i, 'p' || i || '@example.com', i * 1.50, '2000-01-01', 'secret'"
+        " FROM generate_series(1, 10) i",
+    )
+    return database
+
+
+def hashed(text: str) -> str:
+    return hmac.new(KEY, text.encode(), hashlib.sha256).hexdigest()
+
+
+async def described(database: Database, name: str = "people", **controls: Any) -> Table:
+    async with await connect(database.dsn) as connection:
+        rows = [r for r in await list_tables(connection) if r.name == name]
+        [table] = await describe(connection, rows, before_full=False)
+    return controlled(table, TableSettings.model_validate(controls), KEY, BUILT_IN)
+
+
+# --- snapshots -------------------------------------------------------------------------------
+
+
+async def snapshot(database: Database, table: Table, *, is_packed: bool) -> list[dict[str, Any]]:
+    async with await connect(database.dsn, autocommit=False) as connection:
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor = await connection.execute("SELECT pg_export_snapshot()")
+        row: Any = await cursor.fetchone()
+        blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed)
+        split = Split(table, row[0], blocks.to_text(), 0)
+        pages = TablePages(database.dsn, split, Lsn(1), datetime.now(UTC))
+        batches = [batch async for batch in pages.batches()]
+        await pages.close()
+    return [row for batch in batches for row in batch.rows.to_pylist()]
+
+
+packed_or_not = pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "rows"])
+
+
+@packed_or_not
+async def test_a_snapshot_has_no_excluded_and_no_masked_value(
+    people: Database,
+    is_packed: bool,  # noqa: FBT001
+) -> None:
+    masks = {"email": "sha256", "salary": "null", "born": "null"}
+    table = await described(people, exclude_columns=["note"], mask_columns=masks)
+    rows = await snapshot(people, table, is_packed=is_packed)
+    assert [r["id"] for r in rows] == list(range(1, 11))
+    assert [r["email"] for r in rows] == [hashed(f"p{i}@example.com") for i in range(1, 11)]
+    for row in rows:
+        assert row["salary"] is row["born"] is None
+        assert not row["_cdc_raw"]
+        assert "note" not in row
+
+
+@packed_or_not
+async def test_a_snapshot_has_the_rows_that_the_filter_lets_by(
+    people: Database,
+    is_packed: bool,  # noqa: FBT001
+) -> None:
+    people.execute(
+        "CREATE PUBLICATION partial FOR TABLE people (id, email)"
+        " WHERE (id > 7 OR email LIKE 'p2%' OR email = '{}%s')"
+    )
+    async with await connect(people.dsn) as connection:
+        found = await published(connection, "partial", connection.info.server_version)
+    sent = found[PEOPLE]
+    table = as_published(await described(people), sent.columns, sent.row_filter)
+    rows = await snapshot(people, table, is_packed=is_packed)
+    assert sorted(r["id"] for r in rows) == [2, 8, 9, 10]
+    assert "note" not in rows[0]
+
+
+@packed_or_not
+async def test_columns_may_be_called_as_the_query_calls_its_own(
+    database: Database,
+    is_packed: bool,  # noqa: FBT001
+) -> None:
+    names = ["id", "first", "run", "n", "packed", "rows", "source", "c0", "c1", "last"]
+    columns = ", ".join(f'"{name}" int' for name in names)
+    database.execute(
+        f"CREATE TABLE run ({columns}, PRIMARY KEY (id))",
+        f"INSERT INTO run SELECT {', '.join(f'i + {j}' for j in range(len(names)))}"
+        " FROM generate_series(1, 20000) i",
+    )
+    rows = await snapshot(database, await described(database, "run"), is_packed=is_packed)
+    assert len(rows) == 20000
+    assert all([r[name] for name in names] == list(range(r["id"], r["id"] + 10)) for r in rows)
+
+
+# --- a running daemon ------------------------------------------------------------------------
+
+
+def config(
+    database: Database, lake: Path, section: str, source_extra: str = "", table: str = "people"
+) -> str:
+    names = f"""slot = "{database.name}"
+publication = "{database.name}"
+discover_interval = "500ms"
+mask_key = "{KEY.decode()}"
+{source_extra}"""
+    sections = f'[sources.shop.table."public.{table}"]\n{section}'
+    return wal_config(lake=lake, dsn=database.dsn, source_extra=names, extra=sections)
+
+
+def settle(database: Database, daemon: Daemon) -> None:
+    """Wait until the lake has what is written now."""
+    with database.connect() as connection:
+        try:
+            await_caught_up(connection, database.name, LIMIT_S)
+        except TimeoutError as error:
+            raise TimeoutError(daemon.tail()) from error
+
+
+def raw(lake: Path, table: str = "people") -> list[Row]:
+    """The rows of a raw table in the order of their positions."""
+    rows = read_raw(str(lake), "shop", TableId("public", table)).to_pylist(maps_as_pydicts="strict")
+    return sorted(rows, key=lambda r: (r["_cdc_lsn"], r["_cdc_seq"]))
+
+
+def current(
+    lake: Path, key: Sequence[str] = ("id",), table: str = "people"
+) -> list[dict[str, Any]]:
+    return fold(read_raw(str(lake), "shop", TableId("public", table)), key)
+
+
+def stopped(daemon: Daemon, table: str = "people") -> str | None:
+    """Why a table is stopped, None while it is not."""
+    status = daemon.status()
+    tables = [] if status is None else status["sources"]["shop"]["tables"]
+    reasons = [
+        t["reason"] for t in tables if t["table"] == f"public.{table}" and t["state"] == "stopped"
+    ]
+    return str(reasons[0]) if reasons else None
+
+
+def assert_unseen(lake: Path, daemon: Daemon, words: Iterable[str] = (NEEDLE,)) -> None:
+    """None of the words is in a value, a name, statistics, `_tables` or the log."""
+    shown = repr(raw(lake)) + repr(registry(lake)) + daemon.log_path.read_text("utf-8")
+    files = b"".join(f.read_bytes() for f in lake.rglob("*") if f.is_file())
+    for word in words:
+        assert word not in shown
+        assert word.encode() not in files
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_what_is_masked_or_left_out_is_nowhere_in_the_lake(
+    database: Database, lake: Path, make_daemon: MakeDaemon, identity: str
+) -> None:
+    database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, email text, phone int, note text)",
+        f"ALTER TABLE people REPLICA IDENTITY {identity}",
+        f"INSERT INTO people VALUES (1, '{NEEDLE}', 987654321, '{NEEDLE}'), (2, NULL, NULL, NULL)",
+        f"ALTER TABLE people ADD COLUMN since text DEFAULT '{NEEDLE}'",
+        "ALTER TABLE people ADD COLUMN late int DEFAULT 987654321",
+    )
+    section = """exclude_columns = ["note"]
+mask_columns = { email = "sha256", since = "sha256", phone = "null", late = "null" }"""
+    daemon = make_daemon(config(database, lake, section, 'before = "full"'))
+    daemon.start_ready()
+    database.execute(
+        f"INSERT INTO people VALUES (3, '{NEEDLE}', 987654321, '{NEEDLE}')",
+        f"UPDATE people SET note = note || '{NEEDLE}', email = '{NEEDLE}2' WHERE id = 3",
+        "UPDATE people SET id = 4 WHERE id = 3",
+        "DELETE FROM people WHERE id = 4",
+    )
+    settle(database, daemon)
+    assert daemon.sigterm() == 0
+    assert_unseen(lake, daemon, [NEEDLE, "987654321"])
+    rows = raw(lake)
+    assert [r["_cdc_op"] for r in rows] == ["t", "r", "r", "c", "u", "u", "d"]
+    assert "note" not in rows[0]
+    assert all(r["phone"] is None and r["late"] is None for r in rows)
+    first, second = hashed(NEEDLE), hashed(f"{NEEDLE}2")
+    _, one, two, inserted, updated, moved, deleted = rows
+    assert (one["email"], two["email"], inserted["email"]) == (first, None, first)
+    assert (one["since"], inserted["since"]) == (first, first)
+    assert (updated["email"], moved["email"]) == (second, second)
+    if identity == "FULL":
+        assert (updated["_cdc_before"]["email"], deleted["_cdc_before"]["email"]) == (first, second)
+        assert "note" not in updated["_cdc_before"]
+    assert not any(r["_cdc_raw"] for r in rows)
+    columns = {c["name"]: c for c in registry(lake)[-1]["columns"]}
+    assert (columns["since"]["missing"], columns["late"]["missing"]) == (first, None)
+    assert (columns["email"]["delta_type"], columns["phone"]["delta_type"]) == ("string", "integer")
+
+
+def test_a_key_may_be_hashed(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+    database.execute(
+        "CREATE TABLE people (id text PRIMARY KEY, n int)",
+        f"INSERT INTO people VALUES ('{NEEDLE}1', 1), ('{NEEDLE}2', 2), ('{NEEDLE}3', 3)",
+    )
+    daemon = make_daemon(config(database, lake, 'mask_columns = { id = "sha256" }'))
+    daemon.start_ready()
+    database.execute(
+        f"UPDATE people SET id = '{NEEDLE}4' WHERE n = 1",
+        "DELETE FROM people WHERE n = 2",
+        "UPDATE people SET n = 33 WHERE n = 3",
+    )
+    settle(database, daemon)
+    assert_unseen(lake, daemon)
+    rows = {row["id"]: row["n"] for row in current(lake)}
+    assert rows == {hashed(f"{NEEDLE}4"): 1, hashed(f"{NEEDLE}3"): 33}
+
+
+def test_an_overridden_type_takes_what_it_holds_and_keeps_the_rest_as_text(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    values = ["12.5", "12.500", "-0.01", "12.505", "1e9", "NaN", "99999999999.99", "7"]
+    inserts = [f"INSERT INTO people VALUES ({i}, '{v}', '{v}')" for i, v in enumerate(values)]
+    database.execute("CREATE TABLE people (id int PRIMARY KEY, amount numeric, code text)")
+    database.execute(*inserts, "INSERT INTO people VALUES (99, NULL, NULL)")
+    section = 'types = { amount = "decimal(12,2)", code = "long" }'
+    daemon = make_daemon(config(database, lake, section))
+    daemon.start_ready()
+    database.execute(*(i.replace("VALUES (", "VALUES (10") for i in inserts))
+    settle(database, daemon)
+    there = dict(database.rows("SELECT id, amount::text FROM people"))
+    for row in raw(lake)[1:]:
+        text, kept = there[row["id"]], row["_cdc_raw"] or {}
+        fits = text not in {None, "12.505", "NaN", "99999999999.99"}
+        assert row["amount"] == (Decimal(text) if fits else None)
+        assert kept.get("amount") == (None if fits else text)
+        code = None if text is None else values[row["id"] % 100]
+        assert row["code"] == (7 if code == "7" else None)
+        assert kept.get("code") == (None if code == "7" else code)
+    assert len(raw(lake)) == 2 * len(values) + 2
+
+
+def test_a_publication_by_hand_decides_columns_and_rows(
+    people: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    people.execute(
+        f"""CREATE PUBLICATION "{people.name}" FOR TABLE people (id, email) WHERE (id > 5)
+            WITH (publish_via_partition_root = true)""",
+        f"SELECT pg_create_logical_replication_slot('{people.name}', 'pgoutput')",
+    )
+    daemon = make_daemon(config(people, lake, "", "manage = false"))
+    daemon.start_ready()
+    people.execute(
+        "INSERT INTO people VALUES (20, 'new'), (-1, 'unseen')",
+        "UPDATE people SET id = 30 WHERE id = 1",  # now it passes the filter
+        "UPDATE people SET id = 2 - id WHERE id = 7",  # and this one does not any more
+        "UPDATE people SET email = 'changed' WHERE id = 9",
+    )
+    settle(people, daemon)
+    assert set(raw(lake)[0]) & {"salary", "born", "note"} == set()
+    found = sorted((row["id"], row["email"]) for row in current(lake))
+    assert found == people.rows("SELECT id, email FROM people WHERE id > 5 ORDER BY id")
+
+
+def test_whole_rows_without_a_column_are_a_multiset_still(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    database.execute(
+        "CREATE TABLE people (a int, b text, note text)",
+        "ALTER TABLE people REPLICA IDENTITY FULL",
+        f"INSERT INTO people SELECT i % 3, 'b', '{NEEDLE}' || i FROM generate_series(1, 9) i",
+    )
+    daemon = make_daemon(config(database, lake, 'exclude_columns = ["note"]'))
+    daemon.start_ready()
+    database.execute(
+        f"DELETE FROM people WHERE note = '{NEEDLE}3'",
+        f"UPDATE people SET b = 'c' WHERE note = '{NEEDLE}6'",
+        f"UPDATE people SET note = '{NEEDLE}' WHERE a = 1",
+    )
+    settle(database, daemon)
+    assert_unseen(lake, daemon)
+    there = database.rows("SELECT a, b FROM people ORDER BY 1, 2")
+    assert sorted((r["a"], r["b"]) for r in current(lake, ())) == there
+
+
+def sent_columns(database: Database) -> list[str]:
+    query = "SELECT attnames::text[] FROM pg_publication_tables WHERE pubname = %s"
+    names: list[str] = database.value(query, database.name)
+    return names
+
+
+def test_a_new_column_joins_the_list_and_brings_its_old_values(
+    people: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    daemon = make_daemon(config(people, lake, 'exclude_columns = ["note"]'))
+    daemon.start_ready()
+    assert sent_columns(people) == ["id", "email", "salary", "born"]
+    people.execute(
+        "ALTER TABLE people ADD COLUMN more int DEFAULT 5",
+        "INSERT INTO people VALUES (11, 'e', 1, NULL, 'secret', 6)",
+        "UPDATE people SET more = 7 WHERE id = 2",
+    )
+    await_until(lambda: "more" in sent_columns(people), LIMIT_S, daemon.tail)
+    people.execute("UPDATE people SET more = 8 WHERE id = 3")
+    there = people.rows("SELECT id, more FROM people ORDER BY id")
+
+    def is_there() -> bool:
+        found = [(r["id"], r.get("more")) for r in current(lake)]
+        return sorted(found) == there
+
+    await_until(is_there, LIMIT_S, lambda: f"{there}, not {current(lake)}\n{daemon.tail()}")
+    assert_unseen(lake, daemon, ["secret"])
+
+
+def test_a_column_taken_back_in_brings_its_old_values(
+    people: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    daemon = make_daemon(config(people, lake, 'exclude_columns = ["note"]'))
+    daemon.start_ready()
+    assert daemon.sigterm() == 0
+    daemon.write_config(config(people, lake, ""))
+    daemon.start_ready()
+    people.execute("UPDATE people SET note = 'now' WHERE id = 3")
+    settle(people, daemon)
+    there = people.rows("SELECT id, note FROM people ORDER BY id")
+    assert sorted((r["id"], r["note"]) for r in current(lake)) == there
+
+
+def test_a_masked_column_renamed_stops_the_table_and_shows_nothing(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, email text)",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+    )
+    daemon = make_daemon(config(database, lake, 'mask_columns = { email = "sha256" }'))
+    daemon.start_ready()
+    with database.connect(autocommit=False) as session:
+        session.execute(f"INSERT INTO people VALUES (1, '{NEEDLE}')".encode())
+        session.execute("ALTER TABLE people RENAME COLUMN email TO mail")
+        session.execute(f"INSERT INTO people VALUES (2, '{NEEDLE}')".encode())
+    reason = await_until(lambda: stopped(daemon), LIMIT_S, daemon.tail)
+    assert "email" in reason
+    database.execute(f"INSERT INTO people VALUES (3, '{NEEDLE}')", "INSERT INTO t VALUES (1)")
+    settle(database, daemon)
+    assert [r["id"] for r in raw(lake, "t") if r["_cdc_op"] == "c"] == [1]
+    assert_unseen(lake, daemon)
+
+
+def test_controls_that_a_table_can_not_have_stop_it_alone(
+    people: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    people.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    daemon = make_daemon(config(people, lake, 'exclude_columns = ["nope"]'))
+    daemon.start()
+    reason = await_until(lambda: stopped(daemon), LIMIT_S, daemon.tail)
+    assert "no column 'nope' to capture" in reason
+    await_until(lambda: daemon.events("epoch.committed"), LIMIT_S, daemon.tail)
+    assert [r["id"] for r in current(lake, table="t")] == [1]
+
+
+def test_inserts_of_a_table_that_others_publish_without_identity(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, note text)",
+        "ALTER TABLE people REPLICA IDENTITY NOTHING",
+        "CREATE TABLE unkeyed (n int)",
+        "INSERT INTO people VALUES (1, 'a')",
+        "INSERT INTO unkeyed VALUES (1), (1)",
+        f'CREATE PUBLICATION "{database.name}" FOR ALL TABLES',
+    )
+    daemon = make_daemon(config(database, lake, ""))
+    daemon.start_ready()
+    database.execute("INSERT INTO people VALUES (2, 'b')", "INSERT INTO unkeyed VALUES (1), (2)")
+    settle(database, daemon)
+    assert sorted(r["id"] for r in current(lake)) == [1, 2]
+    assert sorted(r["n"] for r in current(lake, (), "unkeyed")) == [1, 1, 1, 2]
