@@ -20,7 +20,7 @@ from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
 from ingestd.checks import CheckLine
 from ingestd.config import Config, SourceSettings, load_config
-from ingestd.errors import IngestdError
+from ingestd.errors import IngestdError, OperatorError
 from ingestd.observe import logs
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
@@ -55,13 +55,16 @@ async def _run(config: Config) -> None:
         name: _supervised(config, name, settings, metrics, status)
         for name, settings in config.sources.items()
     }
+    supervisor = Supervisor(sources)
     async with AsyncExitStack() as stack:
         if config.http.listen is not None:
-            server = HttpServer(config.http.listen, metrics, status, config.redactor)
+            server = HttpServer(
+                config.http.listen, metrics, status, config.redactor, supervisor.request_snapshot
+            )
             await stack.enter_async_context(server)
             log.info("http.listening", address=str(server.address))
         log.info("daemon.started", version=__version__, sources=len(sources))
-        await Supervisor(sources).run(stop)
+        await supervisor.run(stop)
     log.info("daemon.stopped")
 
 
@@ -95,6 +98,7 @@ def _supervised(
         epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
         snapshot=getattr(settings, "snapshot", "initial") == "initial",
         resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
+        resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
     )
 
     connector = _connector(config, name, settings)
@@ -171,7 +175,8 @@ async def _offline(
         committed = await lake.open()
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for table in committed.tables.values():
-            found.table(str(table.table), table.state, now)
+            why = None if table.reason is None else OperatorError(table.reason)
+            found.table(str(table.table), table.state, now, why, snapshot_lsn=table.snapshot_lsn)
         lag = await capture.lag()
         found.measured(lag, None)
         if lag.confirmed_lsn is not None:

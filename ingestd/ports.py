@@ -252,6 +252,13 @@ class Snapshot(Protocol):
         """
         ...
 
+    async def move_on(self) -> None:
+        """See to it that `live` passes the source's present position soon, were it idle for ever.
+
+        An epoch with rows that were read is closed only when the position has grown.
+        """
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
 from ingestd.changes import RESERVED_PREFIX
-from ingestd.decode.types import BUILT_IN, lake_type
+from ingestd.decode.types import BUILT_IN, Attribute, PgType, Types, lake_type
 from ingestd.errors import TableError
 from ingestd.ports import Refused
 from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
@@ -44,10 +44,36 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod) AS pg_type, NOT a.attnotnull AS nullable,
        pg_catalog.col_description(a.attrelid, a.attnum) AS comment,
-       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing
+       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing,
+       a.xmin::text::int8 AS xmin
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
  ORDER BY a.attrelid, a.attnum
+"""
+
+# With all that they are made of: elements of arrays, bases of domains, fields of composites.
+_TYPES = """
+WITH RECURSIVE made_of AS (
+  SELECT t.oid, CASE WHEN t.typtype = 'd' THEN t.typbasetype
+                     WHEN e.typarray = t.oid THEN e.oid END AS of,
+         CASE WHEN t.typtype = 'd' THEN 'domain' WHEN e.typarray = t.oid THEN 'array'
+              WHEN t.typtype = 'c' THEN 'composite' ELSE 'other' END AS kind,
+         t.typtypmod, coalesce(e.typdelim, ',')::text AS delimiter, t.typrelid
+    FROM pg_catalog.pg_type t LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem),
+used AS (
+  SELECT unnest(%s::oid[]) AS oid
+  UNION
+  SELECT x.oid FROM used JOIN made_of m ON m.oid = used.oid CROSS JOIN LATERAL (
+    SELECT m.of UNION ALL
+    SELECT a.atttypid FROM pg_catalog.pg_attribute a
+     WHERE a.attrelid = m.typrelid AND m.kind = 'composite' AND a.attnum > 0 AND NOT a.attisdropped
+    ) AS x(oid) WHERE x.oid IS NOT NULL)
+SELECT m.oid::int8, m.kind, coalesce(m.of, 0)::int8, m.typtypmod, m.delimiter,
+       ARRAY(SELECT ROW(a.attname::text, a.atttypid::int8, a.atttypmod)
+               FROM pg_catalog.pg_attribute a
+              WHERE m.kind = 'composite' AND a.attrelid = m.typrelid AND a.attnum > 0
+                AND NOT a.attisdropped ORDER BY a.attnum)
+  FROM made_of m JOIN used USING (oid)
 """
 
 
@@ -84,6 +110,7 @@ class ColumnRow:
     nullable: bool
     comment: str | None
     missing: str | None
+    xmin: int
 
 
 async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
@@ -104,21 +131,48 @@ def _hashable(numbers: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if numbers is None else tuple(numbers)
 
 
-async def describe(
-    connection: AsyncConnection[Any], rows: Sequence[TableRow], *, before_full: bool
-) -> list[Table]:
-    """Give the tables with their columns and lake types."""
+async def list_columns(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> dict[int, tuple[ColumnRow, ...]]:
+    """Give the columns of these tables (OIDs) that a publication sends, in their order."""
     async with connection.cursor(row_factory=class_row(ColumnRow)) as cursor:
-        await cursor.execute(_COLUMNS, ([r.oid for r in rows],))
+        await cursor.execute(_COLUMNS, (list(tables),))
         columns = await cursor.fetchall()
     by_table: dict[int, list[ColumnRow]] = {}
     for column in columns:
         by_table.setdefault(column.relation, []).append(column)
-    return [with_before(_table(row, by_table.get(row.oid, [])), full=before_full) for row in rows]
+    return {oid: tuple(found) for oid, found in by_table.items()}
 
 
-def _table(row: TableRow, columns: Iterable[ColumnRow]) -> Table:
-    columns = list(columns)
+async def list_types(connection: AsyncConnection[Any], oids: Iterable[int]) -> dict[int, PgType]:
+    """Give these types, and all that they are made of; one that is gone is not there."""
+    cursor = await connection.execute(_TYPES, (list(oids),))
+    return {
+        oid: PgType(oid, kind, of, typmod, delimiter, tuple(_attribute(a) for a in attributes))
+        for oid, kind, of, typmod, delimiter, attributes in await cursor.fetchall()
+    }
+
+
+def _attribute(row: tuple[str, str, str]) -> Attribute:
+    name, type_oid, typmod = row
+    return Attribute(name, int(type_oid), int(typmod))
+
+
+async def describe(
+    connection: AsyncConnection[Any], rows: Sequence[TableRow], *, before_full: bool
+) -> list[Table]:
+    """Give the tables with all their columns and the lake types these have by themselves."""
+    columns = await list_columns(connection, [r.oid for r in rows])
+    oids = {c.type_oid for found in columns.values() for c in found}
+    types = {**BUILT_IN, **await list_types(connection, oids)}
+    return [
+        with_before(table_of(row, columns.get(row.oid, ()), types), full=before_full)
+        for row in rows
+    ]
+
+
+def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table:
+    """Make a table of its rows in the catalog; `before` is left open."""
     names = {c.number: c.name for c in columns}
     everything = row.replica_identity == "f"
     identity = () if row.replica_identity == "n" else row.identity_key or ()
@@ -130,7 +184,7 @@ def _table(row: TableRow, columns: Iterable[ColumnRow]) -> Table:
                 name=c.name,
                 type_oid=c.type_oid,
                 typmod=c.typmod,
-                type=lake_type(c.type_oid, c.typmod, BUILT_IN),
+                type=lake_type(c.type_oid, c.typmod, types),
                 pg_type=c.pg_type,
                 identity=everything or c.number in identity,
                 nullable=c.nullable,
@@ -150,7 +204,7 @@ def qualified(table: TableId) -> str:
 
 
 def refusal(row: TableRow, table: Table, role: str) -> Refused | None:
-    """Say why this role can't capture this table, None if it can."""
+    """Say why this role can't capture this table, None if it can or lacks an identity only."""
     name = qualified(row.id)
     reserved = [c.name for c in table.columns if c.name.startswith(RESERVED_PREFIX)]
     if reserved:
@@ -166,9 +220,6 @@ def refusal(row: TableRow, table: Table, role: str) -> Refused | None:
     elif not row.readable:
         what = "no right to read it"
         remedy = f"GRANT SELECT ON {name} TO {sql.Identifier(role).as_string(None)};"
-    elif not table.identity:
-        what = "no usable replica identity: publishing it would make its own UPDATE and DELETE fail"
-        remedy = f"add a primary key, or ALTER TABLE {name} REPLICA IDENTITY FULL;"
     else:
         return None
     return Refused(table, TableError(row.id, what, remedy=remedy))

@@ -76,11 +76,19 @@ class StreamDecoder:
         self._last_lsn = -1
         self._held: list[tuple[bytes, Ints]] = []
         self._held_bytes = 0
+        self._is_stale = False
 
     @property
     def position(self) -> Lsn:
         """Every captured change of transactions that commit below it has been given."""
         return self._position
+
+    def resolve_again(self) -> None:
+        """Ask anew for the tables of all relations: others may be captured now.
+
+        From any thread; it is done before the next messages are decoded.
+        """
+        self._is_stale = True
 
     def idle(self, position: Lsn) -> Chunk | None:
         """Take a keepalive's wal_end: nothing to decode lies before it.
@@ -194,6 +202,12 @@ class StreamDecoder:
 
     def _find(self, messages: Messages, counts: Ints) -> Iterator[_Found]:
         """Find the captured changes; note in `counts` how many each message has."""
+        if self._is_stale:
+            self._is_stale = False
+            self._known = {
+                oid: replace(known, table=self._resolve(known.relation))
+                for oid, known in self._known.items()
+            }
         start = 0
         for i in np.flatnonzero(messages.types == RELATION).tolist():
             relation = parse_relation(messages.content(i))

@@ -43,13 +43,16 @@ class Folded:
             self.faults.append(what)
 
     def truncate(self, row: Mapping[str, Any]) -> None:
-        """Take a `t`: the first one that is streamed after a snapshot's excuses faults between.
+        """Take a `t`: a snapshot's voids what came before, sound or not.
 
-        TRUNCATE is not MVCC-safe: a snapshot read after it sees none of the rows that were there
-        at its point, though changes of them follow, until the TRUNCATE itself.
+        (Rows of a snapshot that a kill cut short have no `t` of their own.) The first one that is
+        streamed after it excuses faults between: TRUNCATE is not MVCC-safe, a snapshot read after
+        it sees none of the rows that were there at its point, though changes of them follow, until
+        the TRUNCATE itself.
         """
         if row["_cdc_seq"] < 0:
-            self._sound = len(self.faults)
+            self.faults.clear()
+            self._sound = 0
         elif self._sound is not None:
             del self.faults[self._sound :]
             self._sound = None

@@ -7,7 +7,8 @@ src/common/d2s.c), so both sides' are made canonical.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 def text_function(arrow: pa.DataType) -> Callable[[Any], str]:
     """Give the function from a Python value of this type (`to_pylist`) to the server's text."""
+    if pa.types.is_list(arrow):
+        return _array(text_function(arrow.value_type))
     for is_of_type, function in _FUNCTIONS:
         if is_of_type(arrow):
             return function
@@ -32,8 +35,26 @@ def canonical_float8(value: float | str) -> str:
     return repr(float(value))
 
 
+_TO_QUOTE = re.compile(r'["\\{},\s]', re.ASCII)
+
 FLOAT_TEXTS = (canonical_float4, canonical_float8)
 """Those that take the server's text as well as the value."""
+
+
+def _array(element: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Write a one-dimensional array. Source: src/backend/utils/adt/arrayfuncs.c, array_out."""
+
+    def text(values: Sequence[Any]) -> str:
+        items = ("NULL" if v is None else _quoted(element(v)) for v in values)
+        return "{" + ",".join(items) + "}"
+
+    return text
+
+
+def _quoted(item: str) -> str:
+    if item and item.upper() != "NULL" and not _TO_QUOTE.search(item):
+        return item
+    return '"' + re.sub(r'(["\\])', r"\\\1", item) + '"'
 
 
 def _timestamp(value: Any) -> str:  # noqa: ANN401 - a datetime, or what to_pylist gives for it

@@ -129,6 +129,7 @@ class FakeCapture:
         self._database = database
         self._rows_per_chunk = rows_per_chunk
         self._tables: dict[TableId, Table] = {}
+        self._discovered: tuple[object, ...] = ()
         self._delivered = ZERO
 
     async def claim(self) -> None:
@@ -139,13 +140,25 @@ class FakeCapture:
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Give all tables."""
-        del known
         base = self._database
-        return Discovery(tuple(base.tables), tuple(base.refused), base.origin)
+        self._discovered = self._seen()
+        rewritten = {
+            table.id: "rewritten"
+            for table in base.tables
+            if table.id in known and table.storage != known[table.id].storage
+        }
+        return Discovery(
+            tuple(base.tables),
+            tuple(base.refused),
+            base.origin,
+            rewritten=rewritten,
+            lsn=base.current,
+        )
 
     async def tables_changed(self) -> None:
-        """Wait for ever: the next start finds what has changed."""
-        await asyncio.Event().wait()
+        """Compare, whenever something is written, with what was last discovered."""
+        while self._seen() == self._discovered:
+            await self._database.growth.wait()
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare the slot with the lake."""
@@ -220,6 +233,9 @@ class FakeCapture:
         if self._database.holder is not self:
             raise TransientError("the claim on the fake is lost", reason="connection_lost")
 
+    def _seen(self) -> tuple[object, ...]:
+        return tuple(self._database.tables), tuple(self._database.refused)
+
     def _deliver(self, chunk: Chunk) -> Chunk:
         self._delivered = max(self._delivered, chunk.position)
         return chunk
@@ -292,6 +308,10 @@ class FakeSnapshot:
             ]
             if rows:
                 yield _batch(table, rows)
+
+    async def move_on(self) -> None:
+        """Write something."""
+        self._database.write_elsewhere(_RECORD_BYTES)
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -66,11 +66,14 @@ def column_type(schema: pa.Schema, key: str) -> pa.DataType:
 class FillingEpoch:
     """What has been taken into `writer` so far.
 
-    `floor`: not to be closed below this: the highest watermark in the lake (I4), and the point of
-    the snapshot that the epoch holds. Times are monotonic seconds.
+    `start`: where the epoch before ended. `floor`: not to be closed below this: the highest
+    watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
+    `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
+    last rows are in it. Times are monotonic seconds.
     """
 
     writer: EpochWriter
+    start: Lsn = ZERO
     floor: Lsn = ZERO
     position: Lsn = ZERO
     first_lsn: Lsn | None = None
@@ -78,7 +81,8 @@ class FillingEpoch:
     nbytes: int = 0
     is_open: bool = False
     opened_at: float | None = None
-    holds_snapshot: bool = False
+    holds_rows_read: bool = False
+    loads: list[int] = field(default_factory=list)
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
     tallies: dict[TableId, Tally] = field(default_factory=dict)
 
@@ -92,12 +96,14 @@ class FillingEpoch:
         await self.writer.discard(table)
         self.tallies.pop(table, None)
 
-    def hold_snapshot(self, point: Lsn, at: datetime, now: float) -> None:
-        """Note that the writer has a snapshot's rows."""
-        self.floor = max(self.floor, point)
-        self.last_commit = at
-        self.opened_at = now
-        self.holds_snapshot = True
+    def hold(self, page: TableBatch, at: datetime, now: float) -> None:
+        """Note that the writer has rows of a snapshot, taken at `at`."""
+        self.nbytes += page.nbytes
+        self.holds_rows_read = True
+        if self.last_commit is None:
+            self.last_commit = at
+        if self.opened_at is None:
+            self.opened_at = now
 
     def cover(self, chunk: Chunk, now: float) -> None:
         """Note what a chunk brought, once its rows are with the writer."""
@@ -125,7 +131,9 @@ class FillingEpoch:
     @property
     def can_close(self) -> bool:
         """Whether it ends between two transactions and at or above its floor (I2, I4)."""
-        return not self.is_open and self.position >= self.floor
+        if self.is_open or self.position < self.floor:
+            return False
+        return self.position > self.start or not self.holds_rows_read
 
     @property
     def is_idle(self) -> bool:
@@ -133,10 +141,10 @@ class FillingEpoch:
         return self.can_close and self.writer.rows == 0
 
     def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Whether it is to be committed now: an epoch with a snapshot as soon as it can be."""
+        """Whether it is to be committed now: one that ends a snapshot as soon as it can be."""
         if self.opened_at is None or not self.can_close or self.writer.rows == 0:
             return False
-        full = self.holds_snapshot or self.nbytes >= policy.max_bytes
+        full = bool(self.loads) or self.nbytes >= policy.max_bytes
         return full or checkpoint or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from ingestd.changes import Chunk, TableBatch, marker_batch
+from ingestd.changes import Chunk, TableBatch
 from ingestd.errors import TableError
-from ingestd.ports import Sink, Snapshot, TableEvent, TableState
+from ingestd.ports import Sink, TableEvent, TableState
 from ingestd.positions import Lsn
 from ingestd.run.epoch import FillingEpoch
+from ingestd.run.joining import Loaded, Page
 from ingestd.run.tables import TableBook, stopped
 from ingestd.run.watch import Watch
 from ingestd.schema import Table
@@ -26,24 +27,26 @@ class Intake:
         self._watch = watch
         self._monotonic = monotonic
 
-    async def begin_snapshot(
-        self, epoch: FillingEpoch, tables: Sequence[Table], snapshot: Snapshot
-    ) -> None:
-        """Append the `t` of each table; all its rows at lower positions are void then."""
-        self._book.read_at(tables, snapshot.point)
-        for table in tables:
-            await self._append(epoch, marker_batch(table, snapshot.point, snapshot.at))
-        epoch.hold_snapshot(snapshot.point, snapshot.at, self._monotonic())
+    async def take(self, epoch: FillingEpoch, work: Chunk | Page | Loaded) -> None:
+        """Append what the stream or the reader of a snapshot gave."""
+        if isinstance(work, Chunk):
+            await self._take_chunk(epoch, work)
+        elif isinstance(work, Page):
+            await self._take_page(epoch, work)
+        else:
+            epoch.loads.append(work.load)
 
-    async def take_page(self, epoch: FillingEpoch, page: TableBatch | TableError) -> None:
+    async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
         """Append a page of a snapshot; a failed table is stopped."""
-        if isinstance(page, TableError):
-            await self.stop_table(epoch, page)
-        elif self._book.is_captured(page.table.id):
-            epoch.nbytes += page.nbytes
-            await self._append(epoch, page)
+        content = page.content
+        if isinstance(content, TableError):
+            if self._book.is_captured(content.table):
+                await self.stop_table(epoch, content)
+        elif self._book.is_captured(content.table.id):
+            await self._append(epoch, content)
+            epoch.hold(content, page.at, self._monotonic())
 
-    async def take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
+    async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append what the stream brought."""
         for batch in chunk.batches:
             admitted = self._book.admit(batch)
@@ -51,10 +54,12 @@ class Intake:
                 continue
             if self._book.is_new_version(admitted.table):
                 state = self._book.state(admitted.table.id)
-                await self.enter([admitted.table], state, chunk.position)
+                first = Lsn(admitted.rows.column("_cdc_lsn")[0].as_py())
+                await self.enter([admitted.table], state, first)
             await self._append(epoch, admitted)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)
+        await self.record(self._book.changed(_now(), chunk.position))
 
     async def enter(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
         """Record that tables entered a state."""
@@ -64,6 +69,7 @@ class Intake:
         """Append to `_tables` and show it."""
         if events:
             await self._sink.record(events)
+            self._book.note(events)
             self._watch.tables_changed(events)
 
     async def _append(self, epoch: FillingEpoch, batch: TableBatch) -> None:

@@ -2,18 +2,21 @@
 
 States, and what moves them::
 
-    starting ----> snapshotting ----> streaming ----> closed (stop)
-        |  nothing to read  ^   any fault: raised to the supervisor, which makes a new pipeline
-        +-------------------+
+    starting ----> streaming ----> closed (stop)
+                       any fault: raised to the supervisor, which makes a new pipeline
+
+Two tasks give work to one bounded queue: `_feed` the stream's chunks, `_follow` the rows of tables
+that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that fills and
+closes it.
 
 Who may move a position: the capture delivers (Chunk.position), the sink makes durable (commit,
 advance), and `_confirm` here, called with what has just become durable and nothing else, tells the
 capture (I1).
 
-A table that needs a snapshot is read at a point L into the first epoch, which then takes the
-stream's changes until it has passed L: rows of the read tables with commit_lsn below L are dropped,
-they are in the snapshot (I6). So the first epoch of every start is a consistent cut, and position
-never goes back.
+A table that needs a snapshot (new, remade, rewritten, a gap, asked for) is read at a point L while
+the stream goes on (I6): see `ingestd.run.joining`. It is `live` when the epoch with its last rows
+is durable. A kill before that means that it is read again at a higher L, whose `t` voids what came
+before.
 """
 
 from __future__ import annotations
@@ -25,21 +28,37 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ingestd.changes import Chunk
 from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.observe.status import SourceState
-from ingestd.ports import ChangeCapture, Committed, Lost, Sink, TableState
+from ingestd.ports import ChangeCapture, Committed, Lost, Resumed, Sink, Snapshot, TableState
 from ingestd.positions import ZERO, Lsn
 from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.intake import Intake
+from ingestd.run.joining import Gate, Loaded, Page, read_tables
 from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
-from ingestd.schema import Table
+from ingestd.schema import Table, TableId
 
 MONITOR_INTERVAL_S = 5.0
-QUEUED_CHUNKS = 2
+QUEUED = 2
+"""Chunks and pages that wait to be appended."""
+
+Work = Chunk | Page | Loaded
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Tables whose rows are read at one point; `load` is the reading's number in the TableBook."""
+
+    tables: Sequence[Table]
+    snapshot: Snapshot
+    load: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +73,7 @@ class PipelinePolicy:
     epoch: EpochPolicy
     snapshot: bool = True
     resnapshot_when_lost: bool = True
+    resnapshot_rewritten: bool = True
     idle_interval_s: float = 10.0
     drain_limit_s: float = 8.0
 
@@ -78,6 +98,9 @@ class Pipeline:
         self._durable = ZERO
         self._idle_until = 0.0
         self._is_streaming = False
+        self._book: TableBook | None = None
+        self._gate = Gate()
+        self._requested = asyncio.Event()
         self._epoch: FillingEpoch | None = None
         self._committing: FillingEpoch | None = None
         self._commit: asyncio.Task[None] | None = None
@@ -113,6 +136,18 @@ class Pipeline:
             except IngestdError as error:
                 self._watch.not_removed(error)
 
+    def request_snapshot(self, tables: Sequence[TableId]) -> None:
+        """Have these tables read anew, while all goes on.
+
+        Raises OperatorError for a table that is not captured, TransientError before the start.
+        """
+        if self._book is None:
+            raise TransientError(
+                f"source {self._watch.source}: is starting", reason="starting", remedy="ask again"
+            )
+        self._book.request(tables)
+        self._requested.set()
+
     async def _run(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)
         await self._capture.claim()
@@ -122,20 +157,31 @@ class Pipeline:
         if isinstance(verdict, Lost):
             committed = self._give_up_position(committed, verdict)
         self._durable = committed.position or ZERO
-        book = TableBook(committed, discovery)
+        book = TableBook(committed, self._policy.resnapshot_rewritten)
+        book.update(discovery)
         intake = Intake(self._sink, book, self._watch, self._monotonic)
         self._watch.discovered(committed, discovery)
         await self._sink.adopt(discovery.origin)
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         await self._capture.prepare(discovery.tables, renew=isinstance(verdict, Lost))
-        await intake.enter(book.changed(), TableState.LIVE, self._durable)
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
+        epoch.start = self._durable
         self._epoch = epoch
-        await self._beside_background(self._load(epoch, book, intake))
-        await self._stream(epoch, book, intake, committed.position, stop)
+        reading = None
+        if not self._policy.snapshot:
+            await self._take_unread(book, intake)
+        elif book.to_read():
+            self._watch.enter(SourceState.SNAPSHOTTING)
+            if not isinstance(verdict, Resumed):  # nothing waits for the stream
+                reading = await self._beside_background(self._begin_reading(book, intake))
+        self._book = book
+        work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
+        self._start(self._feed(work, committed.position))
+        self._start(self._follow(work, book, intake, reading))
+        await self._stream(epoch, work, book, intake, stop)
 
-    async def _beside_background(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _beside_background(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work, but raise at once what a background task ends with."""
         task = asyncio.create_task(work)
         try:
@@ -143,7 +189,7 @@ class Pipeline:
             for background in self._background:
                 if background.done():
                     background.result()
-            await task
+            return await task
         finally:
             await _cancel(task)
 
@@ -164,61 +210,95 @@ class Pipeline:
         }
         return replace(committed, position=None, tables=tables)
 
-    async def _load(self, epoch: FillingEpoch, book: TableBook, intake: Intake) -> None:
-        """Read the tables that the lake does not have whole into the first epoch."""
-        tables = book.not_live()
-        if not tables:
-            return
-        if not self._policy.snapshot:
-            await self._go_live_unread(epoch, tables, book, intake)
-            return
-        self._watch.enter(SourceState.SNAPSHOTTING)
+    async def _take_unread(self, book: TableBook, intake: Intake) -> None:
+        """Take tables that nothing is known of as they come (snapshot = "never")."""
+        unknown = book.unknown()
+        load = book.begin(unknown)
+        await intake.enter(unknown, TableState.LIVE, self._durable)
+        book.loaded([load])
+
+    # --- tables that are read ----------------------------------------------------------------
+
+    async def _follow(
+        self,
+        work: asyncio.Queue[Work],
+        book: TableBook,
+        intake: Intake,
+        reading: Reading | None,
+    ) -> None:
+        """Read what is to be read, then look for other tables, for ever."""
+        while True:
+            if not self._policy.snapshot:
+                for table in book.to_read():
+                    await work.put(Page(_missed(table.id), datetime.now(UTC)))
+            elif reading is None and book.to_read():
+                reading = await self._begin_reading(book, intake)
+            if reading is not None:
+                await self._read(work, book, reading)
+                reading = None
+            await self._until_tables_change()
+            discovery = await self._capture.discover(book.known)
+            book.update(discovery)
+            await intake.record(book.departures(datetime.now(UTC), self._durable))
+            await self._capture.prepare(discovery.tables)
+            if not self._policy.snapshot:
+                await self._take_unread(book, intake)
+
+    async def _begin_reading(self, book: TableBook, intake: Intake) -> Reading:
+        """Take the tables' snapshot."""
+        tables = book.to_read()
+        load = book.begin(tables)
         await intake.enter(tables, TableState.SNAPSHOTTING, self._durable)
         snapshot = await self._capture.snapshot(tables)
+        book.read_at(tables, snapshot.point)
+        return Reading(tables, snapshot, load)
+
+    async def _read(self, work: asyncio.Queue[Work], book: TableBook, reading: Reading) -> None:
+        """Give the tables' rows, from when the stream has reached them."""
+        snapshot = reading.snapshot
         try:
-            await intake.begin_snapshot(epoch, tables, snapshot)
-            async with contextlib.aclosing(snapshot.pages()) as pages:
-                async for page in pages:
-                    await intake.take_page(epoch, page)
+            await self._gate.reached(snapshot.point)
+            items = read_tables(snapshot, reading.tables, book.has_rows, reading.load)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    await work.put(item)
+            await snapshot.move_on()
         finally:
             await snapshot.close()
 
-    async def _go_live_unread(
-        self, epoch: FillingEpoch, tables: Sequence[Table], book: TableBook, intake: Intake
-    ) -> None:
-        """Take tables as they come (snapshot = "never"): only those that nothing is known of."""
-        unknown = book.unknown()
-        await intake.enter(unknown, TableState.LIVE, self._durable)
-        for table in set(tables) - set(unknown):
-            error = TableError(
-                table.id,
-                'changes were missed, and snapshot = "never"',
-                remedy='set snapshot = "initial" to have it read anew',
-            )
-            await intake.stop_table(epoch, error)
+    async def _until_tables_change(self) -> None:
+        waits = [self._capture.tables_changed(), self._requested.wait()]
+        tasks = [asyncio.create_task(w) for w in waits]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            await _cancel(*tasks)
+        self._requested.clear()
 
     # --- streaming ---------------------------------------------------------------------------
 
     async def _stream(
         self,
         epoch: FillingEpoch,
+        work: asyncio.Queue[Work],
         book: TableBook,
         intake: Intake,
-        after: Lsn | None,
         stop: asyncio.Event,
     ) -> None:
-        chunks: asyncio.Queue[Chunk] = asyncio.Queue(QUEUED_CHUNKS)
-        self._start(self._feed(chunks, after))
         self._start(_until(stop))
         self._idle_until = self._monotonic()
         self._is_streaming = True
-        getter = asyncio.create_task(chunks.get())
+        getter = asyncio.create_task(work.get())
         try:
             while not stop.is_set():
                 await self._wait(epoch, getter)
                 if getter.done():
-                    await intake.take_chunk(epoch, getter.result())
-                    getter = asyncio.create_task(chunks.get())
+                    await intake.take(epoch, getter.result())
+                    getter = asyncio.create_task(work.get())
+                    self._gate.move(epoch.position)
                 if not book.is_loading:
                     self._watch.enter(SourceState.STREAMING)
                 epoch = self._epoch = await self._close_if_due(epoch, book, intake)
@@ -226,12 +306,12 @@ class Pipeline:
             await _cancel(getter)
         await self._drain(epoch, book, intake)
 
-    async def _feed(self, chunks: asyncio.Queue[Chunk], after: Lsn | None) -> None:
+    async def _feed(self, work: asyncio.Queue[Work], after: Lsn | None) -> None:
         async with contextlib.aclosing(self._capture.live(after)) as live:
             async for chunk in live:
-                await chunks.put(chunk)
+                await work.put(chunk)
 
-    async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[Chunk]) -> None:
+    async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[Work]) -> None:
         """Return when there is something to do; raise what a background task ended with."""
         tasks: list[asyncio.Task[Any]] = [getter, *self._background]
         if self._commit is None:
@@ -268,7 +348,10 @@ class Pipeline:
                 self._policy.epoch.max_delay_s, self._policy.idle_interval_s
             )
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
-            return FillingEpoch(self._sink.begin(), position=epoch.position)
+            return FillingEpoch(self._sink.begin(), start=epoch.position, position=epoch.position)
+        if epoch.loads and not epoch.writer.rows:  # all their rows are in epochs before
+            loads, epoch.loads = epoch.loads, []
+            await intake.enter(book.loaded(loads), TableState.LIVE, self._durable)
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
             await self._confirm(epoch.position)
@@ -281,7 +364,7 @@ class Pipeline:
         committed = await epoch.writer.commit(epoch.summary())
         self._committing = None
         self._watch.committed(committed, epoch, self._monotonic() - started)
-        await intake.enter(book.loaded(), TableState.LIVE, epoch.position)
+        await intake.enter(book.loaded(epoch.loads), TableState.LIVE, epoch.position)
         await self._confirm(epoch.position)
 
     async def _confirm(self, position: Lsn) -> None:
@@ -315,6 +398,14 @@ class Pipeline:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.create_task(work))
+
+
+def _missed(table: TableId) -> TableError:
+    return TableError(
+        table,
+        'changes were missed, and snapshot = "never"',
+        remedy='set snapshot = "initial" to have it read anew',
+    )
 
 
 async def _until(stop: asyncio.Event) -> None:

@@ -1,62 +1,150 @@
-"""What a pipeline knows of its tables: which are taken, from where, and which were stopped."""
+"""What a pipeline knows of its tables: which are taken, which are to be read, which were stopped.
+
+States of a table in a run, and what moves it::
+
+    (not taken) --update--> to be read --begin--> loading --live--> whole
+         ^                      ^                    |                |
+         |  update: gone or     |   update: remade, rewritten,        |
+         |  refused             |   a gap; request                    |
+         +----------------------+----------- stop <------------------ +
+
+A stopped table stays so until its definition changes, somebody asks for it, or the next run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ingestd.changes import TableBatch, rows_from
-from ingestd.errors import TableError
-from ingestd.ports import Committed, Discovery, TableEvent, TableState, registered_columns
+from ingestd.errors import OperatorError, TableError
+from ingestd.ports import (
+    Committed,
+    Discovery,
+    RegisteredTable,
+    TableEvent,
+    TableState,
+    registered,
+    registered_columns,
+)
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 
 
-class TableBook:
-    """The tables of one pipeline run. Decides, does no I/O."""
+@dataclass(slots=True)
+class _Entry:
+    """A table of the last discovery.
 
-    def __init__(self, committed: Committed, discovery: Discovery) -> None:
-        self._committed = committed
-        self._tables = {t.id: t for t in discovery.tables}
-        self._refused = discovery.refused
-        self._interrupted = discovery.interrupted
-        self._points: dict[TableId, Lsn] = {}
-        self._stopped: set[TableId] = set()
-        self._loading: list[TableId] = []
+    `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
+    none is under way; a later one makes an earlier one void. `point`: where they are read.
+    """
+
+    table: Table
+    is_stopped: bool = False
+    is_wanted: bool = False
+    load: int | None = None
+    point: Lsn | None = None
 
     @property
-    def captured(self) -> list[Table]:
-        """The tables whose changes are taken."""
-        return [t for t in self._tables.values() if t.id not in self._stopped]
+    def is_whole(self) -> bool:
+        return not (self.is_stopped or self.is_wanted or self.load is not None)
 
-    def is_captured(self, name: TableId) -> bool:
-        """Whether this table's rows are taken."""
-        return name in self._tables and name not in self._stopped
 
-    def not_live(self) -> list[Table]:
-        """The tables whose rows the lake does not have whole."""
-        return [t for t in self.captured if not self._is_whole(t)]
+@dataclass(slots=True)
+class TableBook:
+    """The tables of one pipeline run. Decides, does no I/O.
+
+    `resnapshot_rewritten`: read a table anew whose rows were given other values without a change.
+    """
+
+    committed: Committed
+    resnapshot_rewritten: bool = True
+    known: dict[TableId, RegisteredTable] = field(init=False)
+    _entries: dict[TableId, _Entry] = field(init=False, default_factory=dict)
+    _discovery: Discovery = field(init=False)
+    _is_recorded: bool = field(init=False, default=False)
+    _loads: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Begin with what the lake has."""
+        self.known = dict(self.committed.tables)
+
+    # --- what there is ------------------------------------------------------------------------
+
+    def update(self, discovery: Discovery) -> None:
+        """Take what the source offers now."""
+        before, self._entries = self._entries, {}
+        self._discovery = discovery
+        self._is_recorded = False
+        for table in discovery.tables:
+            entry = before.get(table.id)
+            if entry is None or entry.table.oid != table.oid:
+                entry = _Entry(table)
+            elif entry.is_stopped and _definition(entry.table) != _definition(table):
+                entry.is_stopped = False
+            entry.table = table
+            entry.is_wanted |= self._has_gap(table.id)
+            entry.is_wanted |= entry.load is None and not self._is_live(table)
+            self._entries[table.id] = entry
+
+    def _has_gap(self, name: TableId) -> bool:
+        is_rewritten = self.resnapshot_rewritten and name in self._discovery.rewritten
+        return is_rewritten or name in self._discovery.interrupted
+
+    def _is_live(self, table: Table) -> bool:
+        """Whether the lake has it live: this very table, not one before it of the same name."""
+        known = self.known.get(table.id)
+        return known is not None and known.oid == table.oid and known.state is TableState.LIVE
+
+    def request(self, names: Iterable[TableId]) -> None:
+        """Have tables read anew. Raises OperatorError for one that is not captured."""
+        chosen = list(names)
+        for name in chosen:
+            if name not in self._entries:
+                near = difflib.get_close_matches(str(name), map(str, self._entries), n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise OperatorError(
+                    f"table {name} is not captured",
+                    remedy=f"{hint}`ingestd tables` and `ingestd check` say what is, and why not",
+                )
+        for name in chosen:
+            entry = self._entries[name]
+            entry.is_wanted, entry.is_stopped = True, False
+
+    def to_read(self) -> list[Table]:
+        """The tables whose rows are to be read."""
+        return [e.table for e in self._entries.values() if e.is_wanted and not e.is_stopped]
 
     def unknown(self) -> list[Table]:
         """The tables that the lake has never seen, under this name and oid."""
-        known = self._committed.tables
-        return [t for t in self.captured if t.id not in known or known[t.id].oid != t.oid]
+        found = [e.table for e in self._entries.values() if not e.is_stopped]
+        return [t for t in found if t.id not in self.known or self.known[t.id].oid != t.oid]
 
-    def changed(self) -> list[Table]:
-        """The live tables whose columns are others than `_tables` says."""
-        known = self._committed.tables
-        return [
-            t
-            for t in self.captured
-            if self._is_whole(t) and known[t.id].columns != registered_columns(t)
-        ]
+    def changed(self, at: datetime, position: Lsn) -> list[TableEvent]:
+        """Give what the discovery told that `_tables` does not know, of tables that are whole.
 
-    def _is_whole(self, table: Table) -> bool:
-        """Whether the lake has it live: this very table, not one before it of the same name."""
-        known = self._committed.tables.get(table.id)
-        is_same = known is not None and known.oid == table.oid
-        return is_same and self._committed.is_live(table.id) and table.id not in self._interrupted
+        Once, and not before the stream has reached the discovery: until then, rows of earlier
+        definitions may come.
+        """
+        if self._is_recorded or position < self._discovery.lsn:
+            return []
+        self._is_recorded = True
+        whole = [e.table for e in self._entries.values() if e.is_whole]
+        news = [table for table in whole if self._is_news(table)]
+        events = self.events(news, TableState.LIVE, at, position)
+        return [replace(e, reason=self._reason(e.table)) for e in events]
+
+    def _is_news(self, table: Table) -> bool:
+        known = self.known[table.id]
+        then = (known.columns, known.replica_identity, known.storage)
+        now = (registered_columns(table), table.replica_identity, table.storage)
+        return then != now or self._reason(table) is not None
+
+    def _reason(self, table: Table) -> str | None:
+        """Why its old rows are not what the source has, where they are kept all the same."""
+        return self._discovery.rewritten.get(table.id)
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Give the events for tables that can't or need not be captured any more.
@@ -64,16 +152,16 @@ class TableBook:
         Only what is news: a refusal that `_tables` has already is not repeated.
         """
         events = []
-        for refused in self._refused:
-            known = self._committed.tables.get(refused.table.id)
+        for refused in self._discovery.refused:
+            known = self.known.get(refused.table.id)
             event = stopped(refused.table, refused.error, at, at_lsn)
             if known is not None and refused.table.oid == 0:  # it was there once
                 gone = Table(known.table, known.oid, ())
                 event = replace(event, table=gone, state=TableState.DROPPED)
             if known is None or (known.state, known.reason) != (event.state, event.reason):
                 events.append(event)
-        present = set(self._tables) | {r.table.id for r in self._refused}
-        for name, known in self._committed.tables.items():
+        present = set(self._entries) | {r.table.id for r in self._discovery.refused}
+        for name, known in self.known.items():
             if name not in present and known.state is not TableState.DROPPED:
                 gone = Table(name, known.oid, ())
                 reason = "not in the source any more, or not matched by `tables`"
@@ -82,30 +170,80 @@ class TableBook:
                 )
         return events
 
+    def note(self, events: Sequence[TableEvent]) -> None:
+        """Take what has been recorded in `_tables`."""
+        for event in events:
+            name = event.table.id
+            self.known[name] = registered(event, self.known.get(name))
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def begin(self, tables: Sequence[Table]) -> int:
+        """Note that these tables' rows are being read; gives the number of this reading."""
+        self._loads += 1
+        for entry in self._of(tables):
+            entry.is_wanted, entry.load, entry.point = False, self._loads, None
+        return self._loads
+
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
-        """Note that these tables' rows are read at `point`: earlier changes are in them."""
-        self._points.update((t.id, point) for t in tables)
-        self._loading = [t.id for t in tables]
+        """Note the point: earlier changes are in the rows."""
+        for entry in self._of(tables):
+            entry.point = point
+
+    def loaded(self, loads: Iterable[int]) -> list[Table]:
+        """Take that all rows of these readings are durable; give the tables that are whole now."""
+        read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
+        for entry in read.values():
+            entry.load = None
+        return [e.table for e in read.values() if e.is_whole]
 
     @property
     def is_loading(self) -> bool:
-        """Whether a snapshot was read that is not durable yet."""
-        return any(name not in self._stopped for name in self._loading)
+        """Whether a table's rows are to be read, or are not durable yet."""
+        return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())
 
-    def loaded(self) -> list[Table]:
-        """Give the tables whose snapshot has just become durable, once."""
-        loaded, self._loading = self._loading, []
-        return [self._tables[name] for name in loaded if name not in self._stopped]
+    def _of(self, tables: Sequence[Table]) -> list[_Entry]:
+        return [self._entries[t.id] for t in tables if t.id in self._entries]
+
+    # --- the stream ---------------------------------------------------------------------------
+
+    def is_captured(self, name: TableId) -> bool:
+        """Whether this table's rows are taken."""
+        entry = self._entries.get(name)
+        return entry is not None and not entry.is_stopped
+
+    def admit(self, batch: TableBatch) -> TableBatch | None:
+        """Cut a batch of the stream to what is to be taken of it.
+
+        While the point of its snapshot is not known, all of it: the snapshot's `t` voids what lies
+        below.
+        """
+        name = batch.table.id
+        if not self.is_captured(name):
+            return None
+        point = self._entries[name].point
+        return batch if point is None else rows_from(batch, point)
+
+    def is_new_version(self, table: Table) -> bool:
+        """Whether the stream brought other columns than `_tables` has."""
+        known = self.known.get(table.id)
+        if known is None:
+            return True
+        same = known.columns == registered_columns(table)
+        return not (same and known.replica_identity == table.replica_identity)
 
     def state(self, name: TableId) -> TableState:
         """Its state in `_tables`: not live before its snapshot is durable."""
-        return TableState.SNAPSHOTTING if name in self._loading else TableState.LIVE
+        entry = self._entries[name]
+        return TableState.LIVE if entry.is_whole else TableState.SNAPSHOTTING
 
     def stop(self, name: TableId) -> Table:
-        """Take nothing more of this table in this run; gives its schema."""
-        self._stopped.add(name)
-        self._points.pop(name, None)
-        return self._tables[name]
+        """Take nothing more of this table; gives its schema."""
+        entry = self._entries[name]
+        entry.is_stopped, entry.is_wanted, entry.load, entry.point = True, True, None, None
+        return entry.table
+
+    # --- events -------------------------------------------------------------------------------
 
     def events(
         self, tables: Sequence[Table], state: TableState, at: datetime, at_lsn: Lsn
@@ -113,25 +251,20 @@ class TableBook:
         """Make the events of tables that entered a state together."""
         return [TableEvent(t, state, at, at_lsn, self._snapshot_lsn(t.id)) for t in tables]
 
-    def _snapshot_lsn(self, table: TableId) -> Lsn | None:
-        known = self._committed.tables.get(table)
-        return self._points.get(table, known.snapshot_lsn if known else None)
+    def _snapshot_lsn(self, name: TableId) -> Lsn | None:
+        entry, known = self._entries.get(name), self.known.get(name)
+        if entry is not None and entry.point is not None:
+            return entry.point
+        return known.snapshot_lsn if known is not None else None
 
-    def admit(self, batch: TableBatch) -> TableBatch | None:
-        """Cut a batch of the stream to what is to be taken of it."""
-        name = batch.table.id
-        if not self.is_captured(name):
-            return None
-        point = self._points.get(name)
-        return batch if point is None else rows_from(batch, point)
+    def has_rows(self, name: TableId) -> bool:
+        """Whether the lake may have rows of a table of this name."""
+        return name in self.committed.watermarks or name in self.known
 
-    def is_new_version(self, table: Table) -> bool:
-        """Whether the stream brought another schema than the last; notes it."""
-        known = self._tables[table.id]
-        if known.columns == table.columns and known.replica_identity == table.replica_identity:
-            return False
-        self._tables[table.id] = table
-        return True
+
+def _definition(table: Table) -> tuple[object, ...]:
+    """Give what, when it changes, may let a stopped table go on."""
+    return table.columns, table.replica_identity, table.key
 
 
 def stopped(table: Table, error: TableError, at: datetime, at_lsn: Lsn) -> TableEvent:

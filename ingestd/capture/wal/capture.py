@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.catalog import TableRow, describe, list_tables, refusal
-from ingestd.capture.patterns import missing_tables
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, timed_feed
+from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.publication import (
-    add_statement,
     check_publication,
+    column_lists,
     find_publication,
     keep_publication,
     owners_statement,
-    partial_tables,
-    published_tables,
 )
-from ingestd.capture.wal.relations import Relations, is_bare
+from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import (
     ExportedPoint,
@@ -54,8 +50,9 @@ from ingestd.capture.wal.stream import (
 )
 from ingestd.changes import Chunk, idle_chunk
 from ingestd.decode.frames import split_frames
+from ingestd.decode.relation import Relation
 from ingestd.decode.stream import StreamDecoder
-from ingestd.errors import OperatorError, TableError, TransientError
+from ingestd.errors import OperatorError, TransientError
 from ingestd.ports import (
     Committed,
     Continuity,
@@ -63,7 +60,6 @@ from ingestd.ports import (
     Fresh,
     Lag,
     Lost,
-    Refused,
     RegisteredTable,
     Resumed,
     Snapshot,
@@ -71,8 +67,6 @@ from ingestd.ports import (
 from ingestd.positions import ZERO, Lsn
 from ingestd.schema import Table, TableId
 
-CATALOG_INTERVAL_S = 15.0
-"""How often the catalog is asked whether other tables are to be captured."""
 ADVANCE_BYTES = 256 << 20
 """How much is confirmed at a time while a backlog is drained: each costs the server a scan."""
 
@@ -103,11 +97,10 @@ class WalCapture:
         self._exported: ExportedPoint | None = None
         self._stream: ReplicationStream | None = None
         self._draining: CatchUp | None = None
-        self._before_full = settings.before == "full"
-        self._relations = Relations(before_full=self._before_full)
-        self._described: set[Table] = set()
-        self._catalog: frozenset[TableRow] = frozenset()
-        self._catalog_at_s = 0.0
+        self._tables = SourceTables(settings)
+        self._relations = Relations(self._describe, lambda t: settings.includes(t.schema, t.name))
+        self._is_live = False
+        self._decoder: StreamDecoder | None = None
         self._slot_lock = asyncio.Lock()
         self._claimed = False
         self._delivered = self._confirmed = self._advanced = ZERO
@@ -132,34 +125,23 @@ class WalCapture:
         self._claimed = True
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
-        """Read the catalog and hold it against `tables`."""
-        del known
+        """Read the catalog, hold it against `tables` and against what the lake has."""
         control = await self._connected()
         with self._errors("discover"):
             server = await self._checked_server(control)
-            rows = await list_tables(control)
-            self._catalog = self._wanted(rows)
-            wanted = [r for r in rows if r in self._catalog]
-            tables = await describe(control, wanted, before_full=self._before_full)
-            published = await published_tables(control, self._publication)
-            partial = await partial_tables(control, self._publication, server.version)
-        accepted, refused = [], missing_tables(self._settings, [r.id for r in rows])
-        for row, table in zip(wanted, tables, strict=True):
-            no = refusal(row, table, server.role)
-            if no is None and table.id in partial:
-                no = Refused(table, partial[table.id])
-            if no is None and not self._settings.manage and table.id not in published:
-                no = self._unpublished(table)
-            if no is None:
-                accepted.append(table)
-            else:
-                refused.append(no)
-        interrupted = frozenset(t.id for t in accepted) - published
-        return Discovery(tuple(accepted), tuple(refused), server.origin, interrupted)
+            return await self._tables.discover(control, server, known)
 
     async def tables_changed(self) -> None:
-        """Wait for ever: the next start finds what has changed."""
-        await asyncio.Event().wait()
+        """Compare the catalog with that of the last discovery: now and then, or when told to."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.discover_interval):
+                    await self._relations.noticed.wait()
+            self._relations.noticed.clear()
+            control = await self._connected()
+            with self._errors("catalog"):
+                if await self._tables.have_changed(control):
+                    return
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare slot and server with what the lake holds."""
@@ -192,9 +174,13 @@ class WalCapture:
         """Make or check publication and slot."""
         control = await self._connected()
         self._relations.keep(tables)
+        if self._decoder is not None:
+            self._decoder.resolve_again()
         with self._errors("prepare"):
             await self._prepare_publication(control, tables)
-            await self._prepare_slot(control, renew=renew)
+            await self._tables.take_publication(control)
+            if not self._is_live:
+                await self._prepare_slot(control, renew=renew)
 
     async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
         """Read at the new slot's point, or at that of a temporary one."""
@@ -208,6 +194,7 @@ class WalCapture:
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Stream from `after`, or from the slot's confirmed position if that is later."""
+        self._is_live = True
         control = await self._connected()
         with self._errors("live"):
             await self._drop_export()
@@ -232,7 +219,7 @@ class WalCapture:
                 where=f"source {self._source}, stream",
                 limits=self._stream_limits(server),
             )
-        decoder = StreamDecoder(self._relations.resolve, hold_bytes=self._hold_bytes)
+        decoder = self._new_decoder()
         try:
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
@@ -242,10 +229,14 @@ class WalCapture:
                 self._checkpoint_requested |= asked and decoder.position > self._confirmed
                 stream.received(decoder.position)
                 for chunk in found:
-                    yield self._deliver(await self._checked(chunk))
+                    yield self._deliver(chunk)
         finally:
             self._stream = None
             await stream.close()
+
+    def _new_decoder(self) -> StreamDecoder:
+        self._decoder = StreamDecoder(self._relations.resolve, hold_bytes=self._hold_bytes)
+        return self._decoder
 
     async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
         """Give the transactions from `start` to about `target`, packed by the server.
@@ -253,7 +244,7 @@ class WalCapture:
         Where the server refuses, nothing is given and streaming does it. If it fails later, the
         source starts anew, without this.
         """
-        decoder = StreamDecoder(self._relations.resolve, hold_bytes=self._hold_bytes)
+        decoder = self._new_decoder()
         decoder.idle(start)
         has_given = False
         try:
@@ -264,7 +255,7 @@ class WalCapture:
                 async with contextlib.aclosing(backlog.chunks(target, decoder)) as chunks:
                     async for chunk in chunks:
                         has_given = True
-                        yield await self._checked(chunk)
+                        yield chunk
             finally:
                 self._draining = None
                 await backlog.close()
@@ -323,9 +314,6 @@ class WalCapture:
             raise self._claim_lost()
         with self._errors("health"):
             await self._control.execute("SELECT")
-        if time.monotonic() - self._catalog_at_s >= CATALOG_INTERVAL_S:
-            self._catalog_at_s = time.monotonic()
-            await self._check_catalog()
 
     async def close(self) -> None:
         """Close all connections; the lock and a temporary slot go with them."""
@@ -366,11 +354,6 @@ class WalCapture:
         make = vanished_slot if self._settings.manage else missing_slot
         return make(self._slot)
 
-    def _unpublished(self, table: Table) -> Refused:
-        statement = add_statement(self._publication, [table.id]).as_string(None)
-        what = f"not in publication {self._publication!r}, and manage = false"
-        return Refused(table, TableError(table.id, what, remedy=f"{statement};"))
-
     def _foreign_lake(self, what: str) -> OperatorError:
         return OperatorError(
             f"source {self._source}: the lake {what} (restored, replaced or promoted server)",
@@ -381,17 +364,18 @@ class WalCapture:
         self, control: AsyncConnection[Any], tables: Sequence[Table]
     ) -> None:
         names = [t.id for t in tables]
+        lists = column_lists(tables, self._settings, control.info.server_version)
         if not self._settings.manage:
             found = await find_publication(control, self._publication)
-            fault = check_publication(self._publication, found, names)
+            fault = check_publication(self._publication, found, names, lists)
             if fault is not None:
                 raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
             return
         try:
-            await keep_publication(control, self._publication, names)
+            await keep_publication(control, self._publication, names, lists)
         except psycopg.errors.InsufficientPrivilege as error:
             await control.rollback()
-            statement = await owners_statement(control, self._publication, names)
+            statement = await owners_statement(control, self._publication, names, lists)
             raise OperatorError(
                 f"source {self._source}: no right to keep publication {self._publication!r}: "
                 f"{error.diag.message_primary}",
@@ -446,40 +430,10 @@ class WalCapture:
             limit_bytes=max(1 << 20, self._memory_bytes // 8), status_interval_s=interval
         )
 
-    async def _checked(self, chunk: Chunk) -> Chunk:
-        """Hold a chunk against the catalog where its tables are not what they were."""
-        if self._relations.renamed:
-            await self._check_catalog()
-            self._relations.renamed.clear()  # an older name, from the backlog
-        bare = {b.table for b in chunk.batches if is_bare(b.table)} - self._described
-        if not bare:
-            return chunk
-        self._described |= bare
+    async def _describe(self, relation: Relation, name: TableId) -> Table:
         control = await self._connected()
         with self._errors("describe"):
-            oids = {table.oid for table in bare}
-            rows = [r for r in await list_tables(control) if r.oid in oids]
-            tables = await describe(control, rows, before_full=self._before_full)
-        return self._relations.described(chunk, tables)
-
-    async def _check_catalog(self) -> None:
-        """Raise if other tables are to be captured now than when this began."""
-        control = await self._connected()
-        with self._errors("catalog"):
-            rows = await list_tables(control)
-            published = await published_tables(control, self._publication)
-        changed = {row.id for row in self._wanted(rows) ^ self._catalog}
-        changed |= self._relations.names - published
-        if not changed:
-            return
-        names = sorted(map(str, changed))
-        raise TransientError(
-            f"source {self._source}: tables came, went or changed: {', '.join(names)[:200]}",
-            reason="tables_changed",
-        )
-
-    def _wanted(self, rows: Sequence[TableRow]) -> frozenset[TableRow]:
-        return frozenset(r for r in rows if self._settings.includes(r.schema, r.name))
+            return await self._tables.of_relation(control, relation, name)
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:

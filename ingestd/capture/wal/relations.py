@@ -2,80 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 
-from ingestd.changes import Chunk
-from ingestd.decode.relation import Relation, table_of
-from ingestd.schema import Column, Table, TableId, with_before
+from ingestd.decode.relation import Relation
+from ingestd.errors import TableError
+from ingestd.schema import Table, TableId
+
+Describe = Callable[[Relation, TableId], Awaitable[Table]]
+"""Gives the captured table of that name with the message's columns. Raises TableError."""
 
 
 class Relations:
-    """Resolves RELATION messages to the captured tables as the catalog described them.
+    """Resolves RELATION messages to the captured tables.
 
-    `renamed`: OIDs of tables for which a message had another name. (In a backlog that may be an
-    older name than the catalog's; only the catalog can tell.)
+    Made on the event loop; `resolve` is for the decoder's thread, and asks the loop for what it has
+    not seen. `noticed` is set when a message tells of something that the catalog's last reading did
+    not: another name, other columns, a table that is not captured. (In a backlog that may be older
+    than the catalog; only the catalog can tell.)
     """
 
-    def __init__(self, *, before_full: bool) -> None:
-        self._before_full = before_full
-        self._tables: dict[int, Table] = {}
-        self.renamed: set[int] = set()
+    def __init__(self, describe: Describe, is_wanted: Callable[[TableId], bool]) -> None:
+        self._describe = describe
+        self._is_wanted = is_wanted
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._kept: dict[int, Table] = {}
+        self._resolved: dict[int, tuple[Relation, Table | None]] = {}
+        self.noticed = asyncio.Event()
 
     def keep(self, tables: Iterable[Table]) -> None:
-        """Resolve to these tables from now on."""
-        self._tables = {t.oid: t for t in tables}
-        self.renamed.clear()
-
-    @property
-    def names(self) -> frozenset[TableId]:
-        """The kept tables."""
-        return frozenset(t.id for t in self._tables.values())
+        """Resolve to these tables from now on. On the loop that will describe them."""
+        self._loop = asyncio.get_running_loop()
+        self._kept = {t.oid: t for t in tables}
+        self._resolved = {}
 
     def resolve(self, relation: Relation) -> Table | None:
-        """Give the table with the message's columns; None if it is not captured."""
-        known = self._tables.get(relation.oid)
-        if known is None:
+        """Give the table with the message's columns; None if it is not captured. Blocks."""
+        known = self._resolved.get(relation.oid)
+        if known is not None and known[0] == relation:
+            return known[1]
+        if self._loop is None:
             return None
-        if known.id != relation.id:
-            self.renamed.add(relation.oid)
-        told = table_of(relation)
-        by_shape = {_shape(c): c for c in known.columns}
-        columns = tuple(
-            replace(by_shape[_shape(c)], identity=c.identity) if _shape(c) in by_shape else c
-            for c in told.columns
-        )
-        key = tuple(n for n in known.key if any(c.name == n for c in columns))
-        table = replace(known, columns=columns, replica_identity=told.replica_identity, key=key)
-        return with_before(table, full=self._before_full)
+        return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
 
-    def described(self, chunk: Chunk, catalog: Iterable[Table]) -> Chunk:
-        """Add what only the catalog knows to columns that a RELATION message brought.
+    async def _look_up(self, relation: Relation) -> Table | None:
+        table = await self._found(relation)
+        self._resolved[relation.oid] = (relation, table)
+        return table
 
-        Their type's name, comment and missing value; a column that is gone again has none.
-        """
-        for table in catalog:
-            known = self._tables.get(table.oid)
-            if known is not None:
-                self._tables[table.oid] = replace(known, columns=table.columns)
-        batches = tuple(
-            replace(b, table=self._with_catalog(b.table)) if is_bare(b.table) else b
-            for b in chunk.batches
-        )
-        return replace(chunk, batches=batches)
-
-    def _with_catalog(self, table: Table) -> Table:
-        by_shape = {_shape(c): c for c in self._tables[table.oid].columns}
-        columns = tuple(
-            replace(by_shape.get(_shape(c), c), identity=c.identity) for c in table.columns
-        )
-        return replace(table, columns=columns)
+    async def _found(self, relation: Relation) -> Table | None:
+        kept = self._kept.get(relation.oid)
+        if kept is None:
+            if self._is_wanted(relation.id):
+                self.noticed.set()
+            return None
+        try:
+            table = await self._describe(relation, kept.id)
+        except TableError:  # the config asks too much of it now: so says the next discovery
+            self.noticed.set()
+            return None
+        if relation.id != kept.id or _definition(table) != _definition(kept):
+            self.noticed.set()
+        return table
 
 
-def is_bare(table: Table) -> bool:
-    """Whether it has columns that only a RELATION message told of."""
-    return any(not c.pg_type for c in table.columns)
-
-
-def _shape(column: Column) -> tuple[str, int, int]:
-    return column.name, column.type_oid, column.typmod
+def _definition(table: Table) -> tuple[object, ...]:
+    return table.columns, table.replica_identity

@@ -7,7 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 
+import psycopg
+
 from ingestd.capture.pages import TablePages
+from ingestd.capture.session import classify, connect
 from ingestd.capture.splits import CtidSplits
 from ingestd.capture.wal.slot import ExportedPoint
 from ingestd.changes import TableBatch
@@ -60,6 +63,16 @@ class TableSnapshot:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
+
+    async def move_on(self) -> None:
+        """Write a message to the WAL; pgoutput leaves it out, the position passes it."""
+        try:
+            async with await connect(self._dsn) as connection:
+                await connection.execute(
+                    "SELECT pg_catalog.pg_logical_emit_message(false, 'ingestd', '')"
+                )
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
 
     async def close(self) -> None:
         """Let the snapshot, and a temporary slot, go."""

@@ -24,6 +24,13 @@ def durable(disk: MemoryDisk) -> Lsn:
     return disk.position or Lsn(0)
 
 
+def settled(base: FakeDatabase, disk: MemoryDisk) -> bool:
+    """Whether all that was written is durable and every table that can be read is whole."""
+    readable = [t.id for t in base.tables if t.id not in base.unreadable]
+    states = {disk.registered[n].state if n in disk.registered else None for n in readable}
+    return durable(disk) == base.current and states == {TableState.LIVE}
+
+
 class AuditedCapture(FakeCapture):
     """Fails the test when a position is confirmed that is not durable."""
 
@@ -49,7 +56,7 @@ async def test_ack_after_durable_only_confirms_what_the_lake_holds() -> None:
         for key in range(20):
             base.commit(put(A, key), put(B, key))
             await until(lambda: len(disk.epochs) > 0)
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     assert capture.confirmed == sorted(capture.confirmed)
     assert base.slot == durable(disk) == base.current
 
@@ -60,7 +67,7 @@ async def test_first_load_gives_snapshot_then_changes() -> None:
     async with running(base, disk):
         await until(lambda: disk.registered.get(A.id) is not None)
         base.commit(put(A, 1, "after", "u"), put(A, 2))
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A)
     assert lake_rows(disk, B) == source_rows(base, B)
     ops = Counter(disk.tables[A.id].rows()["_cdc_op"].to_pylist())
@@ -74,7 +81,7 @@ async def test_whole_transactions_a_large_one_is_never_split() -> None:
         await until(lambda: disk.registered.get(A.id) is not None)
         made = base.commit(*(put(A, key) for key in range(100)))
         base.commit(put(A, 100))
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     rows = disk.tables[A.id].rows()
     of_large = rows.filter(rows["_cdc_lsn"].to_numpy() == made.commit_lsn)
     streamed = of_large.filter(of_large["_cdc_seq"].to_numpy() > 0)
@@ -98,11 +105,11 @@ async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int)
     async with running(base, disk, before_commit=crash, capture=audited) as task:
         for key in range(2, 8):
             base.commit(put(A, key), put(B, key), put(A, 1, str(key), "u"))
-            await until(lambda: task.done() or durable(disk) == base.current)
+            await until(lambda: task.done() or settled(base, disk))
     disk.writer = None
     async with running(base, disk):
         base.commit(put(A, 99), put(B, 99))
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     for table in (A, B):
         assert lake_rows(disk, table) == source_rows(base, table)
         rows = disk.tables[table.id].rows()
@@ -117,7 +124,7 @@ async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int)
 async def test_first_epoch_covers_the_highest_watermark() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     async with running(base, disk):
-        await until(lambda: len(disk.epochs) == 1)
+        await until(lambda: settled(base, disk))
 
     def crash(at: str) -> None:
         if at == "public.b":
@@ -149,16 +156,16 @@ async def test_snapshot_boundary_table_added_while_another_is_live() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     async with running(base, disk):
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     # While no daemon runs, both change: these changes of b are in its snapshot and in the stream.
     base.commit(put(A, 2), put(B, 2))
     base.commit(put(B, 1, "changed", "u"))
     base.commit(put(B, 2, "", "d"))
     base.tables.append(B)
     async with running(base, disk):
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
         base.commit(put(A, 3), put(B, 3))
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A)
     assert lake_rows(disk, B) == source_rows(base, B)
     ops = Counter(disk.tables[B.id].rows()["_cdc_op"].to_pylist())
@@ -172,7 +179,7 @@ async def test_isolated_a_table_that_cannot_be_read_stops_alone() -> None:
     async with running(base, disk):
         await until(lambda: len(disk.epochs) > 0)
         base.commit(put(A, 2), put(B, 2))
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A)
     assert B.id not in disk.tables
     assert disk.registered[B.id].state is TableState.STOPPED
@@ -188,7 +195,7 @@ async def test_isolated_a_table_that_cannot_be_read_stops_alone() -> None:
 async def test_idle_advances_the_slot_without_epochs() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     async with running(base, disk):
-        await until(lambda: len(disk.epochs) == 1)
+        await until(lambda: settled(base, disk))
         base.write_elsewhere(1 << 20)
         await until(lambda: base.slot == base.current)
     assert len(disk.epochs) == 1
@@ -199,18 +206,18 @@ async def test_lost_slot_reads_all_tables_anew() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     base.commit(put(A, 1, "", "d"), put(A, 3))
     base.slot = None
     async with running(base, disk):
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
 async def test_lost_slot_stops_when_asked_to() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     async with running(base, disk):
-        await until(lambda: len(disk.epochs) == 1)
+        await until(lambda: settled(base, disk))
     base.slot = None
     settings = PipelinePolicy(EpochPolicy(0.0, 1 << 20), resnapshot_when_lost=False)
     async with running(base, disk, settings=settings) as task:
@@ -234,14 +241,14 @@ async def test_stop_finishes_the_open_epoch() -> None:
 async def test_one_writer_waits_for_the_claim() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     async with running(base, disk):
-        await until(lambda: len(disk.epochs) == 1)
+        await until(lambda: settled(base, disk))
         async with running(base, disk) as second:
             await until(second.done)
         with pytest.raises(TransientError) as raised:
             second.result()
         assert raised.value.reason == "claimed"
         base.commit(put(A, 1))
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
 
 
 async def test_dropped_table_is_recorded() -> None:
@@ -257,12 +264,12 @@ async def test_snapshot_boundary_a_table_made_anew_under_its_name_is_read_anew()
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     base.tables[0] = replace(A, oid=A.oid + 1)  # DROP TABLE, CREATE TABLE: no event tells of it
     base.log.clear()
     base.commit(put(A, 100))
     async with running(base, disk):
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A)
     assert disk.registered[A.id].oid == A.oid + 1
 
@@ -291,7 +298,7 @@ async def test_a_new_column_in_mid_snapshot_does_not_make_the_table_live() -> No
     assert disk.registered[A.id].state is TableState.SNAPSHOTTING
     base.tables[0] = wider
     async with running(base, disk):
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     assert disk.registered[A.id].state is TableState.LIVE
     assert [row["id"] for row in lake_rows(disk, A)] == [1, 2]
 
@@ -313,7 +320,7 @@ async def test_without_snapshots_a_gap_stops_the_source() -> None:
     async with running(base, disk, settings=never):
         await until(lambda: base.slot is not None)
         base.commit(put(A, 1))
-        await until(lambda: durable(disk) == base.current)
+        await until(lambda: settled(base, disk))
     base.slot = None
     base.commit(put(A, 2))
     async with running(base, disk, settings=never) as task:

@@ -1,0 +1,177 @@
+"""Whether a table's rows were given other values, or came or went, without changes in the stream.
+
+Three things do that: DDL that rewrites the table (another type, a volatile default), partitions
+that come or go with their rows, a TRUNCATE of one partition. VACUUM FULL, CLUSTER and SET
+TABLESPACE replace the files as well and change no row: only a rewrite that comes with an altered
+column counts.
+
+Source: PostgreSQL, src/backend/commands/tablecmds.c (ATRewriteTables), "ALTER TABLE", "Notes".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+
+_FILES = """
+WITH RECURSIVE tree AS (
+  SELECT c.oid AS root, c.oid, c.relkind FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[])
+  UNION ALL
+  SELECT t.root, c.oid, c.relkind FROM tree t
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+   WHERE t.relkind = 'p')
+SELECT root::int8, oid::int8, coalesce(pg_catalog.pg_relation_filenode(oid), 0)::int8
+  FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
+"""
+# An xmin is compared by its age; a command id only inside one transaction.
+_CAME_WITH_ROWS = """
+SELECT EXISTS (
+  SELECT FROM ONLY {table} r
+    CROSS JOIN (SELECT i.xmin AS xid, i.cmin::text::int8 AS command FROM pg_catalog.pg_inherits i
+                 WHERE i.inhrelid = {oid}) attached
+   WHERE age(r.xmin) > age(attached.xid) OR age(r.xmin) < 0
+      OR r.xmin = attached.xid AND r.cmin::text::int8 < attached.command)
+"""
+# TRUNCATE leaves the number of rows unknown (14 and later), VACUUM FULL and CLUSTER count them.
+_TRUNCATED = "SELECT reltuples = -1 FROM pg_catalog.pg_class WHERE oid = %s"
+_NAME = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column's row in pg_attribute; `xmin`: the transaction that altered it last."""
+
+    number: int
+    type_oid: int
+    typmod: int
+    xmin: int
+    has_missing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a table's rows were stored at some time.
+
+    `columns`: the published ones. `files`: pg_relation_filenode by the OID of the table, or of each
+    of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
+    """
+
+    columns: tuple[StoredColumn, ...]
+    files: Mapping[int, int]
+    row_filter: str = ""
+
+    def __str__(self) -> str:
+        """Write it for `_tables`."""
+        columns = (
+            f"{c.number}:{c.type_oid}:{c.typmod}:{c.xmin}{':m' * c.has_missing}"
+            for c in self.columns
+        )
+        files = (f"{oid}:{file}" for oid, file in self.files.items())
+        return f"{','.join(columns)}|{','.join(files)}|{self.row_filter}"
+
+    @classmethod
+    def parse(cls, text: str) -> Storage | None:
+        """Read what `str` wrote; None for anything else, as an older lake has."""
+        try:
+            columns, files, row_filter = text.split("|")
+            return cls(
+                tuple(_column(c) for c in columns.split(",") if c),
+                {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
+                row_filter,
+            )
+        except ValueError:
+            return None
+
+    def differs_durably(self, other: Storage) -> bool:
+        """Whether it is worth recording: more than other files of the same partitions."""
+        mine = (self.columns, self.files.keys(), self.row_filter)
+        return mine != (other.columns, other.files.keys(), other.row_filter)
+
+
+def _column(text: str) -> StoredColumn:
+    number, type_oid, typmod, xmin, *missing = text.split(":")
+    return StoredColumn(int(number), int(type_oid), int(typmod), int(xmin), bool(missing))
+
+
+def filter_digest(row_filter: str | None) -> str:
+    """Give what tells one row filter from another."""
+    return hashlib.sha256(row_filter.encode()).hexdigest()[:16] if row_filter else ""
+
+
+def is_altered(then: Storage, now: Storage) -> bool:
+    """Whether a column was added, or altered in a way that a rewrite comes from.
+
+    A VACUUM FULL touches pg_attribute too: it writes constant defaults into the rows, and forgets
+    them there.
+    """
+    before = {c.number: c for c in then.columns}
+    for column in now.columns:
+        old = before.get(column.number)
+        if old is None or (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
+            return True
+        if old.xmin != column.xmin and not (old.has_missing and not column.has_missing):
+            return True
+    return False
+
+
+async def read_files(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> dict[int, dict[int, int]]:
+    """Give `Storage.files` of these tables, by OID. Takes no lock."""
+    cursor = await connection.execute(_FILES, (list(tables),))
+    found: dict[int, dict[int, int]] = {}
+    for root, oid, file in await cursor.fetchall():
+        found.setdefault(root, {})[oid] = file
+    return found
+
+
+async def difference(
+    connection: AsyncConnection[Any], oid: int, then: Storage, now: Storage
+) -> str | None:
+    """Say why the rows are not what the stream told, None if nothing speaks for it."""
+    if then.row_filter != now.row_filter:
+        return "the publication's row filter changed"
+    common = then.files.keys() & now.files.keys()
+    replaced = [o for o in common if then.files[o] != now.files[o]]
+    if replaced and is_altered(then, now):
+        return "rewritten by ALTER TABLE"
+    return None if oid in now.files else await _of_partitions(connection, then, now, replaced)
+
+
+async def _of_partitions(
+    connection: AsyncConnection[Any], then: Storage, now: Storage, replaced: Iterable[int]
+) -> str | None:
+    if then.files.keys() - now.files.keys():
+        return "a partition was detached or dropped"
+    for partition in now.files.keys() - then.files.keys():
+        if await _came_with_rows(connection, partition):
+            return "a partition was attached with its rows"
+    for partition in replaced:
+        cursor = await connection.execute(_TRUNCATED, (partition,))
+        row = await cursor.fetchone()
+        if row and row[0]:
+            return "a partition was truncated by itself"
+    return None
+
+
+async def _came_with_rows(connection: AsyncConnection[Any], partition: int) -> bool:
+    """Whether rows were in it before it became a partition; yes if they can't be looked at."""
+    cursor = await connection.execute(_NAME, (partition,))
+    name = await cursor.fetchone()
+    if name is None:
+        return True
+    query = sql.SQL(_CAME_WITH_ROWS).format(table=sql.Identifier(*name), oid=partition)
+    try:
+        row = await (await connection.execute(query)).fetchone()
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):
+        return True
+    return row is None or bool(row[0])

@@ -1,0 +1,194 @@
+"""What the captured tables look like: the catalog, the config and the lake taken together.
+
+The catalog says what a column is, the config whether and how it is captured, the lake which of its
+columns takes the values. Each RELATION message of the stream is described in the same way, with its
+own columns: it may be older than the catalog, or newer than what was last read of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.capture.catalog import (
+    ColumnRow,
+    TableRow,
+    list_columns,
+    list_tables,
+    list_types,
+    table_of,
+)
+from ingestd.capture.columns import as_published, controlled
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.storage import Storage, StoredColumn, filter_digest, read_files
+from ingestd.capture.wal.publication import Published, published
+from ingestd.decode.lake_names import allocate
+from ingestd.decode.relation import Relation
+from ingestd.decode.types import BUILT_IN, PgType
+from ingestd.ports import RegisteredColumn, RegisteredTable, registered_columns
+from ingestd.positions import Lsn
+from ingestd.schema import Table, TableId, with_before
+
+WHOLE = Published(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What the database has of what the config asks for. Two are equal if nothing changed.
+
+    `present`: every table, asked for or not. `columns` and `files` by OID; `published` by name.
+    `lsn`: all of it holds at that position.
+    """
+
+    present: tuple[TableId, ...] = field(default=(), compare=False)
+    rows: tuple[TableRow, ...] = ()
+    columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
+    files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    published: Mapping[TableId, Published] = field(default_factory=dict)
+    lsn: Lsn = field(default=Lsn(0), compare=False)
+
+    def storage(self, row: TableRow) -> Storage:
+        """Give how a table's rows are stored."""
+        columns = (
+            StoredColumn(c.number, c.type_oid, c.typmod, c.xmin, c.missing is not None)
+            for c in self.columns.get(row.oid, ())
+        )
+        row_filter = self.published.get(row.id, WHOLE).row_filter
+        return Storage(tuple(columns), self.files.get(row.oid, {}), filter_digest(row_filter))
+
+
+async def read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
+    """Read it. Takes no lock on the tables."""
+    cursor = await connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text")
+    row = await cursor.fetchone()
+    assert row is not None
+    every = await list_tables(connection)
+    wanted = tuple(r for r in every if settings.includes(r.schema, r.name))
+    oids = [r.oid for r in wanted]
+    names = {r.id for r in wanted}
+    version = connection.info.server_version
+    sent = await published(connection, settings.publication, version)
+    return Catalog(
+        present=tuple(r.id for r in every),
+        rows=wanted,
+        columns=await list_columns(connection, oids),
+        files=await read_files(connection, oids),
+        published={name: how for name, how in sent.items() if name in names},
+        lsn=Lsn.parse(row[0]),
+    )
+
+
+class Definitions:
+    """Describes tables. Used on the event loop only."""
+
+    def __init__(self, settings: WalSettings) -> None:
+        self._settings = settings
+        self._types: dict[int, PgType] = dict(BUILT_IN)
+        self._rows: dict[int, TableRow] = {}
+        self._columns: dict[int, tuple[ColumnRow, ...]] = {}
+        self._published: Mapping[TableId, Published] = {}
+        self._known: dict[TableId, RegisteredTable] = {}
+        self._lake: dict[TableId, dict[str, RegisteredColumn]] = {}
+        self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
+
+    async def take(
+        self,
+        connection: AsyncConnection[Any],
+        catalog: Catalog,
+        known: Mapping[TableId, RegisteredTable],
+    ) -> None:
+        """Describe by this catalog from now on, and by what the lake has."""
+        self._rows = {row.oid: row for row in catalog.rows}
+        self._columns = dict(catalog.columns)
+        self._published = catalog.published
+        self._known = dict(known)
+        for name, entry in known.items():
+            self._lake.setdefault(name, {}).update(entry.lake_columns)
+            self._present.setdefault(name, {c.name: c for c in entry.columns})
+        oids = {c.type_oid for columns in self._columns.values() for c in columns}
+        await self._learn(connection, oids)
+
+    async def _learn(self, connection: AsyncConnection[Any], oids: set[int]) -> None:
+        new = oids - self._types.keys()
+        if new:
+            self._types.update(await list_types(connection, new))
+
+    def table(self, row: TableRow) -> Table:
+        """Describe a table of the catalog. Raises TableError where the config asks too much."""
+        table = table_of(row, self._columns.get(row.oid, ()), self._types)
+        return self._captured(with_before(table, full=self._is_full), strict=True)
+
+    async def of_relation(
+        self, connection: AsyncConnection[Any], relation: Relation, name: TableId
+    ) -> Table:
+        """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
+        rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
+        if any(_shape(c) not in rows for c in relation.columns):
+            self._columns |= await list_columns(connection, [relation.oid])
+            rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
+            await self._learn(connection, {c.type_oid for c in relation.columns})
+        columns = [
+            rows.get(_shape(c)) or _bare(relation.oid, number, c)
+            for number, c in enumerate(relation.columns, start=1)
+        ]
+        row = self._rows[relation.oid]
+        row = replace(row, schema=name.schema, name=name.name)
+        told = {c.name: c.identity for c in relation.columns}
+        table = table_of(row, columns, self._types)
+        table = replace(
+            table,
+            columns=tuple(replace(c, identity=told[c.name]) for c in table.columns),
+            replica_identity=relation.replica_identity,
+        )
+        return self._captured(with_before(table, full=self._is_full), strict=False)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._settings.before == "full"
+
+    def _captured(self, table: Table, *, strict: bool) -> Table:
+        """Apply the config and the publication, and choose the lake's columns."""
+        settings = self._settings
+        controls, key = settings.controls(table.id), settings.mask_key_bytes
+        table = controlled(table, controls, key, self._types, strict=strict)
+        how = self._published.get(table.id, WHOLE)
+        table = as_published(table, None if settings.manage else how.columns, how.row_filter)
+        lake = self._lake.setdefault(table.id, {})
+        columns = allocate(table.columns, lake)
+        # The server forgets `missing` when the table is rewritten; the lake's old rows stay.
+        present = self._present.get(table.id, {})
+        columns = tuple(
+            replace(c, missing=present[c.lake_name].missing)
+            if c.missing is None and c.lake_name in present
+            else c
+            for c in columns
+        )
+        known = self._known.get(table.id)
+        storage = known.storage if known is not None and known.oid == table.oid else ""
+        table = replace(table, columns=columns, storage=storage)
+        self._present[table.id] = {c.name: c for c in registered_columns(table)}
+        lake.update(self._present[table.id])
+        return table
+
+
+def _shape(column: Any) -> tuple[str, int, int]:  # noqa: ANN401 - of a message or of the catalog
+    return column.name, column.type_oid, column.typmod
+
+
+def _bare(relation: int, number: int, column: Any) -> ColumnRow:  # noqa: ANN401
+    """Make a row for a column that the catalog does not have any more, or in another way."""
+    return ColumnRow(
+        relation=relation,
+        number=number,
+        name=column.name,
+        type_oid=column.type_oid,
+        typmod=column.typmod,
+        pg_type="",
+        nullable=True,
+        comment=None,
+        missing=None,
+        xmin=0,
+    )

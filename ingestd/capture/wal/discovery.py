@@ -1,0 +1,135 @@
+"""What tables a source has to capture, and what has become of those the lake knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.capture.catalog import TableRow, refusal
+from ingestd.capture.patterns import missing_tables
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.storage import Storage, difference
+from ingestd.capture.wal.definitions import Catalog, Definitions, read_catalog
+from ingestd.capture.wal.publication import add_statement, unidentified
+from ingestd.capture.wal.server import Server
+from ingestd.decode.relation import Relation
+from ingestd.errors import TableError
+from ingestd.ports import Discovery, Refused, RegisteredTable
+from ingestd.schema import Table, TableId
+
+Known = Mapping[TableId, RegisteredTable]
+
+
+class SourceTables:
+    """The tables that the config asks for, as they were when last looked at.
+
+    Used on the event loop only. Raises psycopg.Error.
+    """
+
+    def __init__(self, settings: WalSettings) -> None:
+        self._settings = settings
+        self._definitions = Definitions(settings)
+        self._catalog = Catalog()
+        self._seen: dict[int, Storage] = {}
+
+    async def discover(
+        self, connection: AsyncConnection[Any], server: Server, known: Known
+    ) -> Discovery:
+        """See `ingestd.ports.ChangeCapture.discover`."""
+        catalog = await read_catalog(connection, self._settings)
+        await self._definitions.take(connection, catalog, known)
+        accepted, refused = [], missing_tables(self._settings, catalog.present)
+        rewritten = {}
+        for row in catalog.rows:
+            found = self._described(row, catalog, server.role)
+            if isinstance(found, Refused):
+                refused.append(found)
+                continue
+            reason = await self._rewritten(connection, catalog, row, known.get(row.id))
+            if reason is not None:
+                rewritten[row.id] = reason
+            accepted.append(replace(found, storage=_storage(catalog, row, known.get(row.id))))
+        interrupted = frozenset(t.id for t in accepted if self._is_interrupted(t, catalog))
+        self._catalog = catalog
+        return Discovery(
+            tuple(accepted), tuple(refused), server.origin, interrupted, rewritten, catalog.lsn
+        )
+
+    async def have_changed(self, connection: AsyncConnection[Any]) -> bool:
+        """Whether the catalog is another than at the last discovery."""
+        return await read_catalog(connection, self._settings) != self._catalog
+
+    async def take_publication(self, connection: AsyncConnection[Any]) -> None:
+        """Take what we did to the publication ourselves."""
+        catalog = await read_catalog(connection, self._settings)
+        self._catalog = replace(self._catalog, published=catalog.published)
+
+    async def of_relation(
+        self, connection: AsyncConnection[Any], relation: Relation, name: TableId
+    ) -> Table:
+        """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
+        if not self._catalog.rows:  # another capture discovered them
+            await self._definitions.take(
+                connection, await read_catalog(connection, self._settings), {}
+            )
+        return await self._definitions.of_relation(connection, relation, name)
+
+    # --- one table ---------------------------------------------------------------------------
+
+    def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
+        """Give the table, or why it can't be captured."""
+        settings, published = self._settings, catalog.published.get(row.id)
+        try:
+            table = self._definitions.table(row)
+        except TableError as error:
+            return Refused(Table(row.id, row.oid, ()), error)
+        no = refusal(row, table, role)
+        if no is not None:
+            return no
+        unidentifiable = unidentified(table, published, manage=settings.manage)
+        if unidentifiable is not None:
+            return Refused(table, unidentifiable)
+        if not settings.manage and published is None:
+            statement = add_statement(settings.publication, [table.id]).as_string(None)
+            what = f"not in publication {settings.publication!r}, and manage = false"
+            return Refused(table, TableError(table.id, what, remedy=f"{statement};"))
+        return table
+
+    async def _rewritten(
+        self,
+        connection: AsyncConnection[Any],
+        catalog: Catalog,
+        row: TableRow,
+        known: RegisteredTable | None,
+    ) -> str | None:
+        """Say why a table's rows have other values than the stream told; None if they have not.
+
+        Held against the last look at it in this run, or what `_tables` says.
+        """
+        then = self._seen.get(row.oid)
+        if then is None and known is not None and known.oid == row.oid:
+            then = Storage.parse(known.storage)
+        now = self._seen[row.oid] = catalog.storage(row)
+        if then is None or then == now:
+            return None
+        return await difference(connection, row.oid, then, now)
+
+    def _is_interrupted(self, table: Table, catalog: Catalog) -> bool:
+        """Whether the publication does not send it, did not for a time, or not all its columns."""
+        now, then = catalog.published.get(table.id), self._catalog.published.get(table.id)
+        if now is None or (then is not None and then.membership != now.membership):
+            return True
+        return now.columns is not None and not now.columns.issuperset(c.name for c in table.columns)
+
+
+def _storage(catalog: Catalog, row: TableRow, known: RegisteredTable | None) -> str:
+    """Give what `_tables` is to say: what it says already, if nothing but the files is new."""
+    now = catalog.storage(row)
+    if known is not None and known.oid == row.oid:
+        then = Storage.parse(known.storage)
+        if then is not None and not now.differs_durably(then):
+            return known.storage
+    return str(now)
