@@ -26,6 +26,7 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
     out.print(_sources(status["sources"]))
     for name, source in status["sources"].items():
         _print_faults(out, name, source)
+        _print_snapshots(out, name, source)
 
 
 def _sources(sources: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -63,6 +64,15 @@ def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
             out.print(Text(f"{where} is {fault['state']}: {fault['reason']}"), soft_wrap=True)
             if fault["remedy"]:
                 out.print(Text(f"  remedy: {fault['remedy']}"), soft_wrap=True)
+
+
+def _print_snapshots(out: Console, name: str, source: Mapping[str, Any]) -> None:
+    for table in source["tables"]:
+        where = f"source {name}, table {table['table']} is {table['state']}"
+        if table["snapshot_requested"]:
+            out.print(Text(f"{where}: a new snapshot is asked for"), soft_wrap=True)
+        elif table["snapshot_progress"] is not None:
+            out.print(Text(f"{where}: {table['snapshot_progress']:.0%} read"), soft_wrap=True)
 
 
 def size(nbytes: float | None) -> str:

@@ -144,9 +144,19 @@ class Metrics:
         for each in TableState:
             self._table_state.labels(source, table, each.value).set(each is state)
 
+    def forget_table(self, source: str, table: str) -> None:
+        """Show no state of a table that nobody asks for any more."""
+        for each in TableState:
+            self._table_state.remove(source, table, each.value)
+        self.no_snapshot(source, table)
+
     def snapshot_progress(self, source: str, table: str, ratio: float) -> None:
         """Take how much of a table's snapshot is read, 0 to 1 (by the server's estimate)."""
         self._progress.labels(source, table).set(min(max(ratio, 0.0), 1.0))
+
+    def no_snapshot(self, source: str, table: str) -> None:
+        """Show no progress: no snapshot of the table is under way."""
+        self._progress.remove(source, table)
 
     def restarted(self, source: str, reason: str) -> None:
         """Count a start after a fault; `reason` is a constant word."""

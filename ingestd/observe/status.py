@@ -39,12 +39,20 @@ class SourceState(StrEnum):
 
 @dataclass(slots=True)
 class TableStatus:
-    """A table of a source. `rows`: committed by this daemon since it started."""
+    """A table of a source. `rows`: committed by this daemon since it started.
+
+    `snapshot_lsn`: the point its rows were read at. `snapshot_progress`: how much of a snapshot
+    under way is read, 0 to 1. `snapshot_requested`: one was asked for and has not begun.
+    """
 
     table: str
     state: TableState
+    since: datetime
     reason: str | None = None
     remedy: str | None = None
+    snapshot_lsn: Lsn | None = None
+    snapshot_progress: float | None = None
+    snapshot_requested: bool = False
     rows: int = 0
     last_change: datetime | None = None
 
@@ -138,20 +146,35 @@ class SourceStatus:
         self.rows += sum(rows.values())
         self.freshness.observe(ages_s)
         for table, count in rows.items():
-            status = self.tables.setdefault(table, TableStatus(table, TableState.LIVE))
+            status = self.tables.setdefault(table, TableStatus(table, TableState.LIVE, now))
             status.rows += count
             status.last_change = now
 
     def table(
-        self, table: str, state: TableState, now: datetime, error: IngestdError | None = None
+        self,
+        table: str,
+        state: TableState,
+        now: datetime,
+        error: IngestdError | None = None,
+        *,
+        snapshot_lsn: Lsn | None = None,
     ) -> None:
-        """Take a table's state, with the error that stopped it."""
-        status = self.tables.setdefault(table, TableStatus(table, state))
-        status.state = state
-        status.reason = None if error is None else error.what
-        status.remedy = None if error is None else error.remedy
-        if error is not None:
+        """Take a table's state, and why it is not an ordinary one."""
+        status = self.tables.setdefault(table, TableStatus(table, state, now))
+        what = None if error is None else error.what
+        if error is not None and state is TableState.STOPPED and what != status.reason:
             self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
+        if state is not status.state:
+            status.since = now
+        status.state = state
+        status.reason = what
+        status.remedy = None if error is None else error.remedy
+        if state is not TableState.LIVE:
+            status.snapshot_requested = False
+        if state is not TableState.SNAPSHOTTING:
+            status.snapshot_progress = None
+        if snapshot_lsn is not None:
+            status.snapshot_lsn = snapshot_lsn
 
 
 @dataclass(slots=True)
@@ -219,8 +242,12 @@ def _table_to_json(table: TableStatus) -> dict[str, Any]:
     return {
         "table": table.table,
         "state": str(table.state),
+        "since": _time(table.since),
         "reason": table.reason,
         "remedy": table.remedy,
+        "snapshot_lsn": _lsn(table.snapshot_lsn),
+        "snapshot_progress": table.snapshot_progress,
+        "snapshot_requested": table.snapshot_requested,
         "rows": table.rows,
         "last_change": _time(table.last_change),
     }

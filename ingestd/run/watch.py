@@ -5,6 +5,7 @@ Log events have constant names; one line per change of state, never one per row 
 
 from __future__ import annotations
 
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -20,7 +21,11 @@ from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState, SourceStatus
 from ingestd.ports import Committed, Discovery, Lag, TableEvent, TableState
 from ingestd.positions import Lsn
-from ingestd.run.epoch import FillingEpoch
+from ingestd.run.epoch import FillingEpoch, Tally
+from ingestd.run.raw_values import hint
+from ingestd.schema import TableId
+
+_RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
 
 
 def _now() -> datetime:
@@ -44,6 +49,8 @@ class Watch:
         self._log = log.bind(source=status.source)
         self._now = now
         self._is_measured = True
+        self._refused: frozenset[str] = frozenset()
+        self._told_raw: set[tuple[TableId, str]] = set()
         metrics.source_state(self.source, status.state)
 
     # --- the source --------------------------------------------------------------------------
@@ -59,6 +66,18 @@ class Watch:
         if self._status.enter(state, self._now()):
             self._metrics.source_state(self.source, state)
             self._log.info("source.state", state=str(state))
+
+    def not_running(self) -> TransientError | None:
+        """Say why the source can't be asked for anything now; None if it can."""
+        state, reason = self._status.state, self._status.reason
+        if state in _RUNNING:
+            return None
+        why = f": {reason}" if reason else ""
+        return TransientError(
+            f"source {self.source} is {state}{why}",
+            reason="not_running",
+            remedy=self._status.remedy or "ask again when it is streaming",
+        )
 
     def failed(self, error: IngestdError, delay_s: float) -> None:
         """Take what ended a pipeline, and when it is tried again."""
@@ -108,11 +127,18 @@ class Watch:
     def discovered(self, committed: Committed, discovery: Discovery) -> None:
         """Take what the lake holds and what the source offers."""
         self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        self.offered(discovery)
+        self._forget_requests()
         for table in discovery.tables:
+            known = committed.tables.get(table.id)
             live = committed.is_live(table.id)
-            self._table(str(table.id), TableState.LIVE if live else TableState.SNAPSHOTTING)
+            state = TableState.LIVE if live else TableState.SNAPSHOTTING
+            point = None if known is None else known.snapshot_lsn
+            self._table(str(table.id), state, snapshot_lsn=point)
         for refused in discovery.refused:
-            self._table(str(refused.table.id), TableState.STOPPED, refused.error)
+            gone = refused.table.oid == 0 and refused.table.id in committed.tables
+            state = TableState.DROPPED if gone else TableState.STOPPED
+            self._table(str(refused.table.id), state, refused.error)
         self._log.info(
             "source.discovered",
             tables=len(discovery.tables),
@@ -121,6 +147,28 @@ class Watch:
             position=None if committed.position is None else str(committed.position),
         )
 
+    def offered(self, discovery: Discovery) -> None:
+        """Take which tables there are: nothing is shown of others. They may be dropped later."""
+        offered = {str(t.id) for t in discovery.tables}
+        self._refused = frozenset(str(r.table.id) for r in discovery.refused)
+        for name in set(self._status.tables) - offered - self._refused:
+            del self._status.tables[name]
+            self._metrics.forget_table(self.source, name)
+
+    def _forget_requests(self) -> None:
+        """Say which snapshots were asked for and had not begun when their pipeline ended."""
+        forgotten = [t for t in self._status.tables.values() if t.snapshot_requested]
+        for table in forgotten:
+            table.snapshot_requested = False
+        if forgotten:
+            names = [t.table for t in forgotten]
+            self._log.warning(
+                "snapshot.request_lost",
+                tables=names,
+                reason="the source began anew before the snapshot did",
+                remedy=f"ingestd snapshot {self.source} {shlex.join(names)}",
+            )
+
     # --- tables ------------------------------------------------------------------------------
 
     def tables_changed(self, events: Sequence[TableEvent]) -> None:
@@ -128,18 +176,49 @@ class Watch:
         for event in events:
             name = str(event.table.id)
             if event.state is TableState.STOPPED:
-                error = OperatorError(event.reason or "stopped", remedy=event.remedy)
-                self._log.error(
-                    "table.stopped", table=name, reason=event.reason, remedy=event.remedy
-                )
-                self._table(name, event.state, error)
+                remedy = self._remedy(name, event.remedy)
+                self._log.error("table.stopped", table=name, reason=event.reason, remedy=remedy)
             else:
-                self._log.info("table.state", table=name, state=str(event.state))
-                self._table(name, event.state)
+                remedy = event.remedy
+                why = {"reason": event.reason} if event.reason else {}
+                self._log.info("table.state", table=name, state=str(event.state), **why)
+            error = OperatorError(event.reason, remedy=remedy) if event.reason else None
+            self._table(name, event.state, error, snapshot_lsn=event.snapshot_lsn)
 
-    def _table(self, name: str, state: TableState, error: IngestdError | None = None) -> None:
-        self._status.table(name, state, self._now(), error)
+    def _remedy(self, name: str, remedy: str | None) -> str | None:
+        """Say how a stopped table comes back; one that is refused does once it can be captured."""
+        if name in self._refused:
+            return remedy
+        again = f"ingestd snapshot {self.source} {shlex.quote(name)}"
+        return again if remedy is None else f"{remedy}\n  then: {again}"
+
+    def _table(
+        self,
+        name: str,
+        state: TableState,
+        error: IngestdError | None = None,
+        *,
+        snapshot_lsn: Lsn | None = None,
+    ) -> None:
+        self._status.table(name, state, self._now(), error, snapshot_lsn=snapshot_lsn)
         self._metrics.table_state(self.source, name, state)
+        if state is not TableState.SNAPSHOTTING:
+            self._metrics.no_snapshot(self.source, name)
+
+    def snapshot_requested(self, tables: Sequence[TableId]) -> None:
+        """Take that these tables are to be read anew, because somebody asked."""
+        for table in tables:
+            status = self._status.tables.get(str(table))
+            if status is not None:  # else it is new, and about to be read
+                status.snapshot_requested = True
+        self._log.info("snapshot.requested", tables=[str(t) for t in tables])
+
+    def snapshot_progress(self, table: TableId, ratio: float) -> None:
+        """Take how much of a table's snapshot is read, 0 to 1; gone when it is live or stopped."""
+        status = self._status.tables.get(str(table))
+        if status is not None and status.state is TableState.SNAPSHOTTING:
+            status.snapshot_progress = round(min(max(ratio, 0.0), 1.0), 3)
+            self._metrics.snapshot_progress(self.source, str(table), ratio)
 
     # --- positions and rows ------------------------------------------------------------------
 
@@ -176,7 +255,7 @@ class Watch:
         for table, tally in epoch.tallies.items():
             self._metrics.rows(self.source, str(table), tally.ops)
             if tally.raw_values:
-                self._metrics.raw_values(self.source, str(table), tally.raw_values)
+                self._raw_values(table, tally)
         self._log.info(
             "epoch.committed",
             epoch=committed.epoch,
@@ -186,6 +265,17 @@ class Watch:
             tables=len(rows),
             seconds=round(commit_seconds, 3),
         )
+
+    def _raw_values(self, table: TableId, tally: Tally) -> None:
+        """Count what is kept as text; the log names each column once."""
+        self._metrics.raw_values(self.source, str(table), tally.raw_values)
+        for column, count in tally.raw_columns.items():
+            if (table, column) not in self._told_raw:
+                self._told_raw.add((table, column))
+                why = hint(tally.raw_types[column])
+                self._log.warning(
+                    "table.raw_values", table=str(table), column=column, count=count, hint=why
+                )
 
     def confirmed(self, position: Lsn) -> None:
         """Take what the source was told it may discard."""

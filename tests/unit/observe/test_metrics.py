@@ -102,3 +102,24 @@ def test_recent_freshness_forgets_the_old() -> None:
     assert (recent.quantile(0.0), recent.quantile(1.0)) == (7.0, 9.0)
     recent.observe(np.full(20_000, 4.0))
     assert (recent.quantile(0.0), recent.quantile(1.0)) == (4.0, 4.0)
+
+
+def test_a_table_has_exactly_one_state_and_none_once_forgotten(metrics: Metrics) -> None:
+    def states() -> list[str]:
+        samples = [s for m in metrics.registry.collect() for s in m.samples]
+        return [
+            s.labels["state"] for s in samples if s.name == "ingestd_table_state" and s.value == 1
+        ]
+
+    for state in TableState:
+        metrics.table_state("shop", "public.orders", state)
+        assert states() == [state]
+    metrics.forget_table("shop", "public.orders")
+    assert states() == []
+    metrics.forget_table("shop", "public.never_seen")
+
+
+def test_progress_is_gone_when_no_snapshot_is_under_way(metrics: Metrics) -> None:
+    labels = {"source": "shop", "table": "public.orders"}
+    metrics.no_snapshot("shop", "public.orders")
+    assert metrics.registry.get_sample_value("ingestd_snapshot_progress_ratio", labels) is None

@@ -117,3 +117,40 @@ def test_errors_are_kept_once_per_change_and_not_for_ever(status: DaemonStatus) 
         shop.enter(SourceState.STOPPED, LATER, OperatorError(str(n)))
     assert len(shop.last_errors) == 10
     assert shop.last_errors[-1].what == "49"
+
+
+def test_isolated_a_table_that_was_dropped_leaves_readiness_alone(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    stream(shop)
+    shop.table("public.items", TableState.STOPPED, LATER, OperatorError("no key"))
+    assert not ready(status)[0]
+    shop.table("public.items", TableState.DROPPED, LATER, OperatorError("not in the source"))
+    assert ready(status) == (True, [])
+    assert [e.what for e in shop.last_errors] == ["no key"]
+
+
+def test_a_table_stopped_twice_for_a_reason_is_one_error(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    for _ in range(3):
+        shop.table("public.items", TableState.STOPPED, LATER, OperatorError("no key"))
+    assert len(shop.last_errors) == 1
+
+
+def test_json_has_a_tables_snapshot(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    shop.table("public.items", TableState.LIVE, T0, snapshot_lsn=Lsn(0x10))
+    shop.tables["public.items"].snapshot_requested = True
+
+    def shown() -> tuple[object, ...]:
+        [table] = to_json(status)["sources"]["shop"]["tables"]
+        names = ("state", "since", "snapshot_lsn", "snapshot_progress", "snapshot_requested")
+        return tuple(table[name] for name in names)
+
+    t0, later = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:05:05.000+00:00"
+    shop.table("public.items", TableState.LIVE, LATER)  # a new column, say
+    assert shown() == ("live", t0, "0/10", None, True)
+    shop.table("public.items", TableState.SNAPSHOTTING, LATER)
+    shop.tables["public.items"].snapshot_progress = 0.5
+    assert shown() == ("snapshotting", later, "0/10", 0.5, False)
+    shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x20))
+    assert shown() == ("live", later, "0/20", None, False)

@@ -1,0 +1,249 @@
+"""What is shown and logged of a source's tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from ingestd.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_schema
+from ingestd.errors import TableError
+from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
+from ingestd.ports import Committed, Discovery, Refused, TableEvent, TableState, registered
+from ingestd.positions import Lsn
+from ingestd.run.epoch import FillingEpoch, Tally
+from ingestd.run.raw_values import hint
+from ingestd.run.watch import Watch
+from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Table, TableId
+from tests.unit.run.fixtures import A, B
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+T0 = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class Watched:
+    """A watch with what it keeps."""
+
+    def __init__(self) -> None:
+        self.status = SourceStatus("shop", T0)
+        self.metrics = Metrics()
+        self.watch = Watch(self.status, self.metrics, structlog.get_logger(), now=lambda: T0)
+        self.watch.enter(SourceState.STREAMING)
+
+    def readiness(self) -> tuple[bool, list[str]]:
+        return ready(DaemonStatus("0", T0, {"shop": self.status}))
+
+    def states(self) -> dict[str, list[str]]:
+        """The states with value 1, per table."""
+        found: dict[str, list[str]] = {}
+        for family in self.metrics.registry.collect():
+            for sample in family.samples:
+                if sample.name == "ingestd_table_state":
+                    states = found.setdefault(sample.labels["table"], [])
+                    states += [sample.labels["state"]] * int(sample.value)
+        return found
+
+    def progress(self, table: Table) -> float | None:
+        labels = {"source": "shop", "table": str(table.id)}
+        return self.metrics.registry.get_sample_value("ingestd_snapshot_progress_ratio", labels)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def event(table: Table, state: TableState, **more: Any) -> TableEvent:
+    return TableEvent(table, state, T0, Lsn(0x10), **more)
+
+
+def live(*tables: Table) -> Committed:
+    events = [event(t, TableState.LIVE, snapshot_lsn=Lsn(0x8)) for t in tables]
+    return Committed(tables={e.table.id: registered(e, None) for e in events})
+
+
+def offer(*tables: Table, refused: tuple[Refused, ...] = ()) -> Discovery:
+    return Discovery(tables, refused, "server")
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def test_isolated_a_stopped_table_is_not_ready_until_it_is_live_again(watched: Watched) -> None:
+    watched.watch.discovered(live(A, B), offer(A, B))
+    assert watched.readiness() == (True, [])
+    why = {"reason": "disk of table full", "remedy": "make room"}
+    with capture_logs() as logged:
+        watched.watch.tables_changed([event(A, TableState.STOPPED, **why)])
+    assert watched.readiness() == (
+        False,
+        ["source shop, table public.a is stopped: disk of table full"],
+    )
+    assert watched.status.tables["public.a"].remedy == (
+        "make room\n  then: ingestd snapshot shop public.a"
+    )
+    assert [(e["event"], e["log_level"]) for e in logged] == [("table.stopped", "error")]
+    assert watched.states() == {"public.a": ["stopped"], "public.b": ["live"]}
+    for state in (TableState.SNAPSHOTTING, TableState.LIVE):
+        watched.watch.tables_changed([event(A, state, snapshot_lsn=Lsn(0x20))])
+        assert watched.readiness() == (True, [])
+        assert watched.states() == {"public.a": [state], "public.b": ["live"]}
+    assert watched.status.tables["public.a"].snapshot_lsn == Lsn(0x20)
+
+
+def test_a_name_is_quoted_for_the_shell(watched: Watched) -> None:
+    odd = replace(A, id=TableId("public", "it's; rm"))
+    watched.watch.tables_changed([event(odd, TableState.STOPPED, reason="x")])
+    [status] = watched.status.tables.values()
+    assert status.remedy == """ingestd snapshot shop 'public.it'"'"'s; rm'"""
+
+
+def test_a_refused_table_has_its_own_remedy_only(watched: Watched) -> None:
+    error = TableError(A.id, "no key", remedy="ALTER TABLE a ADD PRIMARY KEY (id)")
+    watched.watch.discovered(Committed(), offer(B, refused=(Refused(A, error),)))
+    watched.watch.tables_changed(
+        [event(A, TableState.STOPPED, reason=error.reason, remedy=error.remedy)]
+    )
+    assert watched.status.tables["public.a"].remedy == error.remedy
+    assert watched.readiness()[1] == ["source shop, table public.a is stopped: no key"]
+
+
+def test_a_table_that_was_dropped_leaves_readiness_alone(watched: Watched) -> None:
+    watched.watch.discovered(live(A, B), offer(A, B))
+    watched.watch.tables_changed([event(A, TableState.STOPPED, reason="no key")])
+    watched.watch.tables_changed([event(A, TableState.DROPPED, reason="not there any more")])
+    assert watched.readiness() == (True, [])
+    assert watched.status.tables["public.a"].reason == "not there any more"
+    assert watched.states() == {"public.a": ["dropped"], "public.b": ["live"]}
+
+
+def test_a_table_asked_for_by_name_that_was_dropped_leaves_readiness_alone(
+    watched: Watched,
+) -> None:
+    gone = Refused(Table(A.id, 0, ()), TableError(A.id, "is not in the source"))
+    watched.watch.discovered(live(A, B), offer(B, refused=(gone,)))
+    assert watched.readiness() == (True, [])
+    assert watched.states() == {"public.a": ["dropped"], "public.b": ["live"]}
+    watched.watch.discovered(live(B), offer(B, refused=(gone,)))
+    assert not watched.readiness()[0], "it was never there: a name is wrong"
+
+
+def test_nothing_is_shown_of_tables_that_are_not_asked_for(watched: Watched) -> None:
+    error = TableError(A.id, "no key")
+    watched.watch.discovered(live(B), offer(B, refused=(Refused(A, error),)))
+    assert not watched.readiness()[0]
+    watched.watch.discovered(live(B), offer(B))
+    assert watched.readiness() == (True, [])
+    assert watched.states() == {"public.b": ["live"]}
+
+
+# --- snapshots -------------------------------------------------------------------------------
+
+
+def test_progress_is_shown_while_a_snapshot_is_read(watched: Watched) -> None:
+    watched.watch.tables_changed([event(A, TableState.SNAPSHOTTING)])
+    assert watched.progress(A) is None
+    watched.watch.snapshot_progress(A.id, 0.25)
+    assert (watched.progress(A), watched.status.tables["public.a"].snapshot_progress) == (
+        0.25,
+        0.25,
+    )
+    watched.watch.snapshot_progress(A.id, 1.3)
+    assert watched.progress(A) == 1
+    watched.watch.tables_changed([event(A, TableState.LIVE)])
+    assert (watched.progress(A), watched.status.tables["public.a"].snapshot_progress) == (
+        None,
+        None,
+    )
+    watched.watch.snapshot_progress(A.id, 0.5)  # too late
+    assert watched.progress(A) is None
+
+
+def test_a_request_is_shown_until_it_is_taken_up(watched: Watched) -> None:
+    watched.watch.discovered(live(A), offer(A))
+    with capture_logs() as logged:
+        watched.watch.snapshot_requested([A.id, B.id])
+    assert [(e["event"], e["tables"]) for e in logged] == [
+        ("snapshot.requested", ["public.a", "public.b"])
+    ]
+    assert watched.status.tables["public.a"].snapshot_requested
+    watched.watch.tables_changed([event(A, TableState.SNAPSHOTTING)])
+    assert not watched.status.tables["public.a"].snapshot_requested
+
+
+def test_a_request_that_went_with_its_pipeline_is_told(watched: Watched) -> None:
+    watched.watch.discovered(live(A, B), offer(A, B))
+    watched.watch.snapshot_requested([A.id])
+    with capture_logs() as logged:
+        watched.watch.discovered(live(A, B), offer(A, B))
+        watched.watch.discovered(live(A, B), offer(A, B))
+    [lost] = [e for e in logged if e["event"] == "snapshot.request_lost"]
+    assert lost["tables"] == ["public.a"]
+    assert lost["remedy"] == "ingestd snapshot shop public.a"
+    assert not watched.status.tables["public.a"].snapshot_requested
+
+
+# --- values kept as text ---------------------------------------------------------------------
+
+
+async def commit(watch: Watch, table: Table, raw: Mapping[str, str], rows: int = 2) -> None:
+    schema = change_schema(table)
+    values = {"_cdc_op": ["c"] * rows, "_cdc_raw": [list(raw.items())] * rows}
+    arrays = [pa.array(values.get(f.name, [None] * rows), f.type) for f in schema]
+    tally = Tally()
+    tally.count(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    lake = MemoryLake(MemoryDisk())
+    await lake.open()
+    epoch = FillingEpoch(lake.begin(), tallies={table.id: tally})
+    epoch.commit_times = [np.array([0])]
+    summary = EpochSummary(Lsn(1), Lsn(2), T0, 1, 100)
+    watch.committed(CommittedEpoch(1, summary, T0, (TableInEpoch(table.id, 1, rows),)), epoch, 0.1)
+
+
+async def test_lossless_raw_values_are_logged_once_a_column_and_counted_always(
+    watched: Watched,
+) -> None:
+    with capture_logs() as logged:
+        await commit(watched.watch, A, {"id": "secret value"})
+        await commit(watched.watch, A, {"id": "secret value"})
+        await commit(watched.watch, A, {"id": "x", "_cdc_before.id": "secret value"})
+        await commit(watched.watch, B, {"id": "secret value"}, rows=3)
+    found = [e for e in logged if e["event"] == "table.raw_values"]
+    assert [(e["table"], e["column"], e["count"], e["log_level"]) for e in found] == [
+        ("public.a", "id", 2, "warning"),
+        ("public.a", "_cdc_before.id", 2, "warning"),
+        ("public.b", "id", 3, "warning"),
+    ]
+    assert all(e["hint"] for e in found)
+    assert "secret value" not in str(logged)
+    counted = watched.metrics.registry.get_sample_value(
+        "ingestd_raw_values_total", {"source": "shop", "table": "public.a"}
+    )
+    assert counted == 8
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pa.date32(), "BC"),
+        (TIMESTAMP, "infinity"),
+        (TIMESTAMP_NTZ, "9999"),
+        (pa.string(), "hex"),
+        (pa.decimal128(10, 2), "`types`"),
+        (pa.list_(pa.int32()), "dimensions"),
+        (pa.struct([("a", pa.int32())]), "field"),
+        (pa.int32(), "int32"),
+    ],
+)
+def test_a_hint_says_why_a_column_of_this_type_refuses(column: pa.DataType, said: str) -> None:
+    assert said in hint(column)
