@@ -43,8 +43,9 @@ def column_name(source_name: str) -> str:
 def folded(name: str) -> str:
     """Give what names that differ only by case have in common.
 
-    Delta compares lower-case names, Spark besides takes letters for equal whose capitals are
-    (Java's equalsIgnoreCase: the Turkish dotless i is an i): this is as coarse as both together.
+    As coarse as what any reader compares by. Delta takes lower-case names; Spark, for fields of
+    structs and in MERGE, takes characters for equal whose capitals are (measured; Java's
+    equalsIgnoreCase): the dotless i is an i, both small sigmas are one.
     """
     return name.upper().casefold().replace("i\u0307", "i")
 
