@@ -17,7 +17,7 @@ import typer
 from typer.main import get_command
 
 from ingestd import __version__
-from ingestd.errors import ConfigError, IngestdError, TransientError
+from ingestd.errors import ConfigError, IngestdError, OperatorError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ingestd.checks import CheckLine
     from ingestd.config import Config
+    from ingestd.quantities import Address
     from ingestd.redaction import Redactor
 
 EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
@@ -166,6 +167,71 @@ def status(
         from ingestd.status_table import print_status  # noqa: PLC0415
 
         print_status(found)
+
+
+@app.command()
+def snapshot(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name.")],
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="As schema.table.")],
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="Or where it is, like http://127.0.0.1:9464."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until they are live again.")] = False,
+    limit: Annotated[
+        str, typer.Option("--limit", metavar="DURATION", help="How long to wait at most.")
+    ] = "1h",
+    debug: Debug = False,
+) -> None:
+    """Have the running daemon read tables anew; meanwhile the old rows serve."""
+    limit_s = _duration(limit)
+    with reporting(debug=debug, config=config):
+        address = _daemon_address(config, url)
+        from ingestd.observe.following import ask_for_snapshot, follow  # noqa: PLC0415
+
+        sources = None if config is None else set(_load(config).sources)
+        following = ask_for_snapshot(address, source, tables, sources=sources)
+        typer.echo(f"source {source}: asked for a new snapshot of {', '.join(following.tables)}")
+        if wait:
+            follow(address, following, limit_s, tell=lambda line: typer.echo(f"  {line}"))
+        else:
+            where = f"curl {url}/status" if config is None else f"ingestd status -c {config}"
+            typer.echo(f"  follow it with: {where}")
+
+
+def _duration(text: str) -> float:
+    from ingestd.quantities import seconds  # noqa: PLC0415
+
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from error
+
+
+def _daemon_address(config: Path | None, url: str | None) -> Address:
+    """Say where the daemon listens. Raises ConfigError, OperatorError."""
+    from ingestd.observe.client import address_of  # noqa: PLC0415
+
+    if (config is None) == (url is None):
+        msg = "give either --config FILE or --url URL"
+        raise typer.BadParameter(msg)
+    if url is not None:
+        try:
+            return address_of(url)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--url") from error
+    assert config is not None
+    listen = _load(config).http.listen
+    if listen is None:
+        raise OperatorError(
+            f'http.listen is "off" in {config}: the daemon can\'t be asked for anything',
+            remedy='set listen = "127.0.0.1:9464" in [http] and start it anew',
+        )
+    return listen
 
 
 @app.command()

@@ -1,22 +1,36 @@
-"""Asking a running daemon for its status."""
+"""Asking a running daemon: for its status, for a snapshot."""
 
 from __future__ import annotations
 
 import http.client
 import json
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from ingestd.errors import ConfigError, OperatorError, TransientError
+from ingestd.quantities import Address
 
 if TYPE_CHECKING:
-    from ingestd.quantities import Address
+    from collections.abc import Sequence
 
 _LIMIT_S = 2.0
+_HTTP_PORT = 80
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
+
+
+def address_of(url: str) -> Address:
+    """Read ``http://host:port`` (port 80 if none is given). Raises ValueError."""
+    found = urlsplit(url)
+    if found.scheme != "http" or not found.hostname or found.path not in {"", "/"}:
+        msg = "not a daemon's address; write it like 'http://127.0.0.1:9464'"
+        raise ValueError(msg)
+    return Address(found.hostname, _HTTP_PORT if found.port is None else found.port)
 
 
 def fetch_status(listen: Address) -> dict[str, Any] | None:
     """GET /status of the daemon that listens there; None if nothing like one answers."""
-    host = _EVERYWHERE.get(listen.host, listen.host)
-    connection = http.client.HTTPConnection(host, listen.port, timeout=_LIMIT_S)
+    connection = _connection(listen)
     try:
         connection.request("GET", "/status")
         response = connection.getresponse()
@@ -29,3 +43,56 @@ def fetch_status(listen: Address) -> dict[str, Any] | None:
         connection.close()
     is_ours = isinstance(found, dict) and isinstance(found.get("sources"), dict)
     return found if is_ours else None
+
+
+def request_snapshot(listen: Address, source: str, tables: Sequence[str]) -> None:
+    """Ask the daemon that listens there to read tables of a source anew.
+
+    Raises ConfigError for an unknown source, OperatorError for an unknown table or where it takes
+    no commands, TransientError while the source does not run or nothing answers in time.
+    """
+    connection = _connection(listen)
+    try:
+        connection.request(
+            "POST",
+            f"/sources/{quote(source, safe='')}/snapshot",
+            json.dumps({"tables": list(tables)}),
+            {"Content-Type": "application/json"},
+        )
+        response = connection.getresponse()
+        code, body = response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise TransientError(
+            f"the daemon on {listen} gave no answer: {error or type(error).__name__}",
+            reason="no_answer",
+            remedy="see with `ingestd status` whether it runs, and ask again",
+        ) from error
+    finally:
+        connection.close()
+    if code != HTTPStatus.ACCEPTED:
+        raise _refusal(listen, code, body)
+
+
+def _refusal(
+    listen: Address, code: int, body: bytes
+) -> ConfigError | OperatorError | TransientError:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not (isinstance(document, dict) and isinstance(document.get("error"), str)):
+        return OperatorError(
+            f"what listens on {listen} knows no such command (HTTP status {code})",
+            remedy="it may be an older ingestd: start the installed one",
+        )
+    what, remedy = document["error"], document.get("remedy")
+    if code == HTTPStatus.NOT_FOUND:
+        return ConfigError(what, remedy=remedy)
+    if code == HTTPStatus.CONFLICT:
+        return TransientError(what, reason="not_running", remedy=remedy)
+    return OperatorError(what, remedy=remedy)
+
+
+def _connection(listen: Address) -> http.client.HTTPConnection:
+    host = _EVERYWHERE.get(listen.host, listen.host)
+    return http.client.HTTPConnection(host, listen.port, timeout=_LIMIT_S)

@@ -1,4 +1,4 @@
-"""The HTTP side: /metrics, /healthz, /readyz, /status."""
+"""The HTTP side: /metrics, /healthz, /readyz, /status, and asking for a snapshot."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from aiohttp import web
 
 from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
+from ingestd.observe.commands import SnapshotCommand
 from ingestd.observe.status import ready, to_json
 from ingestd.quantities import Address
 
 if TYPE_CHECKING:
+    from ingestd.observe.commands import RequestSnapshot
     from ingestd.observe.metrics import Metrics
     from ingestd.observe.status import DaemonStatus
     from ingestd.redaction import Redactor
@@ -32,24 +34,31 @@ _HEADERS = {
 
 
 class HttpServer:
-    """Serves what `metrics` and `status` hold at the time of the request. Changes nothing.
+    """Serves what `metrics` and `status` hold at the time of the request; passes on commands.
 
     Used as ``async with HttpServer(...)``: entering raises OperatorError if it can't listen there.
     """
 
     def __init__(
-        self, listen: Address, metrics: Metrics, status: DaemonStatus, redactor: Redactor
+        self,
+        listen: Address,
+        metrics: Metrics,
+        status: DaemonStatus,
+        redactor: Redactor,
+        request_snapshot: RequestSnapshot,
     ) -> None:
         self._listen = listen
         self._metrics = metrics
         self._status = status
         self._redactor = redactor
+        self._snapshot = SnapshotCommand(request_snapshot, status.sources, redactor)
         app = web.Application()
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/readyz", self._get_ready)
         app.router.add_get("/status", self._get_status)
+        app.router.add_post("/sources/{source}/snapshot", self._post_snapshot)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_CLOSE_WITHIN_S, handle_signals=False
         )
@@ -96,6 +105,10 @@ class HttpServer:
     async def _get_status(self, _: web.Request) -> web.Response:
         body = json.dumps(self._redactor.tree(to_json(self._status)), indent=2)
         return web.Response(text=body + "\n", content_type="application/json")
+
+    async def _post_snapshot(self, request: web.Request) -> web.Response:
+        listening = [str(address[0]) for address in self._runner.addresses]
+        return await self._snapshot.answer(request, listening)
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:

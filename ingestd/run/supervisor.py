@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingestd.errors import IngestdError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.run.pipeline import Pipeline
 from ingestd.run.watch import Watch
+from ingestd.schema import TableId
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
@@ -58,18 +59,33 @@ class Supervisor:
         self._sources = sources
         self._monotonic = monotonic
         self._jitter = jitter
+        self._running: dict[str, Pipeline] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Return when all sources have stopped."""
         async with asyncio.TaskGroup() as group:
             for name, source in self._sources.items():
-                group.create_task(self._keep(source, stop), name=f"source {name}")
+                group.create_task(self._keep(name, source, stop), name=f"source {name}")
 
-    async def _keep(self, source: Supervised, stop: asyncio.Event) -> None:
+    def request_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        """Have tables of a source read anew, while all goes on.
+
+        Raises KeyError for an unknown source, OperatorError for a table that is not captured,
+        TransientError while the source does not run.
+        """
+        watch = self._sources[source].watch
+        fault = watch.not_running()
+        pipeline = self._running.get(source)
+        if fault is not None or pipeline is None:
+            raise fault or TransientError(f"source {source} is starting", reason="not_running")
+        pipeline.request_snapshot(tables)
+        watch.snapshot_requested(tables)
+
+    async def _keep(self, name: str, source: Supervised, stop: asyncio.Event) -> None:
         attempt = 0
         while not stop.is_set():
             began = self._monotonic()
-            error = await self._attempt(source, stop)
+            error = await self._attempt(name, source, stop)
             if error is None:
                 break
             attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
@@ -78,15 +94,20 @@ class Supervisor:
             await _wait(stop, delay_s)
         source.watch.enter(SourceState.CLOSED)
 
-    async def _attempt(self, source: Supervised, stop: asyncio.Event) -> IngestdError | None:
+    async def _attempt(
+        self, name: str, source: Supervised, stop: asyncio.Event
+    ) -> IngestdError | None:
         try:
-            await source.make_pipeline().run(stop)
+            self._running[name] = source.make_pipeline()
+            await self._running[name].run(stop)
         except IngestdError as error:
             return error
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - only this source stops, a Rust panic too
             return source.watch.unknown(error)
+        finally:
+            self._running.pop(name, None)
         return None
 
 

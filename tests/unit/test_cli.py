@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import subprocess
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,10 +22,21 @@ from ingestd.errors import (
     ProtocolError,
     TransientError,
 )
+from ingestd.observe.http import HttpServer
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
+from ingestd.ports import TableState
+from ingestd.positions import Lsn
+from ingestd.quantities import Address
 from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from typer.testing import Result
+
+    from ingestd.schema import TableId
 
 CONFIG = """
 [lake]
@@ -39,7 +53,7 @@ tabels = ["public.*"]
 def test_help_names_the_commands() -> None:
     result = CliRunner().invoke(cli.app, ["--help"])
     assert result.exit_code == 0
-    for command in ("run", "check", "status", "demo"):
+    for command in ("run", "check", "status", "snapshot", "demo"):
         assert f"  {command} " in result.stdout
 
 
@@ -144,14 +158,19 @@ def test_checks_are_printed_with_their_remedies(capsys: pytest.CaptureFixture[st
     assert lines[5] == "3 checks: 1 failed, 1 with a warning"
 
 
+def table(name: str, state: str, reason: str | None = None) -> dict[str, object]:
+    shown = {"table": name, "state": state, "reason": reason, "remedy": None}
+    return {**shown, "snapshot_progress": None, "snapshot_requested": False}
+
+
 def test_a_status_is_a_table_with_faults_below(capsys: pytest.CaptureFixture[str]) -> None:
     source = {
         "state": "stopped",
         "reason": "slot [x] is gone",
         "remedy": "SELECT pg_create_logical_replication_slot('ingestd_shop', 'pgoutput')",
         "tables": [
-            {"table": "public.a", "state": "live", "reason": None, "remedy": None},
-            {"table": "public.b", "state": "stopped", "reason": "no key", "remedy": None},
+            table("public.a", "live"),
+            table("public.b", "stopped", "no key"),
         ],
         "lag_bytes": 1_500_000,
         "lag_seconds": None,
@@ -169,3 +188,140 @@ def test_a_status_is_a_table_with_faults_below(capsys: pytest.CaptureFixture[str
     assert "source shop is stopped: slot [x] is gone\n" in text
     assert f"  remedy: {source['remedy']}\n" in text
     assert "source shop, table public.b is stopped: no key\n" in text
+
+
+# --- snapshot --------------------------------------------------------------------------------
+
+T0 = datetime(2026, 1, 2, tzinfo=UTC)
+CONFIG_ON = CONFIG.replace("tabels", "tables")
+
+
+class Shop:
+    """A daemon's HTTP side, with a source `shop` that reads tables at once when asked to."""
+
+    def __init__(self) -> None:
+        self.source = SourceStatus("shop", T0)
+        self.source.enter(SourceState.STREAMING, T0)
+        self.source.table("public.orders", TableState.LIVE, T0)
+        status = DaemonStatus("0", T0, {"shop": self.source})
+        self.asked: list[str] = []
+        self.error: IngestdError | None = None
+        self.server = HttpServer(
+            Address("127.0.0.1", 0), Metrics(), status, Redactor(), self.request
+        )
+
+    def request(self, source: str, tables: Sequence[TableId]) -> None:
+        if self.error is not None:
+            raise self.error
+        for table in tables:
+            self.asked.append(f"{source} {table}")
+            self.source.tables[str(table)].snapshot_lsn = Lsn(len(self.asked))
+
+
+async def invoke(*args: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, cli.app, ["snapshot", *args])
+
+
+def config_at(tmp_path: Path, listen: str, source: str = "shop") -> str:
+    path = tmp_path / "c.toml"
+    path.write_text(CONFIG_ON.replace('"off"', f'"{listen}"').replace(".shop]", f".{source}]"))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["shop"],
+        ["shop", "public.orders"],
+        ["shop", "public.orders", "--config", "c.toml", "--url", "http://127.0.0.1:1"],
+        ["shop", "public.orders", "--url", "https://127.0.0.1:1"],
+        ["shop", "public.orders", "--url", "http://127.0.0.1:1", "--limit", "soon"],
+        ["shop", "orders", "--url", "http://127.0.0.1:1"],
+    ],
+)
+def test_a_wrong_request_is_2(args: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, ["snapshot", *args])
+    assert result.exit_code == 2
+    assert result.stderr
+
+
+async def test_a_snapshot_is_asked_for_at_a_url(tmp_path: Path) -> None:
+    shop = Shop()
+    async with shop.server as server:
+        url = f"http://{server.address}"
+        result = await invoke("shop", "public.orders", "--url", url)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout == (
+            "source shop: asked for a new snapshot of public.orders\n"
+            f"  follow it with: curl {url}/status\n"
+        )
+        config = config_at(tmp_path, str(server.address))
+        result = await invoke("shop", "public.orders", "-c", config)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert f"ingestd status -c {config}\n" in result.stdout
+        result = await invoke("shop", "public.orders", "-c", config, "--wait")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout.splitlines()[1:] == ["  public.orders: live"]
+    assert shop.asked == ["shop public.orders"] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OperatorError("table public.order is not captured", remedy="did you mean it?"), 1),
+        (TransientError("source shop is backing_off: gone", reason="x", remedy="wait"), 75),
+    ],
+)
+async def test_a_refused_request_says_why(error: IngestdError, code: int) -> None:
+    shop = Shop()
+    shop.error = error
+    async with shop.server as server:
+        result = await invoke("shop", "public.orders", "--url", f"http://{server.address}")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr == f"ingestd: {error.what}\n  remedy: {error.remedy}\n"
+
+
+async def test_an_unknown_source_is_2() -> None:
+    async with Shop().server as server:
+        result = await invoke("shpo", "public.orders", "--url", f"http://{server.address}")
+    assert result.exit_code == 2
+    assert result.stderr == "ingestd: sources.shpo: no such source; there is shop\n"
+
+
+async def test_another_daemon_on_the_port_is_named(tmp_path: Path) -> None:
+    shop = Shop()
+    async with shop.server as server:
+        address = server.address
+        config = config_at(tmp_path, str(address), source="crm")
+        result = await invoke("crm", "public.orders", "-c", config)
+    assert (result.exit_code, shop.asked) == (1, [])
+    assert f"the daemon on {address} is another: its sources are shop" in result.stderr
+
+
+def test_a_daemon_that_listens_nowhere_cannot_be_asked(tmp_path: Path) -> None:
+    config = config_at(tmp_path, "off")
+    result = CliRunner().invoke(cli.app, ["snapshot", "shop", "public.orders", "-c", config])
+    assert result.exit_code == 1
+    assert 'http.listen is "off"' in result.stderr
+    assert 'listen = "127.0.0.1:9464"' in result.stderr
+
+
+def test_no_daemon_is_named_with_its_address(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    config = config_at(tmp_path, address)
+    result = CliRunner().invoke(cli.app, ["snapshot", "shop", "public.orders", "-c", config])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"ingestd: no ingestd daemon answers on {address}\n")
+
+
+def test_snapshots_under_way_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shop = SourceStatus("shop", T0)
+    shop.table("public.orders", TableState.SNAPSHOTTING, T0)
+    shop.tables["public.orders"].snapshot_progress = 0.421
+    shop.table("public.items", TableState.LIVE, T0)
+    shop.tables["public.items"].snapshot_requested = True
+    status_table.print_status(to_json(DaemonStatus("0", T0, {"shop": shop})))
+    text = capsys.readouterr().out
+    assert "source shop, table public.orders is snapshotting: 42% read\n" in text
+    assert "source shop, table public.items is live: a new snapshot is asked for\n" in text

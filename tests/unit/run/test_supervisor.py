@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +12,7 @@ from ingestd.errors import IngestdError, OperatorError, ProtocolError, Transient
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.run import supervisor as supervising
 from ingestd.run.supervisor import Supervised, Supervisor, retry_delay_s
+from ingestd.schema import TableId
 from tests.unit.run.fixtures import LIMIT_S, until, watch
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ class ScriptedPipeline:
 
     def __init__(self, attempt: Callable[[asyncio.Event], object]) -> None:
         self._attempt = attempt
+        self.requested: list[TableId] = []
+
+    def request_snapshot(self, tables: Sequence[TableId]) -> None:
+        if any(t.name == "nope" for t in tables):
+            raise OperatorError("table public.nope is not captured")
+        self.requested += tables
 
     async def run(self, stop: asyncio.Event) -> None:
         outcome = self._attempt(stop)
@@ -203,6 +210,78 @@ async def test_no_attempt_is_made_after_the_stop() -> None:
     await Supervisor({"shop": source}).run(stop)
     assert state_of(source).state is SourceState.CLOSED
     assert not state_of(source).last_errors
+
+
+# --- asking for a snapshot -------------------------------------------------------------------
+
+ORDERS = TableId("public", "orders")
+
+
+async def test_a_snapshot_is_asked_of_the_pipeline_that_runs() -> None:
+    stop = asyncio.Event()
+    fail = asyncio.Event()
+    pipelines: list[ScriptedPipeline] = []
+    watching = watch()
+
+    async def attempt(stopping: asyncio.Event) -> None:
+        watching.enter(SourceState.STREAMING)
+        await (stopping.wait() if len(pipelines) > 1 else fail.wait())
+        if not stopping.is_set():
+            raise LOST
+
+    def make() -> Pipeline:
+        pipelines.append(ScriptedPipeline(attempt))
+        return cast("Pipeline", pipelines[-1])
+
+    supervisor = Supervisor({"shop": Supervised(make, watching)}, jitter=lambda: 0.0)
+    task = asyncio.create_task(supervisor.run(stop))
+    await until(lambda: watching.not_running() is None)
+    supervisor.request_snapshot("shop", [ORDERS])
+    assert pipelines[0].requested == [ORDERS]
+    fail.set()
+    await until(lambda: len(pipelines) == 2 and watching.not_running() is None)
+    supervisor.request_snapshot("shop", [ORDERS])
+    assert [p.requested for p in pipelines] == [[ORDERS], [ORDERS]]
+    stop.set()
+    async with asyncio.timeout(LIMIT_S):
+        await task
+
+
+async def test_a_table_that_is_not_captured_is_refused_by_the_pipeline() -> None:
+    stop = asyncio.Event()
+    watching = watch()
+
+    async def attempt(stopping: asyncio.Event) -> None:
+        watching.enter(SourceState.STREAMING)
+        await stopping.wait()
+
+    source = Supervised(lambda: cast("Pipeline", ScriptedPipeline(attempt)), watching)
+    supervisor = Supervisor({"shop": source})
+    task = asyncio.create_task(supervisor.run(stop))
+    await until(lambda: watching.not_running() is None)
+    with pytest.raises(OperatorError, match=r"public\.nope is not captured"):
+        supervisor.request_snapshot("shop", [ORDERS, TableId("public", "nope")])
+    stop.set()
+    async with asyncio.timeout(LIMIT_S):
+        await task
+
+
+@pytest.mark.parametrize(("error", "state"), [(DENIED, "stopped"), (LOST, "backing_off")])
+async def test_a_source_that_does_not_run_says_why(error: IngestdError, state: str) -> None:
+    stop = asyncio.Event()
+    source = supervised("shop", failing(error))
+    supervisor = Supervisor({"shop": source}, jitter=lambda: 1.0)
+    with pytest.raises(TransientError, match="source shop is starting"):
+        supervisor.request_snapshot("shop", [ORDERS])
+    task = asyncio.create_task(supervisor.run(stop))
+    await until(lambda: str(state_of(source).state) == state)
+    with pytest.raises(TransientError) as caught:
+        supervisor.request_snapshot("shop", [ORDERS])
+    assert caught.value.what == f"source shop is {state}: {error.what}"
+    assert caught.value.remedy == (error.remedy or "ask again when it is streaming")
+    stop.set()
+    async with asyncio.timeout(LIMIT_S):
+        await task
 
 
 def state_of(source: Supervised) -> SourceStatus:
