@@ -27,18 +27,18 @@ class Gate:
     """Lets through whoever waits for a position, once the stream has reached it."""
 
     def __init__(self) -> None:
-        self._position = ZERO
+        self.position = ZERO
         self._moved = asyncio.Event()
 
     def move(self, position: Lsn) -> None:
         """Take how far the stream is."""
-        if position > self._position:
-            self._position = position
+        if position > self.position:
+            self.position = position
             self._moved.set()
 
     async def reached(self, position: Lsn) -> None:
         """Return when the stream has given everything below `position`."""
-        while self._position < position:
+        while self.position < position:
             self._moved.clear()
             await self._moved.wait()
 

@@ -241,6 +241,7 @@ class Pipeline:
             book.update(discovery)
             await intake.record(book.departures(datetime.now(UTC), self._durable))
             await self._capture.prepare(discovery.tables)
+            await intake.record(book.changed(datetime.now(UTC), self._gate.position))
             if not self._policy.snapshot:
                 await self._take_unread(book, intake)
 

@@ -2,21 +2,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 
+from ingestd.changes import TableBatch
 from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk
+from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.status import SourceState
-from ingestd.ports import Snapshot, TableState
+from ingestd.ports import Refused, Snapshot, TableState
 from ingestd.positions import Lsn
 from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import PipelinePolicy
-from ingestd.schema import Column, Table, with_before
+from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.schema import Column, Table, TableId, with_before
 from tests.unit.run.fixtures import A, B, lake_rows, policy, put, running, source_rows, until, watch
 
 
@@ -375,3 +377,190 @@ def test_a_state_is_kept_while_a_failed_source_starts_again() -> None:
     assert watching._status.reason == "away"
     watching.enter(SourceState.STREAMING)
     assert watching._status.reason is None
+
+
+# --- tables that come and change while the stream goes on ----------------------------------------
+
+
+async def test_snapshot_boundary_a_new_table_joins_the_running_stream() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    async with running(base, disk) as task:
+        await until(lambda: settled(base, disk))
+        base.commit(put(A, 2), put(B, 2))
+        base.tables.append(B)
+        base.commit(put(A, 3), put(B, 2, "", "d"))
+        await until(lambda: settled(base, disk))
+        base.commit(put(A, 4), put(B, 1, "changed", "u"), put(B, 5))
+        await until(lambda: settled(base, disk))
+        assert not task.done()
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert lake_rows(disk, B) == source_rows(base, B)
+    assert Counter(disk.tables[B.id].rows()["_cdc_op"].to_pylist())["t"] == 1
+    assert [e.state for e in disk.events if e.table.id == A.id] == ["snapshotting", "live"]
+
+
+class HeldCapture(FakeCapture):
+    """Its second snapshot gives no page before `go_on`, as with a table of a day's reading."""
+
+    def __init__(self, database: FakeDatabase) -> None:
+        super().__init__(database)
+        self.go_on = asyncio.Event()
+        self.taken = 0
+
+    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
+        self.taken += 1
+        snapshot = await super().snapshot(tables)
+        return snapshot if self.taken == 1 else HeldSnapshot(snapshot, self.go_on)
+
+
+class HeldSnapshot:
+    def __init__(self, snapshot: Snapshot, go_on: asyncio.Event) -> None:
+        self._snapshot = snapshot
+        self._go_on = go_on
+        self.point, self.at = snapshot.point, snapshot.at
+
+    async def pages(self) -> AsyncGenerator[TableBatch | TableError, None]:
+        async for page in self._snapshot.pages():
+            yield page
+            await self._go_on.wait()
+
+    async def move_on(self) -> None:
+        await self._snapshot.move_on()
+
+    async def close(self) -> None:
+        await self._snapshot.close()
+
+
+async def test_isolated_other_tables_go_on_while_a_new_one_is_read() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1), put(B, 2))
+    capture = HeldCapture(base)
+    async with running(base, disk, capture=capture):
+        await until(lambda: settled(base, disk))
+        base.tables.append(B)
+        base.commit(put(A, 2), put(B, 3))
+        await until(lambda: capture.taken == 2)
+        for key in range(3, 8):
+            made = base.commit(put(A, key), put(B, 10 + key), put(B, 2, str(key), "u"))
+            await until(lambda end=made.end_lsn: durable(disk) >= end)  # type: ignore[misc]
+            assert disk.registered[B.id].state is TableState.SNAPSHOTTING
+        capture.go_on.set()
+        await until(lambda: settled(base, disk))
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert lake_rows(disk, B) == source_rows(base, B)
+
+
+async def test_snapshot_boundary_a_kill_while_a_new_table_is_read() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1), put(B, 2))
+    capture = HeldCapture(base)
+    async with running(base, disk, capture=capture):
+        await until(lambda: settled(base, disk))
+        base.tables.append(B)
+        base.commit(put(A, 2), put(B, 3))
+        await until(lambda: capture.taken == 2)
+        await until(lambda: bool(base.commit(put(A, 3, "", "u"))) and B.id in disk.tables)
+    assert disk.registered[B.id].state is TableState.SNAPSHOTTING
+    disk.writer = None
+    base.commit(put(B, 1, "", "d"), put(B, 2, "later", "u"))
+    async with running(base, disk):
+        await until(lambda: settled(base, disk))
+    assert lake_rows(disk, B) == source_rows(base, B)
+
+
+async def test_a_rewritten_table_is_read_anew_and_its_old_rows_serve_until_then() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(A, 2), put(B, 1))
+    capture = HeldCapture(base)
+    async with running(base, disk, capture=capture):
+        await until(lambda: settled(base, disk))
+        base.tables[0] = replace(A, storage="another file")
+        base.log[0] = replace(base.log[0], changes=(put(A, 1, "other"), put(B, 1)))
+        base.commit(put(B, 2))
+        await until(lambda: capture.taken == 2)
+        await until(lambda: disk.registered[A.id].state is TableState.SNAPSHOTTING)
+        assert {row["id"] for row in lake_rows(disk, A)} == {1, 2}
+        capture.go_on.set()
+        await until(lambda: settled(base, disk))
+    assert lake_rows(disk, A) == source_rows(base, A) == [{"id": 1, "note": "other"}]
+    assert disk.registered[A.id].storage == "another file"
+
+
+async def test_a_rewritten_table_is_only_recorded_when_asked_to() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1))
+    settings = replace(policy(), resnapshot_rewritten=False)
+    async with running(base, disk, settings=settings):
+        await until(lambda: settled(base, disk))
+        base.tables[0] = replace(A, storage="another file")
+        base.commit(put(A, 2))
+        await until(lambda: disk.registered[A.id].storage == "another file")
+    assert disk.registered[A.id].state is TableState.LIVE
+    assert disk.registered[A.id].reason == "rewritten"
+    ops = Counter(disk.tables[A.id].rows()["_cdc_op"].to_pylist())
+    assert ops["t"] == 1
+
+
+async def test_a_snapshot_on_request_reads_a_table_anew() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    pipeline = Pipeline(FakeCapture(base), MemoryLake(disk), policy(), watch())
+    stop = asyncio.Event()
+    with pytest.raises(TransientError):
+        pipeline.request_snapshot([A.id])
+    task = asyncio.create_task(pipeline.run(stop))
+    await until(lambda: settled(base, disk))
+    with pytest.raises(OperatorError, match=r"public\.c is not captured"):
+        pipeline.request_snapshot([A.id, TableId("public", "c")])
+    pipeline.request_snapshot([A.id])
+    await until(lambda: len([e for e in disk.events if e.table.id == A.id]) == 4)
+    await until(lambda: settled(base, disk))
+    stop.set()
+    await task
+    markers = [disk.tables[t.id].rows()["_cdc_op"].to_pylist().count("t") for t in (A, B)]
+    assert markers == [2, 1]
+    assert lake_rows(disk, A) == source_rows(base, A)
+
+
+async def test_isolated_a_stopped_table_comes_back_when_its_cause_is_gone() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.refused.append(Refused(B, TableError(B.id, "no usable replica identity")))
+    base.commit(put(A, 1), put(B, 1))
+    async with running(base, disk):
+        await until(lambda: B.id in disk.registered and settled(base, disk))
+        assert disk.registered[B.id].state is TableState.STOPPED
+        base.refused.clear()
+        base.tables.append(B)
+        base.commit(put(B, 2))
+        await until(lambda: settled(base, disk))
+    assert lake_rows(disk, B) == source_rows(base, B)
+
+
+async def test_a_table_that_goes_is_taken_no_more() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    async with running(base, disk):
+        await until(lambda: settled(base, disk))
+        base.tables.remove(B)
+        base.commit(put(A, 2))
+        await until(lambda: disk.registered[B.id].state is TableState.DROPPED)
+        base.commit(put(A, 3), put(B, 2))
+        await until(lambda: settled(base, disk))
+    assert lake_rows(disk, B) == [{"id": 1, "note": ""}]
+    assert lake_rows(disk, A) == source_rows(base, A)
+
+
+async def test_epochs_end_each_above_the_one_before_however_idle_the_source_is() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    capture = HeldCapture(base)
+    capture.go_on.set()
+    async with running(base, disk, capture=capture, settings=policy(max_bytes=1)):
+        await until(lambda: settled(base, disk))
+        capture._database.tables[1] = replace(B, storage="another file")
+        base.write_elsewhere(1)
+        await until(lambda: disk.registered[B.id].storage == "another file")
+        await until(lambda: settled(base, disk))
+    ends = [e.summary.end_lsn for e in disk.epochs]
+    assert all(one < other for one, other in pairwise(ends))
