@@ -7,13 +7,22 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg import sql
 
+from ingestd.demo.comparison import (
+    await_caught_up,
+    source_columns,
+    source_key,
+    source_rows,
+)
 from ingestd.demo.daemon import module_environment
+from ingestd.demo.folding import fold
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
+from ingestd.sink.read import read_raw
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -24,9 +33,11 @@ from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
+    from collections import Counter
     from pathlib import Path
 
     from ingestd.demo.daemon import Daemon
+    from ingestd.demo.folding import Texts
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
@@ -217,6 +228,74 @@ def change(connection: Any, number: int) -> None:
         sql.SQL("DELETE FROM {} WHERE {} = 'two'").format(table, first),
     ):
         connection.execute(statement)
+
+
+def test_i7_columns_that_differ_by_case_only(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """Delta can't have both names: each column has one of its own, and keeps it."""
+    table = TableId("public", "t")
+    database.execute(
+        'CREATE TABLE t ("Id" int, id text, x int, "\u0130" text, "i" text, "ID" bigint,'
+        ' "_CDC_op" text, PRIMARY KEY ("Id", id))',
+        "INSERT INTO t VALUES (1, 'one', 10, 'I', 'i', 7, 'x'), (2, 'two', 20, 'I', 'i', 8, 'y')",
+    )
+    daemon = make(database, make_daemon, lake)
+    daemon.start_ready(LIMIT_S)
+    database.execute(
+        """INSERT INTO t VALUES (3, 'three', 30, 'II', 'ii', 9, 'x')""",
+        """UPDATE t SET "Id" = 4, id = 'four', "i" = 'iii' WHERE "Id" = 1""",
+        """DELETE FROM t WHERE id = 'two'""",
+        'ALTER TABLE t ADD COLUMN "X" text',
+        """INSERT INTO t VALUES (5, 'five', 50, 'III', 'iv', 10, 'y', 'new')""",
+    )
+    assert rows_of(database, table) == current_rows(database, lake, table)
+    names = {c["source_name"]: c["name"] for c in registry(lake)[-1]["columns"]}
+    assert names == {
+        "Id": "Id",
+        "id": "id__v2",
+        "x": "x",
+        "X": "X__v2",
+        "\u0130": "\u0130",
+        "i": "i__v2",
+        "ID": "ID__v3",
+        "_CDC_op": "_x005F_CDC_op",
+    }
+
+    assert daemon.sigterm() == 0
+    database.execute('ALTER TABLE t DROP COLUMN x, DROP COLUMN "ID"')
+    daemon.start_ready(LIMIT_S)
+    database.execute("""INSERT INTO t VALUES (6, 'six', 'III', 'v', 'z', 'X')""")
+    assert rows_of(database, table) == current_rows(database, lake, table)
+    assert {c["name"] for c in registry(lake)[-1]["columns"]} == set(names.values()) - {
+        "x",
+        "ID__v3",
+    }
+
+
+def rows_of(database: Database, table: TableId) -> Counter[Texts]:
+    """The source's rows, when the lake has all that is written now."""
+    with database.connect() as connection:
+        await_caught_up(connection, database.name)
+        return source_rows(connection, table, source_columns(connection, table))
+
+
+def current_rows(database: Database, lake: Path, table: TableId) -> Counter[Texts]:
+    """The folded raw table, by the source's names."""
+    last = [row for row in registry(lake) if row["table"] == str(table)][-1]
+    sources = {c["name"]: c["source_name"] for c in last["columns"]}
+    raw = read_raw(str(lake), "shop", table)
+    kept = [f for f in raw.schema.names if f in sources or f.startswith("_cdc_")]
+    raw = raw.select(kept).rename_columns([sources.get(n, n) for n in kept])
+    before = raw["_cdc_before"].combine_chunks()
+    renamed = [f.with_name(sources.get(f.name, f.name)) for f in before.type]
+    before = pa.StructArray.from_arrays(before.flatten(), fields=renamed, mask=before.is_null())
+    raw = raw.set_column(raw.schema.get_field_index("_cdc_before"), "_cdc_before", before)
+    with database.connect() as connection:
+        columns, key = source_columns(connection, table), source_key(connection, table)
+    folded = fold(raw, columns, key)
+    assert not folded.faults
+    return folded.rows
 
 
 def test_i8_a_name_too_long_for_a_path_stops_its_table_alone(
