@@ -265,23 +265,127 @@ def test_tables_that_cannot_be_captured_are_named(tmp_path: Path, shop: Database
     assert re.search("^ok .*table public.orders", found.out, re.MULTILINE)
 
 
-def test_a_publication_of_columns_or_rows_only(tmp_path: Path, shop: Database) -> None:
+@pytest.fixture
+def new_shop(shop: Database) -> Database:
     if shop.server.major < 15:
         pytest.fail("these tests need PostgreSQL 15 or newer: set INGESTD_TEST_PG")
-    config = wal_config(lake="lake", dsn=shop.dsn, source_extra="manage = false")
-    shop.execute(
+    return shop
+
+
+def table_line(found: Outcome, name: str) -> str:
+    """What check says of a table, on one line and without the columns' padding."""
+    [text] = re.findall(
+        rf"^\w+ .*table public\.{name} .*\n(?:        .*\n)*", found.out, re.MULTILINE
+    )
+    return " ".join(str(text).split())
+
+
+def test_what_a_publication_sends_in_part_is_captured_in_part(
+    tmp_path: Path, new_shop: Database
+) -> None:
+    config = wal_config(lake="lake", dsn=new_shop.dsn, source_extra="manage = false")
+    new_shop.execute(
         "CREATE TABLE lines (id int PRIMARY KEY, note text)",
         "CREATE PUBLICATION ingestd_shop FOR TABLE orders (id), lines WHERE (id > 0)"
         " WITH (publish_via_partition_root = true)",
         "SELECT pg_create_logical_replication_slot('ingestd_shop', 'pgoutput')",
     )
     found = ingestd(tmp_path, "check", config)
-    for table in ("orders", "lines"):
-        assert_fails(
-            found, f"table public.{table} +publication .* some of its", "ALTER PUBLICATION"
-        )
+    assert found.code == 0, found.out
+    orders = (
+        "1 columns, identity: id; left out: note; columns as publication 'ingestd_shop' lists them"
+    )
+    assert orders in table_line(found, "orders")
+    assert "2 columns, identity: id; rows where (id > 0)" in table_line(found, "lines")
+
+
+def test_a_list_without_the_identity_lets_only_inserts_by(
+    tmp_path: Path, new_shop: Database
+) -> None:
+    new_shop.execute(
+        "CREATE TABLE events (kind text)",
+        "CREATE PUBLICATION ingestd_shop FOR TABLE orders (note), events"
+        " WITH (publish_via_partition_root = true)",
+        "SELECT pg_create_logical_replication_slot('ingestd_shop', 'pgoutput')",
+    )
+    theirs = wal_config(lake="lake", dsn=new_shop.dsn, source_extra="manage = false")
+    found = ingestd(tmp_path, "check", theirs)
+    assert found.code == 0, found.out
+    for name, why in (("orders", "lacks 'id'"), ("events", "no usable replica identity")):
+        assert re.match(f"warn .*{why}.*only inserts can come", table_line(found, name))
+    # ours: the list goes, and a table that it would break is refused
+    found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=new_shop.dsn))
+    assert table_line(found, "orders").startswith("ok ")
+    assert_fails(found, "table public.events .*replica identity", "REPLICA IDENTITY FULL;")
+
+
+@pytest.mark.parametrize(
+    ("controls", "cause", "remedy"),
+    [
+        (
+            'exclude_columns = ["nots"]',
+            "no column 'nots' to capture, which exclude_columns names",
+            r"did you mean 'note'\? correct table\.\"public\.orders\"\.exclude_columns",
+        ),
+        (
+            'exclude_columns = ["id"]',
+            "column 'id' belongs to the replica identity",
+            r"take it out of table\.\"public\.orders\"\.exclude_columns",
+        ),
+        (
+            'mask_columns = { id = "null" }',
+            "column 'id' belongs to the replica identity",
+            r"use sha256 for it in table\.\"public\.orders\"\.mask_columns",
+        ),
+        (
+            'types = { id = "date" }',
+            "column 'id' integer can't be 'date'",
+            r"correct table\.\"public\.orders\"\.types\.id",
+        ),
+        (
+            'types = { note = "decimal(39,2)" }',
+            "column 'note' text can't be 'decimal\\(39,2\\)'",
+            r"correct table\.\"public\.orders\"\.types\.note",
+        ),
+    ],
+)
+def test_controls_that_a_table_can_not_have_are_named_with_the_key(
+    tmp_path: Path, shop: Database, controls: str, cause: str, remedy: str
+) -> None:
+    section = f'[sources.shop.table."public.orders"]\n{controls}'
+    found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=shop.dsn, extra=section))
+    assert_fails(found, f"table public.orders +{cause}", remedy)
+
+
+def test_the_check_tells_what_is_left_out_masked_and_retyped(
+    tmp_path: Path, shop: Database
+) -> None:
+    shop.execute("ALTER TABLE orders ADD amount numeric, ADD email text, ADD phone text")
+    section = """[sources.shop.table."public.orders"]
+exclude_columns = ["note"]
+mask_columns = { email = "sha256", phone = "null" }
+types = { amount = "decimal(12,2)" }
+"""
+    key = f'mask_key = "{PASSWORD}"'
+    config = wal_config(lake="lake", dsn=shop.dsn, source_extra=key, extra=section)
+    found = ingestd(tmp_path, "check", config)
+    assert found.code == 0, found.out
+    assert (
+        "4 columns, identity: id; left out: note; masked: email (sha256), phone (null); "
+        "types: amount (decimal(12,2))"
+    ) in table_line(found, "orders")
+
+
+def test_columns_are_left_out_of_a_publication_made_by_hand(
+    tmp_path: Path, new_shop: Database
+) -> None:
+    """The remedy of manage = false makes the list, so that the server does not send them."""
+    section = '[sources.shop.table."public.orders"]\nexclude_columns = ["note"]'
+    config = wal_config(lake="lake", dsn=new_shop.dsn, source_extra="manage = false", extra=section)
+    found = ingestd(tmp_path, "check", config)
+    assert_fails(found, "publication .*does not exist", r'CREATE PUBLICATION .*"orders" \("id"\)')
     for failure in found.failures:
-        shop.execute(*failure.splitlines()[1].strip().rstrip(";").split("; "))
+        new_shop.execute(failure.splitlines()[1].strip())
     assert ingestd(tmp_path, "check", config).code == 0
 
 

@@ -8,25 +8,30 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.catalog import TableRow, describe, list_tables, refusal
+from ingestd.capture.catalog import qualified, refusal, table_of
 from ingestd.capture.patterns import missing_tables, unmatched
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.definitions import Definitions, read_catalog
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
+    column_lists,
     find_publication,
+    only_inserts,
+    outdated,
     owned_by_others,
     owners_statement,
-    partial_tables,
-    published_tables,
+    possible_lists,
+    published,
+    unidentified,
 )
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import Slot, find_slot, missing_slot
 from ingestd.checks import CheckLine, Level
-from ingestd.errors import IngestdError
-from ingestd.ports import Refused
-from ingestd.schema import TableId
+from ingestd.decode.types import BUILT_IN
+from ingestd.errors import IngestdError, TableError
+from ingestd.schema import Table, TableId, delta_type
 
 LOW_SAFE_BYTES = 1 << 30
 """Below this much WAL left before the slot is in danger, a warning."""
@@ -65,8 +70,8 @@ async def _look(connection: AsyncConnection[Any], settings: WalSettings, found: 
     info = connection.info
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
     _server(server, found)
-    names = await _tables(connection, settings, server, found)
-    await _publication(connection, settings, server, names, found)
+    tables = await _tables(connection, settings, server, found)
+    await _publication(connection, settings, server, tables, found)
     slot = None if server.in_recovery else await find_slot(connection, settings.slot)
     _slot(slot, settings, server, found)
 
@@ -90,66 +95,103 @@ def _server(server: Server, found: _Findings) -> None:
 
 async def _tables(
     connection: AsyncConnection[Any], settings: WalSettings, server: Server, found: _Findings
-) -> list[TableId]:
-    rows = await list_tables(connection)
-    absent = missing_tables(settings, [r.id for r in rows])
-    for missing in absent:
+) -> list[Table]:
+    catalog = await read_catalog(connection, settings)
+    for missing in missing_tables(settings, catalog.present):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
-    wanted = [r for r in rows if settings.includes(r.schema, r.name)]
-    tables = await describe(connection, wanted, before_full=settings.before == "full")
-    partial = await partial_tables(connection, settings.publication, server.version)
-    good: list[TableRow] = []
-    for row, table in zip(wanted, tables, strict=True):
+    definitions = Definitions(settings)
+    await definitions.take(connection, catalog, {})
+    good = []
+    for row in catalog.rows:
+        plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)
+        sent = catalog.published.get(row.id)
+        subject = f"table {row.id}"
+        try:
+            table = definitions.table(row)
+        except TableError as error:
+            found.note(subject, "fail", error.reason, error.remedy)
+            continue
         refused = refusal(row, table, server.role)
-        if refused is None and row.id in partial:
-            refused = Refused(table, partial[row.id])
-        if refused is None:
-            good.append(row)
-            key = ", ".join(table.identity) if row.replica_identity != "f" else "whole rows"
-            found.note(f"table {row.id}", "ok", f"{len(table.columns)} columns, identity: {key}")
+        fault = refused.error if refused else unidentified(plain, sent, manage=settings.manage)
+        if fault is not None:
+            found.note(subject, "fail", fault.reason, fault.remedy)
+            continue
+        good.append(table)
+        detail = _captured(plain, table, settings)
+        lacking = only_inserts(plain, None if settings.manage else sent)
+        if lacking is None:
+            found.note(subject, "ok", detail)
         else:
-            found.note(f"table {row.id}", "fail", refused.error.reason, refused.error.remedy)
-    for pattern in unmatched(settings, [r.id for r in rows]):
+            detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
+            found.note(subject, "warn", detail, _identify(row.id))
+    for pattern in unmatched(settings, catalog.present):
         found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
-    return [r.id for r in good]
+    return good
+
+
+def _captured(plain: Table, table: Table, settings: WalSettings) -> str:
+    """Say what is captured of a table that is `plain` in the catalog."""
+    kept = {c.name for c in table.columns}
+    left_out = [c.name for c in plain.columns if c.name not in kept]
+    masked = [f"{c.name} ({c.mask.kind})" for c in table.columns if c.mask is not None]
+    typed = [f"{c.name} ({delta_type(c.type)})" for c in table.columns if c.is_override]
+    names = ", ".join(table.identity)
+    parts = [
+        f"{len(table.columns)} columns",
+        f"identity: {'whole rows' if table.replica_identity == 'f' else names}",
+        *([f"left out: {', '.join(left_out)}"] if left_out else []),
+        *([f"masked: {', '.join(masked)}"] if masked else []),
+        *([f"types: {', '.join(typed)}"] if typed else []),
+        *([f"rows where {table.row_filter}"] if table.row_filter else []),
+    ]
+    if not settings.manage and set(left_out) - set(settings.controls(table.id).exclude_columns):
+        parts.append(f"columns as publication {settings.publication!r} lists them")
+    return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
+
+
+def _identify(table: TableId) -> str:
+    return f"add a primary key, or ALTER TABLE {qualified(table)} REPLICA IDENTITY FULL;"
 
 
 async def _publication(
     connection: AsyncConnection[Any],
     settings: WalSettings,
     server: Server,
-    names: Sequence[TableId],
+    tables: Sequence[Table],
     found: _Findings,
 ) -> None:
     name = settings.publication
     publication = await find_publication(connection, name)
-    published = await published_tables(connection, name)
-    absent = sorted(set(names) - published)
+    sent = await published(connection, name, server.version)
+    names = [t.id for t in tables]
+    lists = await possible_lists(connection, name, column_lists(tables, settings, server.version))
+    absent = sorted(set(names) - sent.keys())
     subject = f"publication {name}"
     if not settings.manage:
-        fault = check_publication(name, publication, names)
+        fault = check_publication(name, publication, names, lists)
         if fault is not None:
             found.fault(subject, fault)
         elif absent:
             listed = ", ".join(map(str, absent))
-            remedy = add_statement(name, absent).as_string(None) + ";"
+            remedy = add_statement(name, absent, lists).as_string(None) + ";"
             found.note(subject, "fail", f"lacks {listed}, and manage = false", remedy)
         else:
-            found.note(subject, "ok", f"{len(published)} tables")
+            found.note(subject, "ok", f"{len(sent)} tables")
         return
-    others = await owned_by_others(connection, absent)
-    statement = await owners_statement(connection, name, names)
+    changing = sorted(outdated(sent, names, lists))
+    others = await owned_by_others(connection, absent + changing)
+    statement = await owners_statement(connection, name, names, lists)
     by_owner = f"{statement}  -- as the tables' owner; then set manage = false"
     if publication is None and not server.may_create:
         found.note(subject, "fail", f"no CREATE right on database {server.database}", by_owner)
-    elif publication is not None and not publication.owned and absent:
+    elif publication is not None and not publication.owned and absent + changing:
         found.note(subject, "fail", "belongs to another role", by_owner)
     elif others:
         listed = ", ".join(map(str, others))
         found.note(subject, "fail", f"not the owner of {listed}", by_owner)
     else:
-        will = "will be created" if publication is None else f"{len(published)} tables"
+        will = "will be created" if publication is None else f"{len(sent)} tables"
         found.note(subject, "ok", will if not absent else f"{will}, {len(absent)} to be added")
 
 

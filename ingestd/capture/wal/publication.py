@@ -345,35 +345,6 @@ async def owned_by_others(
     return [TableId(*row) for row in await cursor.fetchall()]
 
 
-async def partial_tables(
-    connection: AsyncConnection[Any], name: str, server_version: int
-) -> dict[TableId, TableError]:
-    """Give the tables that it publishes in part only: with a column list or a row filter (15+)."""
-    if server_version < FIRST_WITH_PARTS:
-        return {}
-    cursor = await connection.execute(
-        """
-        SELECT n.nspname, c.relname FROM pg_publication p
-          JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
-          JOIN pg_namespace n ON n.oid = c.relnamespace
-         WHERE p.pubname = %s AND (r.prattrs IS NOT NULL OR r.prqual IS NOT NULL)
-        """,
-        (name,),
-    )
-    tables = [TableId(*row) for row in await cursor.fetchall()]
-    return {table: _partial(name, table) for table in tables}
-
-
-def _partial(name: str, table: TableId) -> TableError:
-    whole = sql.SQL("ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1};")
-    statement = whole.format(sql.Identifier(name), sql.Identifier(table.schema, table.name))
-    return TableError(
-        table,
-        f"publication {name!r} sends only some of its columns or rows",
-        remedy=statement.as_string(None),
-    )
-
-
 async def owners_statement(
     connection: AsyncConnection[Any],
     name: str,
