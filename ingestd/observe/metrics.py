@@ -147,7 +147,7 @@ class Metrics:
     def forget_table(self, source: str, table: str) -> None:
         """Show no state of a table that nobody asks for any more."""
         for each in TableState:
-            self._table_state.remove(source, table, each.value)
+            _remove(self._table_state, source, table, each.value)
         self.no_snapshot(source, table)
 
     def snapshot_progress(self, source: str, table: str, ratio: float) -> None:
@@ -156,7 +156,7 @@ class Metrics:
 
     def no_snapshot(self, source: str, table: str) -> None:
         """Show no progress: no snapshot of the table is under way."""
-        self._progress.remove(source, table)
+        _remove(self._progress, source, table)
 
     def restarted(self, source: str, reason: str) -> None:
         """Count a start after a fault; `reason` is a constant word."""
@@ -165,6 +165,11 @@ class Metrics:
     def text(self) -> bytes:
         """Give all of it in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _remove(gauge: Gauge, *labels: str) -> None:
+    gauge.labels(*labels)  # older releases of the client refuse to remove what is not there
+    gauge.remove(*labels)
 
 
 def _known(value: float | None) -> float:
