@@ -83,8 +83,18 @@ def byte_table(letters: bytes) -> Flags:
 
 def any_within(flags: Flags, offsets: Offsets) -> Flags:
     """For each pair of neighbouring offsets, whether any flag between them is set."""
-    places = np.flatnonzero(flags)
-    return np.diff(np.searchsorted(places, offsets)) > 0
+    return any_at(np.flatnonzero(flags), offsets)
+
+
+def any_at(places: NDArray[np.int64], offsets: Offsets) -> Flags:
+    """For each pair of neighbouring offsets, whether any of the places is between them.
+
+    All places are between some; they need not be in order.
+    """
+    found = np.zeros(len(offsets) - 1, np.bool_)
+    if len(places):
+        found[np.searchsorted(offsets, places, "right") - 1] = True
+    return found
 
 
 def foreign(*letters: bytes) -> Suspects:

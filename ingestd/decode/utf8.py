@@ -6,53 +6,38 @@ Source: The Unicode Standard, section 3.9, table 3-7, "Well-Formed UTF-8 Byte Se
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ingestd.decode.kernels import Bytes, Flags, Offsets, any_within
+from ingestd.decode.kernels import Bytes, Flags, Offsets, any_at
 
-_SURROGATES, _LAST_PLANE = 0xED, 0xF4
-
-_sizes = np.ones(256, np.uint8)
-"""Bytes in the sequence that a byte leads; 0: it leads none."""
-_sizes[0x80:0xC2] = 0
-_sizes[0xC2:0xE0] = 2
-_sizes[0xE0:0xF0] = 3
-_sizes[0xF0:0xF5] = 4
-_sizes[0xF5:] = 0
-_lowest = np.full(256, 0x80, np.uint8)
-"""The lowest second byte, so that nothing is written longer than need be."""
-_lowest[0xE0], _lowest[0xF0] = 0xA0, 0x90
-_highest = np.full(256, 0xBF, np.uint8)
-"""The highest second byte: neither surrogates nor beyond the last plane."""
-_highest[_SURROGATES], _highest[_LAST_PLANE] = 0x9F, 0x8F
+_LONGEST = 4
+_LEADS = {2: 0xC0, 3: 0xE0, 4: 0xF0}
+"""The lowest byte that leads a sequence of so many bytes, or a longer one."""
+_NEVER = (0xC0, 0xC1)
+_END_OF_LEADS = 0xF5
+_SECOND_BYTES = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}
+"""What may follow these: nothing longer than need be, no surrogates, no plane beyond the last."""
 
 
 def not_utf8(data: Bytes, offsets: Offsets) -> Flags:
     """Flag the values (bytes between neighbouring offsets) that are not UTF-8."""
-    at = np.flatnonzero(data >= 0x80)  # noqa: PLR2004 - ASCII ends
-    if len(at) == 0:
-        return np.zeros(len(offsets) - 1, np.bool_)
-    ends = offsets[1:][np.searchsorted(offsets, at, "right") - 1]
-    bad = np.zeros(len(data), np.bool_)
-    bad[at[~_well_formed(data, at, ends)]] = True
-    return any_within(bad, offsets)
-
-
-def _well_formed(data: Bytes, at: NDArray[np.int64], ends: NDArray[np.int64]) -> Flags:
-    """Say which of all the bytes above ASCII, at `at`, are part of a sequence in their value."""
-    letters = data[at]
-    sizes = _sizes[letters]
-    good = sizes > 1
-    leads = np.flatnonzero(good)
-    lead, size, place = letters[leads], sizes[leads], at[leads]
-    fits = place + size <= ends[leads]
-    second = data[np.minimum(place + 1, len(data) - 1)]
-    fits &= (second >= _lowest[lead]) & (second <= _highest[lead])
-    for further in (2, 3):
-        byte = data[np.minimum(place + further, len(data) - 1)]
-        fits &= (size <= further) | (byte & 0xC0 == 0x80)  # noqa: PLR2004 - a continuation
-    good[leads[~fits]] = False
-    followed = leads[fits]
-    for further in (1, 2, 3):  # the bytes that follow are next in `at`, being above ASCII
-        good[followed[size[fits] > further] + further] = True
-    return good
+    # four bytes before and behind, so that every byte has neighbours
+    padded = np.zeros(len(data) + 2 * _LONGEST, np.uint8)
+    padded[_LONGEST : len(data) + _LONGEST] = data
+    bounds = offsets + _LONGEST
+    wrong = (padded >= _END_OF_LEADS) | (padded == _NEVER[0]) | (padded == _NEVER[1])
+    expected = np.zeros(len(padded), np.bool_)
+    for size, lowest in _LEADS.items():
+        leads = padded >= lowest
+        for before_end in range(1, size):
+            last = bounds - before_end
+            cut_short = last[leads[last]]
+            wrong[cut_short] = True
+            leads[cut_short] = False
+        expected[size - 1 :] |= leads[: 1 - size]
+    wrong |= expected != (padded & 0xC0 == 0x80)  # noqa: PLR2004 - a byte that continues
+    for lead, (low, high) in _SECOND_BYTES.items():
+        at = np.flatnonzero(padded == lead)
+        second = padded[at + 1]
+        wrong[at] |= (second < low) | (second > high)
+    places = np.flatnonzero(wrong) - _LONGEST
+    return any_at(places, offsets)
