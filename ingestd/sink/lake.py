@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from ingestd.changes import CommittedEpoch, TableInEpoch
-from ingestd.ports import Committed, EpochWriter, TableEvent
+from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, TableInEpoch
+from ingestd.ports import Committed, EpochWriter, RegisteredColumn, RegisteredTable, TableEvent
 from ingestd.positions import Lsn
-from ingestd.schema import TableId
+from ingestd.schema import TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability
 from ingestd.sink.epochs import EpochTable
@@ -182,9 +183,33 @@ class DeltaLake:
             epoch=self._epochs.last_epoch,
             position=self._epochs.position,
             watermarks=watermarks,
-            tables={entry.table: entry for entry in self._registry.tables().values()},
+            tables={
+                entry.table: self._with_raw_columns(entry)
+                for entry in self._registry.tables().values()
+            },
             origin=self._epochs.origin,
         )
+
+    def _with_raw_columns(self, entry: RegisteredTable) -> RegisteredTable:
+        """Give it with the types that the raw table's columns really have.
+
+        `_tables` may say more than was ever written: that a column has another type now, of a
+        table that stopped for just that reason.
+        """
+        raw = self._raw.get(entry.table)
+        if raw is None or raw.plan is None:
+            return entry
+        columns = dict(entry.lake_columns)
+        for field in raw.plan:
+            if not field.name.startswith(RESERVED_PREFIX):
+                type_ = delta_type(field.type)
+                known = columns.get(field.name)
+                columns[field.name] = (
+                    RegisteredColumn(field.name, field.name, 0, -1, type_)
+                    if known is None
+                    else replace(known, delta_type=type_)
+                )
+        return replace(entry, lake_columns=columns)
 
     def _found(self) -> list[TableId]:
         """List the raw tables by their folders.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
+from ingestd.decode.lake_names import allocate
 from ingestd.ports import TableEvent, TableState
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP, TableId
@@ -17,7 +18,7 @@ from ingestd.sink.lake import DeltaLake
 from ingestd.sink.read import conform
 from ingestd.sink.registry import SCHEMA
 from ingestd.sink.store import open_store
-from tests.unit.sink.rows import AT, make_table
+from tests.unit.sink.rows import AT, inserts, make_table, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +111,30 @@ async def test_a_lake_without_source_names_is_read_completed_and_written_on(tmp_
     ]
     assert list(again[T.id].lake_columns) == ["id", "note", "note__v2"]
     assert again[TableId("public", "none")].columns == ()
+
+
+async def test_the_lakes_own_types_count_where_the_registry_is_ahead_of_them(
+    tmp_path: Path,
+) -> None:
+    """A table that stopped because a column's type changed: what it says was never written."""
+    sink = DeltaLake(str(tmp_path), "shop")
+    await sink.open()
+    await sink.adopt("7000000000000000001")
+    writer = sink.begin()
+    await writer.append(inserts(T, 100, 1))
+    await writer.commit(summary(100, 110))
+    longer = replace(T, columns=(replace(T.columns[0], type=pa.int64()),))
+    await sink.record([TableEvent(longer, TableState.STOPPED, AT, Lsn(200), reason="type")])
+
+    known = (await sink.open()).tables[T.id]
+    await sink.close()
+    assert [c.delta_type for c in known.columns] == ["long"]
+    assert {n: c.delta_type for n, c in known.lake_columns.items()} == {
+        "id": "integer",
+        "note": "string",
+    }
+    (column,) = allocate(longer.columns, known.lake_columns)
+    assert (column.lake_name, column.type) == ("id__v2", pa.int64())
 
 
 async def test_other_readers_see_all_fields_of_a_completed_registry(tmp_path: Path) -> None:
