@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.harness.types import Type
 
+PAIRS = ("(1,)", "(,)", '(2,"x y")', '(3,"a""b\\\\c,(d)")', '(4,"")')
+
 # fmt: off
 USER_DEFINED: tuple[Type, ...] = (
     Type("mood", "string", ("sad", "so so", "NULL", "a,b")),
@@ -16,7 +18,7 @@ USER_DEFINED: tuple[Type, ...] = (
     Type("tags", "array<string>", ("{}", '{"",NULL,"NULL","a,b"}'), ("{{a},{b}}", "[0:1]={a,b}")),
     Type("some_tags", "array<string>", ('{a,"b c"}',), ("{{a},{b}}",)),
     Type("prices", "array<decimal(6,2)>", ("{1.5,NULL}",), ("{NaN}",)),
-    Type("pair", "string", ("(1,)", "(,)", '(2,"x y")', '(3,"a""b\\\\c,(d)")', '(4,"")')),
+    Type("pair", "string", PAIRS),
     Type("nest", "string", ('("(1,""x y"")","{1,NULL}",2024-02-29)', "(,,)",
                             '(,"{{1},{2}}",infinity)')),
     Type("filled_pair", "string", ("(1,x)",)),

@@ -19,17 +19,16 @@ from tests.harness.compare import registry
 from tests.harness.config import wal_config
 from tests.harness.databases import Database, fresh_database
 from tests.harness.round_trip import Texts, read_texts, row_faults
-from tests.harness.types import BUILT_IN
-from tests.harness.user_types import EXTENSIONS, SETUP, USER_DEFINED
+from tests.harness.types import BUILT_IN, Type
+from tests.harness.user_types import EXTENSIONS, PAIRS, SETUP, USER_DEFINED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
     from ingestd.demo.postgres import PostgresServer
-    from tests.harness.types import Type
 
 LIMIT_S = 60.0
 STREAMED = 1000
@@ -159,11 +158,17 @@ def trip(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
         for name, found in types.items():
             tables[name] = Wide(name, columns_of(found))
             tables[f"{name}_arrays"] = Wide(f"{name}_arrays", array_columns_of(found))
+        chosen = tables[CHOSEN] = Wide(CHOSEN, columns_of([t for t, _ in WITH_STRUCTS]))
         for table in tables.values():
             table.create(database)
-        extra = f'slot = "{database.name}"\nbefore = "full"'
-        names = [f"public.{name}" for name in tables]
-        text = wal_config(lake=folder / "lake", dsn=database.dsn, source_extra=extra, tables=names)
+        choice = dict(zip(chosen.names, (wanted for _, wanted in WITH_STRUCTS), strict=True))
+        text = wal_config(
+            lake=folder / "lake",
+            dsn=database.dsn,
+            source_extra=f'slot = "{database.name}"\nbefore = "full"',
+            tables=[f"public.{name}" for name in tables],
+            extra=types_of({CHOSEN: choice}),
+        )
         daemon = Daemon(folder / "daemon", text)
         try:
             daemon.start_ready(LIMIT_S)
@@ -178,6 +183,15 @@ def trip(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
             name: read_raw(str(folder / "lake"), "shop", TableId("public", name)) for name in tables
         }
         yield Trip(database, folder / "lake", tables, texts, raw)
+
+
+def types_of(tables: Mapping[str, Mapping[str, str]]) -> str:
+    """TOML of the lake types chosen for columns, by table."""
+    lines = []
+    for table, types in tables.items():
+        lines += [f'[sources.shop.table."public.{table}".types]']
+        lines += [f'{column} = "{wanted}"' for column, wanted in types.items()]
+    return "\n".join(lines)
 
 
 def built_in_types(database: Database) -> list[Type]:
@@ -203,11 +217,49 @@ def install_extensions(database: Database) -> list[Type]:
     return found
 
 
+PAIR = "struct<a:integer,b:string>"
+NEST = f"struct<p:{PAIR},ints:array<integer>,day:date>"
+CHOSEN = "chosen"
+WITH_STRUCTS = (
+    (Type("pair", PAIR, PAIRS), "struct"),
+    (Type("filled_pair", PAIR, ("(1,x)",)), "struct"),
+    (Type("parts", "struct<a:integer,d:date>", ("(1,2024-02-29)",), ("(,infinity)",)), "struct"),
+    (
+        Type(
+            "nest",
+            NEST,
+            ('("(1,""x \\\\ y"")","{1,NULL}",2024-02-29)', "(,,)", '("(,)",{},)'),
+            ('(,"{{1},{2}}",)', "(,,infinity)"),
+        ),
+        "struct",
+    ),
+    (
+        Type(
+            "pair[]",
+            f"array<{PAIR}>",
+            ("{}", '{"(1,)",NULL,"(,\\"x \\\\\\\\ \\"\\" y\\")"}'),
+            ('{{"(1,)"},{"(2,)"}}', '[0:0]={"(1,)"}'),
+        ),
+        "array<struct>",
+    ),
+    (
+        Type("nest[]", f"array<{NEST}>", ('{"(,\\"{1,2}\\",)"}',), ('{"(,,-infinity)"}',)),
+        "array<struct>",
+    ),
+    (Type("int4", "long", ("-2147483648", "2147483647")), "long"),
+    (Type("int2[]", "array<long>", ("{1,NULL,-32768}",), ("[2:2]={1}",)), "array<long>"),
+    (Type("oid", "decimal(10,0)", ("0", "4294967295")), "decimal(10,0)"),
+    (Type("price", "string", ("1.5", "NaN")), "string"),
+    (Type("timestamptz", "string", ("infinity", "2024-02-29 01:02:03.45+05")), "string"),
+    (Type("tags", "string", ("{a,NULL}", "{{a},{b}}")), "string"),
+)
+"""Types, and the lake type that the config asks for."""
+
 TABLES = [
     f"{name}{suffix}"
     for name in ("built_in", "user_defined", "of_extensions")
     for suffix in ("", "_arrays")
-]
+] + [CHOSEN]
 every_table = pytest.mark.parametrize("table", TABLES)
 
 UNUSED_TYPES = """
