@@ -54,7 +54,8 @@ def markers(lake: Path, table: str) -> int:
 
 
 def config(database: Database, lake: Path, *, dsn: str | None = None, manage: bool = True) -> str:
-    names = f'slot = "{database.name}"\npublication = "{database.name}"'
+    names = f'slot = "{database.name}"\npublication = "{database.name}"\n'
+    names += 'discover_interval = "1s"'
     extra = names if manage else f"{names}\nmanage = false"
     return wal_config(lake=lake, dsn=dsn or database.dsn, source_extra=extra)
 
