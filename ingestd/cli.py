@@ -191,7 +191,7 @@ def snapshot(
     limit_s = _duration(limit)
     with reporting(debug=debug, config=config):
         address = _daemon_address(config, url)
-        from ingestd.observe.following import ask_for_snapshot, follow  # noqa: PLC0415
+        from ingestd.observe.snapshot_request import ask_for_snapshot, follow  # noqa: PLC0415
 
         sources = None if config is None else set(_load(config).sources)
         following = ask_for_snapshot(address, source, tables, sources=sources)

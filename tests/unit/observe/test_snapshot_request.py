@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.errors import ConfigError, OperatorError, TransientError
-from ingestd.observe import following as module
-from ingestd.observe.following import Following, ask_for_snapshot, follow
+from ingestd.observe import snapshot_request as module
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
+from ingestd.observe.snapshot_request import Following, ask_for_snapshot, follow
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
 from ingestd.ports import TableState
 from ingestd.positions import Lsn
