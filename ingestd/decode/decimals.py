@@ -146,7 +146,8 @@ def exact_decimals(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     flat = texts_of(texts.gather())
     source, starts, ends = flat.source, flat.starts, flat.starts + flat.lengths
     bounds = np.append(starts, ends[-1])
-    points = np.flatnonzero(source.data == _POINT)
+    data = source.data[: ends[-1]]
+    points = np.flatnonzero(data == _POINT)
     nth = np.searchsorted(points, bounds)
     point = ends.copy()
     has_point = np.diff(nth) == 1
@@ -157,11 +158,11 @@ def exact_decimals(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     odd = (whole_digits < 1) | (first > _NINE) | (first == 0) & (whole_digits > 1)
     odd |= (np.diff(nth) > 1) | (point == ends - 1)
     odd |= whole_digits - (first == 0) > to.precision - to.scale
-    foreign = ~_DECIMAL_BYTES[source.data] | (source.data == _MINUS)
+    foreign = ~_DECIMAL_BYTES[data] | (data == _MINUS)
     foreign[starts[negative & (flat.lengths > 0)]] = False
     odd |= any_within(foreign, bounds)
     end = np.minimum(ends, point + (1 + to.scale if to.scale else 0))
-    past = np.flatnonzero((source.data != _ZERO) & (source.data != _POINT))
+    past = np.flatnonzero((data != _ZERO) & (data != _POINT))
     odd |= np.searchsorted(past, ends) > np.searchsorted(past, end)
     cut = Texts(source, starts, end - starts, flat.present)
     array, odd = parse(cut, to, odd)

@@ -187,8 +187,8 @@ def _split(
     if marks.has_quotes:
         quoted = source.bytes_at(starts) == _QUOTE
         odd = quoted & (source.bytes_at(ends - 1) != _QUOTE)
+        needed = _need_quotes(marks, ends, refused)
         refused |= _quotes_left_over(marks, row[quoted], len(sizes))
-        needed = _need_quotes(marks, ends)
         starts, ends = starts + quoted, ends - quoted
     empty = ends == starts
     if dialect.is_array:
@@ -235,12 +235,13 @@ def _quotes_left_over(marks: _Marks, quoted_row: Ints, rows: int) -> Flags:
     return left_over
 
 
-def _need_quotes(marks: _Marks, ends: Ints) -> Flags:
+def _need_quotes(marks: _Marks, ends: Ints, without_elements: Flags) -> Flags:
     """Find the elements with special bytes inside their quotes."""
-    needed = np.zeros(len(ends) + 1, np.bool_)
-    inside = marks.at[marks.inside | (marks.dropped & marks.quotes)]
-    needed[np.searchsorted(ends, inside, "right")] = True
-    return needed[:-1]
+    inside = marks.inside | (marks.dropped & marks.quotes)
+    at = marks.at[inside & ~without_elements[marks.row]]
+    needed = np.zeros(len(ends), np.bool_)
+    needed[np.searchsorted(ends, at, "right")] = True
+    return needed
 
 
 def _nulls(source: Source, starts: Ints, ends: Ints) -> tuple[Flags, Flags]:

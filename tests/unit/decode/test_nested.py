@@ -67,7 +67,7 @@ def test_lossless_odd_values_among_good_ones_and_nulls(kind: pa.DataType) -> Non
     check([None, *ODD, None, *ODD[::-1]], kind)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.lists(
@@ -80,6 +80,8 @@ def test_lossless_odd_values_among_good_ones_and_nulls(kind: pa.DataType) -> Non
         max_size=8,
     ),
 )
+@example(KINDS[1], [b'{"}', b'{"a"}'])
+@example(PAIR, [b'(")', b'("a",)', b'("a""', b'("b",)'])
 @example(KINDS[1], [b'{"a', b'b"}', b'{"c d"}', None])
 def test_lossless_any_bytes(kind: pa.DataType, values: Texts) -> None:
     check(values, kind)
