@@ -91,18 +91,6 @@ class Chunk:
         return len(self.commit_times)
 
 
-def rows_from(batch: TableBatch, point: Lsn) -> TableBatch | None:
-    """Give the rows with `_cdc_lsn` >= `point`: the others are in a snapshot; None if none."""
-    lsn = batch.rows.column("_cdc_lsn")
-    start = int(np.searchsorted(lsn.to_numpy(), point))
-    if start == 0:
-        return batch
-    if start == batch.rows.num_rows:
-        return None
-    rows = batch.rows.slice(start)
-    return TableBatch(batch.table, rows, batch.nbytes * rows.num_rows // batch.rows.num_rows)
-
-
 NO_COMMITS: NDArray[np.int64] = np.empty(0, np.int64)
 
 

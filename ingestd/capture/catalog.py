@@ -25,6 +25,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relreplident::text AS replica_identity,
        has_schema_privilege(n.oid, 'USAGE') AS reachable,
        has_table_privilege(c.oid, 'SELECT') AS readable,
+       pg_has_role(c.relowner, 'USAGE') AS owned,
        pk.indkey::int2[] AS primary_key,
        coalesce(ri.indkey, CASE WHEN pk.indimmediate THEN pk.indkey END)::int2[] AS identity_key
   FROM pg_catalog.pg_class c
@@ -88,6 +89,7 @@ class TableRow:
     replica_identity: ReplicaIdentity
     reachable: bool
     readable: bool
+    owned: bool
     primary_key: tuple[int, ...] | None
     identity_key: tuple[int, ...] | None
 

@@ -49,14 +49,12 @@ class Intake:
     async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append what the stream brought."""
         for batch in chunk.batches:
-            admitted = self._book.admit(batch)
-            if admitted is None:
+            if not self._book.is_captured(batch.table.id):
                 continue
-            if self._book.is_new_version(admitted.table):
-                state = self._book.state(admitted.table.id)
-                first = Lsn(admitted.rows.column("_cdc_lsn")[0].as_py())
-                await self.enter([admitted.table], state, first)
-            await self._append(epoch, admitted)
+            if self._book.is_new_version(batch.table):
+                first = Lsn(batch.rows.column("_cdc_lsn")[0].as_py())
+                await self.enter([batch.table], self._book.state(batch.table.id), first)
+            await self._append(epoch, batch)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)
         await self.record(self._book.changed(_now(), chunk.position))

@@ -5,7 +5,8 @@ only the pipeline's loop appends to an epoch. Nothing is given before the stream
 snapshot's point L: the rows lie at (L, 0), and an epoch ends above all of its rows.
 
 A table that the lake has rows of gets its `t` at (L, -1) last: until then the old rows serve. A new
-one gets it first. Changes from L on flow meanwhile; those below L are in the rows that are read.
+one gets it first. The table's changes flow meanwhile; the `t` voids those below L, which are in the
+rows that are read.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ States, and what moves them::
     starting ----> streaming ----> closed (stop)
                        any fault: raised to the supervisor, which makes a new pipeline
 
-Two tasks give work to one bounded queue: `_feed` the stream's chunks, `_follow` the rows of tables
-that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that fills and
-closes it.
+Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `Follower` the rows of
+tables that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that
+fills and closes it.
 
 Who may move a position: the capture delivers (Chunk.position), the sink makes durable (commit,
 advance), and `_confirm` here, called with what has just become durable and nothing else, tells the
@@ -31,16 +31,17 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ingestd.changes import Chunk
-from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
+from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.observe.status import SourceState
-from ingestd.ports import ChangeCapture, Committed, Lost, Resumed, Sink, Snapshot, TableState
+from ingestd.ports import ChangeCapture, Committed, Lost, Resumed, Sink, TableState
 from ingestd.positions import ZERO, Lsn
 from ingestd.run.epoch import EpochPolicy, FillingEpoch
+from ingestd.run.following import Follower
 from ingestd.run.intake import Intake
-from ingestd.run.joining import Gate, Loaded, Page, read_tables
+from ingestd.run.joining import Gate, Loaded, Page
 from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
-from ingestd.schema import Table, TableId
+from ingestd.schema import TableId
 
 MONITOR_INTERVAL_S = 5.0
 QUEUED = 2
@@ -50,15 +51,6 @@ Work = Chunk | Page | Loaded
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Tables whose rows are read at one point; `load` is the reading's number in the TableBook."""
-
-    tables: Sequence[Table]
-    snapshot: Snapshot
-    load: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +90,8 @@ class Pipeline:
         self._durable = ZERO
         self._idle_until = 0.0
         self._is_streaming = False
-        self._book: TableBook | None = None
+        self._follower: Follower | None = None
         self._gate = Gate()
-        self._requested = asyncio.Event()
         self._epoch: FillingEpoch | None = None
         self._committing: FillingEpoch | None = None
         self._commit: asyncio.Task[None] | None = None
@@ -141,12 +132,11 @@ class Pipeline:
 
         Raises OperatorError for a table that is not captured, TransientError before the start.
         """
-        if self._book is None:
+        if self._follower is None:
             raise TransientError(
                 f"source {self._watch.source}: is starting", reason="starting", remedy="ask again"
             )
-        self._book.request(tables)
-        self._requested.set()
+        self._follower.request(tables)
 
     async def _run(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)
@@ -168,17 +158,25 @@ class Pipeline:
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         epoch.start = self._durable
         self._epoch = epoch
-        reading = None
+        follower = Follower(
+            self._capture,
+            book,
+            intake,
+            self._watch,
+            lambda: self._durable,
+            reads=self._policy.snapshot,
+        )
         if not self._policy.snapshot:
-            await self._take_unread(book, intake)
+            await follower.take_unread()
         elif book.to_read():
             self._watch.enter(SourceState.SNAPSHOTTING)
-            if not isinstance(verdict, Resumed):  # nothing waits for the stream
-                reading = await self._beside_background(self._begin_reading(book, intake))
-        self._book = book
+            if not isinstance(verdict, Resumed):  # at the new slot's own point
+                await self._beside_background(follower.begin_reading())
+        self._follower = follower
         work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
         self._start(self._feed(work, committed.position))
-        self._start(self._follow(work, book, intake, reading))
+        self._start(follower.run(work.put))
+        self._gate = follower.gate
         await self._stream(epoch, work, book, intake, stop)
 
     async def _beside_background(self, work: Coroutine[Any, Any, T]) -> T:
@@ -209,75 +207,6 @@ class Pipeline:
             for name, known in committed.tables.items()
         }
         return replace(committed, position=None, tables=tables)
-
-    async def _take_unread(self, book: TableBook, intake: Intake) -> None:
-        """Take tables that nothing is known of as they come (snapshot = "never")."""
-        unknown = book.unknown()
-        load = book.begin(unknown)
-        await intake.enter(unknown, TableState.LIVE, self._durable)
-        book.loaded([load])
-
-    # --- tables that are read ----------------------------------------------------------------
-
-    async def _follow(
-        self,
-        work: asyncio.Queue[Work],
-        book: TableBook,
-        intake: Intake,
-        reading: Reading | None,
-    ) -> None:
-        """Read what is to be read, then look for other tables, for ever."""
-        while True:
-            if not self._policy.snapshot:
-                for table in book.to_read():
-                    await work.put(Page(_missed(table.id), datetime.now(UTC)))
-            elif reading is None and book.to_read():
-                reading = await self._begin_reading(book, intake)
-            if reading is not None:
-                await self._read(work, book, reading)
-                reading = None
-            await self._until_tables_change()
-            discovery = await self._capture.discover(book.known)
-            book.update(discovery)
-            await intake.record(book.departures(datetime.now(UTC), self._durable))
-            await self._capture.prepare(discovery.tables)
-            await intake.record(book.changed(datetime.now(UTC), self._gate.position))
-            if not self._policy.snapshot:
-                await self._take_unread(book, intake)
-
-    async def _begin_reading(self, book: TableBook, intake: Intake) -> Reading:
-        """Take the tables' snapshot."""
-        tables = book.to_read()
-        load = book.begin(tables)
-        await intake.enter(tables, TableState.SNAPSHOTTING, self._durable)
-        snapshot = await self._capture.snapshot(tables)
-        book.read_at(tables, snapshot.point)
-        return Reading(tables, snapshot, load)
-
-    async def _read(self, work: asyncio.Queue[Work], book: TableBook, reading: Reading) -> None:
-        """Give the tables' rows, from when the stream has reached them."""
-        snapshot = reading.snapshot
-        try:
-            await self._gate.reached(snapshot.point)
-            items = read_tables(snapshot, reading.tables, book.has_rows, reading.load)
-            async with contextlib.aclosing(items):
-                async for item in items:
-                    await work.put(item)
-            await snapshot.move_on()
-        finally:
-            await snapshot.close()
-
-    async def _until_tables_change(self) -> None:
-        waits = [self._capture.tables_changed(), self._requested.wait()]
-        tasks = [asyncio.create_task(w) for w in waits]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            await _cancel(*tasks)
-        self._requested.clear()
 
     # --- streaming ---------------------------------------------------------------------------
 
@@ -399,14 +328,6 @@ class Pipeline:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.create_task(work))
-
-
-def _missed(table: TableId) -> TableError:
-    return TableError(
-        table,
-        'changes were missed, and snapshot = "never"',
-        remedy='set snapshot = "initial" to have it read anew',
-    )
 
 
 async def _until(stop: asyncio.Event) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ingestd.changes import TableBatch, rows_from
 from ingestd.errors import OperatorError, TableError
 from ingestd.ports import (
     Committed,
@@ -65,6 +64,7 @@ class TableBook:
     _entries: dict[TableId, _Entry] = field(init=False, default_factory=dict)
     _discovery: Discovery = field(init=False)
     _is_recorded: bool = field(init=False, default=False)
+    _gone: set[TableId] = field(init=False, default_factory=set)
     _loads: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -76,6 +76,7 @@ class TableBook:
     def update(self, discovery: Discovery) -> None:
         """Take what the source offers now."""
         before, self._entries = self._entries, {}
+        self._gone |= {name for name, entry in before.items() if not entry.is_stopped}
         self._discovery = discovery
         self._is_recorded = False
         for table in discovery.tables:
@@ -186,7 +187,7 @@ class TableBook:
         return self._loads
 
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
-        """Note the point: earlier changes are in the rows."""
+        """Note the point at which the rows are read."""
         for entry in self._of(tables):
             entry.point = point
 
@@ -196,6 +197,12 @@ class TableBook:
         for entry in read.values():
             entry.load = None
         return [e.table for e in read.values() if e.is_whole]
+
+    def give_up(self, load: int) -> None:
+        """Take that a reading failed: its tables are to be read again."""
+        for entry in self._entries.values():
+            if entry.load == load:
+                entry.load, entry.point, entry.is_wanted = None, None, True
 
     @property
     def is_loading(self) -> bool:
@@ -208,24 +215,19 @@ class TableBook:
     # --- the stream ---------------------------------------------------------------------------
 
     def is_captured(self, name: TableId) -> bool:
-        """Whether this table's rows are taken."""
-        entry = self._entries.get(name)
-        return entry is not None and not entry.is_stopped
+        """Whether this table's rows are taken.
 
-    def admit(self, batch: TableBatch) -> TableBatch | None:
-        """Cut a batch of the stream to what is to be taken of it.
-
-        While the point of its snapshot is not known, all of it: the snapshot's `t` voids what lies
-        below.
+        All of them, whatever is being read: a snapshot's `t` voids what lies below it, and leaving
+        out a table's changes would leave gaps in the `_cdc_seq` of the others. So are rows of a
+        table that has just gone, which are under way.
         """
-        name = batch.table.id
-        if not self.is_captured(name):
-            return None
-        point = self._entries[name].point
-        return batch if point is None else rows_from(batch, point)
+        entry = self._entries.get(name)
+        return name in self._gone if entry is None else not entry.is_stopped
 
     def is_new_version(self, table: Table) -> bool:
-        """Whether the stream brought other columns than `_tables` has."""
+        """Whether the stream brought other columns than `_tables` has, of a table that is there."""
+        if table.id not in self._entries:
+            return False
         known = self.known.get(table.id)
         if known is None:
             return True
@@ -239,6 +241,9 @@ class TableBook:
 
     def stop(self, name: TableId) -> Table:
         """Take nothing more of this table; gives its schema."""
+        if name not in self._entries:
+            self._gone.discard(name)
+            return Table(name, self.known[name].oid, ())
         entry = self._entries[name]
         entry.is_stopped, entry.is_wanted, entry.load, entry.point = True, True, None, None
         return entry.table

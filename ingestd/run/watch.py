@@ -119,6 +119,11 @@ class Watch:
             self._is_measured = False
             self._log.warning("source.lag_unknown", reason=error.what)
 
+    def reading_failed(self, error: TransientError, delay_s: float) -> None:
+        """Take that tables are read again from the beginning; the stream goes on."""
+        self._metrics.restarted(self.source, error.reason)
+        self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
+
     def lost(self, reason: str) -> None:
         """Take that the stream can't go on where the lake ends."""
         self._log.warning("source.slot_lost", reason=reason, action="resnapshot")

@@ -67,6 +67,8 @@ from ingestd.ports import (
 from ingestd.positions import ZERO, Lsn
 from ingestd.schema import Table, TableId
 
+LOCK_TIMEOUT_S = 10.0
+"""How long a change of the publication waits for a table's lock before it is tried again later."""
 ADVANCE_BYTES = 256 << 20
 """How much is confirmed at a time while a backlog is drained: each costs the server a scan."""
 
@@ -95,6 +97,7 @@ class WalCapture:
         self._control: AsyncConnection[Any] | None = None
         self._monitor: AsyncConnection[Any] | None = None
         self._exported: ExportedPoint | None = None
+        self._snapshot: TableSnapshot | None = None
         self._stream: ReplicationStream | None = None
         self._draining: CatchUp | None = None
         self._tables = SourceTables(settings)
@@ -129,7 +132,10 @@ class WalCapture:
         control = await self._connected()
         with self._errors("discover"):
             server = await self._checked_server(control)
-            return await self._tables.discover(control, server, known)
+            left_out = frozenset(self._relations.left_out)
+            found = await self._tables.discover(control, server, known, left_out)
+        self._relations.left_out -= left_out
+        return found
 
     async def tables_changed(self) -> None:
         """Compare the catalog with that of the last discovery: now and then, or when told to."""
@@ -140,7 +146,7 @@ class WalCapture:
             self._relations.noticed.clear()
             control = await self._connected()
             with self._errors("catalog"):
-                if await self._tables.have_changed(control):
+                if self._relations.left_out or await self._tables.have_changed(control):
                     return
 
     async def continuity(self, committed: Committed) -> Continuity:
@@ -190,7 +196,9 @@ class WalCapture:
             with self._errors("snapshot"):
                 exported = await self._export(name, temporary=True)
         self._delivered = max(self._delivered, exported.point)
-        return TableSnapshot(self._dsn, exported, tables, workers=self._settings.snapshot_workers)
+        workers = self._settings.snapshot_workers
+        self._snapshot = TableSnapshot(self._dsn, exported, tables, workers=workers)
+        return self._snapshot
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Stream from `after`, or from the slot's confirmed position if that is later."""
@@ -322,6 +330,8 @@ class WalCapture:
             await self._stream.close()
         if self._draining is not None:
             await self._draining.close()
+        if self._snapshot is not None:
+            await self._snapshot.close()
         await self._drop_export()
         for connection in (self._monitor, self._control):
             if connection is not None:
@@ -365,16 +375,24 @@ class WalCapture:
     ) -> None:
         names = [t.id for t in tables]
         lists = column_lists(tables, self._settings, control.info.server_version)
-        if not self._settings.manage:
-            found = await find_publication(control, self._publication)
+        found = await find_publication(control, self._publication)
+        if found is None and self._is_live:
+            # Made anew it would be unknown to the WAL that is still to be decoded: `continuity`
+            # has to see that it is gone.
+            raise TransientError(
+                f"source {self._source}: publication {self._publication!r} was dropped",
+                reason="publication_lost",
+            )
+        if not self._settings.manage or not (found is None or found.owned):
             fault = check_publication(self._publication, found, names, lists)
             if fault is not None:
                 raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
             return
         try:
-            await keep_publication(control, self._publication, names, lists)
+            # Not on the connection that answers the decoder: a lock may take its time.
+            async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+                await keep_publication(connection, self._publication, names, lists)
         except psycopg.errors.InsufficientPrivilege as error:
-            await control.rollback()
             statement = await owners_statement(control, self._publication, names, lists)
             raise OperatorError(
                 f"source {self._source}: no right to keep publication {self._publication!r}: "

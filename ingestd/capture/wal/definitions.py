@@ -7,7 +7,7 @@ own columns: it may be older than the catalog, or newer than what was last read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,12 @@ from ingestd.capture.catalog import (
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, StoredColumn, filter_digest, read_files
-from ingestd.capture.wal.publication import Published, published
+from ingestd.capture.wal.publication import (
+    Publication,
+    Published,
+    find_publication,
+    published,
+)
 from ingestd.decode.lake_names import allocate
 from ingestd.decode.relation import Relation
 from ingestd.decode.types import BUILT_IN, PgType
@@ -48,6 +53,7 @@ class Catalog:
     columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
     files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     published: Mapping[TableId, Published] = field(default_factory=dict)
+    publication: Publication | None = None
     lsn: Lsn = field(default=Lsn(0), compare=False)
 
     def storage(self, row: TableRow) -> Storage:
@@ -77,6 +83,7 @@ async def read_catalog(connection: AsyncConnection[Any], settings: WalSettings) 
         columns=await list_columns(connection, oids),
         files=await read_files(connection, oids),
         published={name: how for name, how in sent.items() if name in names},
+        publication=await find_publication(connection, settings.publication),
         lsn=Lsn.parse(row[0]),
     )
 
@@ -126,6 +133,7 @@ class Definitions:
     ) -> Table:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
+        before = {c.name for c in rows.values()}
         if any(_shape(c) not in rows for c in relation.columns):
             self._columns |= await list_columns(connection, [relation.oid])
             rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
@@ -143,18 +151,23 @@ class Definitions:
             columns=tuple(replace(c, identity=told[c.name]) for c in table.columns),
             replica_identity=relation.replica_identity,
         )
-        return self._captured(with_before(table, full=self._is_full), strict=False)
+        return self._captured(with_before(table, full=self._is_full), strict=False, known=before)
 
     @property
     def _is_full(self) -> bool:
         return self._settings.before == "full"
 
-    def _captured(self, table: Table, *, strict: bool) -> Table:
+    def _captured(
+        self, table: Table, *, strict: bool, known: Collection[str] | None = None
+    ) -> Table:
         """Apply the config and the publication, and choose the lake's columns."""
         settings = self._settings
         controls, key = settings.controls(table.id), settings.mask_key_bytes
-        table = controlled(table, controls, key, self._types, strict=strict)
         how = self._published.get(table.id, WHOLE)
+        is_listed = how.columns is not None
+        table = controlled(
+            table, controls, key, self._types, strict=strict, known=known, is_listed=is_listed
+        )
         table = as_published(table, None if settings.manage else how.columns, how.row_filter)
         lake = self._lake.setdefault(table.id, {})
         columns = allocate(table.columns, lake)
@@ -166,8 +179,8 @@ class Definitions:
             else c
             for c in columns
         )
-        known = self._known.get(table.id)
-        storage = known.storage if known is not None and known.oid == table.oid else ""
+        entry = self._known.get(table.id)
+        storage = entry.storage if entry is not None and entry.oid == table.oid else ""
         table = replace(table, columns=columns, storage=storage)
         self._present[table.id] = {c.name: c for c in registered_columns(table)}
         lake.update(self._present[table.id])

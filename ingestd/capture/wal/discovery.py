@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ingestd.capture.patterns import missing_tables
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, difference
 from ingestd.capture.wal.definitions import Catalog, Definitions, read_catalog
-from ingestd.capture.wal.publication import add_statement, unidentified
+from ingestd.capture.wal.publication import Publication, add_statement, unidentified
 from ingestd.capture.wal.server import Server
 from ingestd.decode.relation import Relation
 from ingestd.errors import TableError
@@ -36,9 +36,13 @@ class SourceTables:
         self._seen: dict[int, Storage] = {}
 
     async def discover(
-        self, connection: AsyncConnection[Any], server: Server, known: Known
+        self,
+        connection: AsyncConnection[Any],
+        server: Server,
+        known: Known,
+        left_out: Collection[int] = (),
     ) -> Discovery:
-        """See `ingestd.ports.ChangeCapture.discover`."""
+        """See `ingestd.ports.ChangeCapture.discover`. `left_out`: see `Relations`."""
         catalog = await read_catalog(connection, self._settings)
         await self._definitions.take(connection, catalog, known)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
@@ -52,7 +56,9 @@ class SourceTables:
             if reason is not None:
                 rewritten[row.id] = reason
             accepted.append(replace(found, storage=_storage(catalog, row, known.get(row.id))))
-        interrupted = frozenset(t.id for t in accepted if self._is_interrupted(t, catalog))
+        interrupted = frozenset(
+            t.id for t in accepted if t.oid in left_out or self._is_interrupted(t, catalog)
+        )
         self._catalog = catalog
         return Discovery(
             tuple(accepted), tuple(refused), server.origin, interrupted, rewritten, catalog.lsn
@@ -92,10 +98,10 @@ class SourceTables:
         unidentifiable = unidentified(table, published, manage=settings.manage)
         if unidentifiable is not None:
             return Refused(table, unidentifiable)
-        if not settings.manage and published is None:
-            statement = add_statement(settings.publication, [table.id]).as_string(None)
-            what = f"not in publication {settings.publication!r}, and manage = false"
-            return Refused(table, TableError(table.id, what, remedy=f"{statement};"))
+        if published is None:
+            unpublishable = _unpublishable(settings, row, catalog.publication)
+            if unpublishable is not None:
+                return Refused(table, unpublishable)
         return table
 
     async def _rewritten(
@@ -123,6 +129,27 @@ class SourceTables:
         if now is None or (then is not None and then.membership != now.membership):
             return True
         return now.columns is not None and not now.columns.issuperset(c.name for c in table.columns)
+
+
+def _unpublishable(
+    settings: WalSettings, row: TableRow, publication: Publication | None
+) -> TableError | None:
+    """Say why a table that the publication lacks can't be added to it, None if it can."""
+    statement = add_statement(settings.publication, [row.id]).as_string(None)
+    absent = f"not in publication {settings.publication!r}"
+    if not settings.manage:
+        return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
+    if publication is None or publication.owned:
+        if row.owned:
+            return None
+        whose = "the table"
+    else:
+        whose = "the publication"
+    return TableError(
+        row.id,
+        f"{absent}, and only the owner of {whose} can add it",
+        remedy=f"{statement};  -- as the owner of both",
+    )
 
 
 def _storage(catalog: Catalog, row: TableRow, known: RegisteredTable | None) -> str:
