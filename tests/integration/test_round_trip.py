@@ -26,7 +26,7 @@ from tests.harness.chosen_types import (
 from tests.harness.compare import registry
 from tests.harness.config import wal_config
 from tests.harness.databases import Database, fresh_database
-from tests.harness.round_trip import Texts, row_faults
+from tests.harness.round_trip import Texts, read_texts, row_faults
 from tests.harness.user_types import SETUP, USER_DEFINED
 from tests.harness.wide_tables import (
     STREAMED,
@@ -82,12 +82,14 @@ def trip(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
         for table in tables.values():
             table.create(database)
         create_narrowed(database)
+        for table, identity in LARGE.items():
+            create_large(database, table, identity)
         choice = dict(zip(chosen.names, (wanted for _, wanted in WITH_STRUCTS), strict=True))
         text = wal_config(
             lake=folder / "lake",
             dsn=database.dsn,
             source_extra=f'slot = "{database.name}"\nbefore = "full"',
-            tables=[f"public.{name}" for name in (*tables, NARROWED)],
+            tables=[f"public.{name}" for name in (*tables, NARROWED, *LARGE)],
             extra=types_of({CHOSEN: choice, NARROWED: {c: w for c, _, w, _ in NARROW}}),
         )
         daemon = Daemon(folder / "daemon", text)
@@ -95,6 +97,8 @@ def trip(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
             daemon.start_ready(LIMIT_S)
             texts = {name: table.change(database) for name, table in tables.items()}
             change_narrowed(database)
+            for table in LARGE:
+                change_large(database, table)
             with database.connect() as connection:
                 await_caught_up(connection, database.name, LIMIT_S)
         except TimeoutError as error:
@@ -103,7 +107,7 @@ def trip(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
             daemon.close()
         raw = {
             name: read_raw(str(folder / "lake"), "shop", TableId("public", name))
-            for name in (*tables, NARROWED)
+            for name in (*tables, NARROWED, *LARGE)
         }
         yield Trip(database, folder / "lake", tables, texts, raw)
 
@@ -114,6 +118,40 @@ TABLES = [
     for suffix in ("", "_arrays")
 ] + [CHOSEN]
 every_table = pytest.mark.parametrize("table", TABLES)
+
+LARGE = {"large": "DEFAULT", "large_full": "FULL"}
+"""Tables with TOASTed values, and their replica identity."""
+LARGE_COLUMNS = {
+    "body": "text",
+    "scan": "bytea",
+    "doc": "jsonb",
+    "lines": "text[]",
+    "number": "numeric",
+    "pair": "pair",
+}
+
+
+def create_large(database: Database, table: str, identity: str) -> None:
+    columns = [f"{name} {pg_type}" for name, pg_type in LARGE_COLUMNS.items()]
+    storage = [f"ALTER {name} SET STORAGE EXTERNAL" for name in LARGE_COLUMNS]
+    database.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY, revision int, {', '.join(columns)})",
+        f"ALTER TABLE {table} REPLICA IDENTITY {identity}, {', '.join(storage)}",
+        # a million characters and more in each
+        f"""INSERT INTO {table} SELECT 1, 1, s, s::bytea, to_jsonb(s), ARRAY[s, NULL, '"' || s],
+              (repeat('1234567890', 13000) || '.5')::numeric, ROW(7, s)::pair
+            FROM (SELECT string_agg(md5(i::text), ' ') AS s FROM generate_series(1, 33000) i) t""",
+    )
+
+
+def change_large(database: Database, table: str) -> None:
+    names = ", ".join(LARGE_COLUMNS)
+    database.execute(
+        f"INSERT INTO {table} SELECT {STREAMED}, revision, {names} FROM {table}",
+        f"UPDATE {table} SET revision = 2 WHERE id = {STREAMED}",
+        f"DELETE FROM {table} WHERE id = {STREAMED}",
+    )
+
 
 UNUSED_TYPES = """
 SELECT format_type(t.oid, NULL) FROM pg_type t
@@ -210,3 +248,38 @@ def test_lossless_what_a_chosen_type_does_not_hold_is_kept_as_text(
         text: (value, text if value is None else None) for text, value in values.items()
     }
     assert all(rows[shift + i][name] is None for i in range(len(values), len(rows)))
+
+
+@pytest.mark.parametrize("table", LARGE)
+def test_lossless_large_values_also_those_that_an_update_left_unsent(
+    trip: Trip, table: str
+) -> None:
+    raw = trip.raw[table]
+    [texts] = read_texts(trip.database, table, list(LARGE_COLUMNS)).values()
+    assert sorted(len(t or "") > 1_000_000 for t in texts.values()) == [False] + [True] * 5
+    [read] = trip.rows(table, "r").values()
+    [inserted] = trip.rows(table, "c").values()
+    [updated] = trip.rows(table, "u").values()
+    [deleted] = trip.rows(table, "d").values()
+    nothing: Texts = dict.fromkeys(LARGE_COLUMNS)
+    key: Texts = {"id": str(STREAMED)}
+    is_full = LARGE[table] == "FULL"
+    faults = [
+        *row_faults(read, raw.schema, texts | {"id": "1", "revision": "1"}, None),
+        *row_faults(inserted, raw.schema, texts | key | {"revision": "1"}, None),
+        *row_faults(
+            updated,
+            raw.schema,
+            nothing | key | {"revision": "2"},
+            texts | key | {"revision": "1"} if is_full else None,
+        ),
+        *row_faults(
+            deleted,
+            raw.schema,
+            (texts | {"revision": "2"} if is_full else nothing | {"revision": None}) | key,
+            texts | key | {"revision": "2"} if is_full else None,
+        ),
+    ]
+    assert not faults, "\n".join(fault[:200] for fault in faults)
+    assert sorted(updated["_cdc_unchanged"]) == sorted(LARGE_COLUMNS)
+    assert [row["_cdc_unchanged"] for row in (read, inserted, deleted)] == [None] * 3
