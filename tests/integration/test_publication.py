@@ -168,6 +168,14 @@ async def test_what_the_server_does_with_a_listed_column(people: Database) -> No
     }
 
 
+async def test_older_servers_publish_whole_tables(people: Database) -> None:
+    await keep(people)
+    async with await connect(people.dsn) as connection:
+        found = await published(connection, "kept", 140_000)
+    assert found[PEOPLE].columns is found[PEOPLE].row_filter is None
+    assert found[PEOPLE].membership is not None
+
+
 async def test_an_excluded_column_is_not_in_the_servers_stream(people: Database) -> None:
     await keep(people, lists={"people": LISTED})
     people.value(

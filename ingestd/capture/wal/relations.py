@@ -19,7 +19,8 @@ class Relations:
     Made on the event loop; `resolve` is for the decoder's thread, and asks the loop for what it has
     not seen. `noticed` is set when a message tells of something that the catalog's last reading did
     not: another name, other columns, a table that is not captured. (In a backlog that may be older
-    than the catalog; only the catalog can tell.)
+    than the catalog; only the catalog can tell.) `left_out`: OIDs of captured tables whose changes
+    were left out, because the config can't be kept with their columns as they were then.
     """
 
     def __init__(self, describe: Describe, is_wanted: Callable[[TableId], bool]) -> None:
@@ -29,6 +30,7 @@ class Relations:
         self._kept: dict[int, Table] = {}
         self._resolved: dict[int, tuple[Relation, Table | None]] = {}
         self.noticed = asyncio.Event()
+        self.left_out: set[int] = set()
 
     def keep(self, tables: Iterable[Table]) -> None:
         """Resolve to these tables from now on. On the loop that will describe them."""
@@ -59,6 +61,7 @@ class Relations:
         try:
             table = await self._describe(relation, kept.id)
         except TableError:  # the config asks too much of it now: so says the next discovery
+            self.left_out.add(relation.oid)
             self.noticed.set()
             return None
         if relation.id != kept.id or _definition(table) != _definition(kept):
