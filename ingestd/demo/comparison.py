@@ -6,17 +6,21 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from psycopg import sql
 
 from ingestd.demo.folding import Folded, Texts, fold
+from ingestd.demo.schema_history import SchemaHistory
 from ingestd.demo.server_text import canonical_float4, canonical_float8
 from ingestd.demo.waiting import await_until
 from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.sink.paths import Layout
+from ingestd.sink.read import read_files, read_raw
+from ingestd.sink.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import psycopg
 
@@ -134,17 +138,34 @@ def _canonical(
 def folded_lake(
     uri: str, source: str, table: TableId, columns: Sequence[str], key: Sequence[str]
 ) -> Folded:
-    """Fold the raw table; a table that is not there is empty."""
+    """Fold the raw table by what `_tables` says; a table that is not there is empty."""
     try:
         raw = read_raw(uri, source, table)
     except TableNotFoundError:
         return Folded(faults=["there is no raw table"])
-    return fold(raw, columns, key)
+    return fold(raw, columns, key, SchemaHistory.of(read_registry(uri, source), table))
 
 
-def compare_table(connection: Connection, uri: str, source: str, table: TableId) -> Comparison:
-    """Compare one table. The writers must rest and the lake must have caught up."""
-    columns = source_columns(connection, table)
+def read_registry(uri: str, source: str) -> list[dict[str, Any]]:
+    """Read the rows of `_tables`, in any order; none if it is not there."""
+    store = open_store(uri, None)
+    folder = Layout(source).tables
+    try:
+        handle = DeltaTable(store.uri(folder), storage_options=store.storage_options)
+    except TableNotFoundError:
+        return []
+    rows: list[dict[str, Any]] = read_files(handle, store, folder).to_pylist()
+    return rows
+
+
+def compare_table(
+    connection: Connection, uri: str, source: str, table: TableId, hidden: Collection[str] = ()
+) -> Comparison:
+    """Compare one table. The writers must rest and the lake must have caught up.
+
+    `hidden`: columns that are left out, because the lake has them not, or masked.
+    """
+    columns = [name for name in source_columns(connection, table) if name not in hidden]
     there = source_rows(connection, table, columns)
     folded = folded_lake(uri, source, table, columns, source_key(connection, table))
     missing, surplus = there - folded.rows, folded.rows - there

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ingestd.demo.schema_history import SchemaHistory
 from ingestd.demo.server_text import FLOAT_TEXTS, text_function
 
 if TYPE_CHECKING:
@@ -58,19 +59,32 @@ class Folded:
             self._sound = None
 
 
-def fold(raw: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folded:
+def fold(
+    raw: pa.Table,
+    columns: Sequence[str],
+    key: Sequence[str],
+    history: SchemaHistory | None = None,
+) -> Folded:
     """Fold a raw table (any row order) to the current rows of `columns`, texts as the server's.
 
-    Without `key` the table is a multiset of whole rows (REPLICA IDENTITY FULL).
+    `columns` and `key` are the source's now. Without `key` the table is a multiset of whole rows
+    (REPLICA IDENTITY FULL). `history`: which lake columns they are, and were told apart by; without
+    it they are those of the same name.
     """
     folded = Folded(changes=raw.num_rows)
-    reader = _RowReader(raw.schema, columns)
+    history = history or SchemaHistory()
+    every = list(dict.fromkeys([*columns, *key, *history.identity_columns()]))
+    reader = _RowReader(raw.schema, every, history)
     rows = sorted(raw.to_pylist(), key=lambda row: (row["_cdc_lsn"], row["_cdc_seq"]))
     _find_repeated(rows, folded)
-    if key:
-        _fold_keyed(rows, reader, [columns.index(name) for name in key], folded)
-    else:
-        _fold_multiset(rows, reader, folded)
+    state = _State(len(every))
+    for row in rows:
+        names = history.identities(row["_cdc_lsn"]) or [tuple(key)]
+        told_apart = [[every.index(n) for n in found or key] for found in names]
+        _take(row, reader, state, told_apart, folded)
+    folded.faults += reader.faults[:_FAULTS_KEPT]
+    for texts in state.rows():
+        folded.rows[texts[: len(columns)]] += 1
     return folded
 
 
@@ -79,90 +93,142 @@ def _find_repeated(rows: Sequence[Mapping[str, Any]], folded: Folded) -> None:
     folded.repeated = sum(count - 1 for count in positions.values())
 
 
-def _fold_keyed(
-    rows: Sequence[Mapping[str, Any]], reader: _RowReader, key: Sequence[int], folded: Folded
+def _take(
+    row: Mapping[str, Any],
+    reader: _RowReader,
+    state: _State,
+    told_apart: Sequence[Sequence[int]],
+    folded: Folded,
 ) -> None:
-    state: dict[Texts, Texts] = {}
-    for row in rows:
-        op = row["_cdc_op"]
-        if op == "t":
-            state.clear()
-            folded.truncate(row)
-            continue
-        texts = reader.texts(row)
-        at = tuple(texts[i] for i in key)
-        if op in "rc":
-            if at in state:
-                folded.fault(f"{_where(row)}: its key is there already")
-            state[at] = texts
-            continue
-        before = reader.before(row)
-        old = at if before is None else tuple(before[i] for i in key)
-        previous = state.pop(old, None)
-        if previous is None:
-            folded.fault(f"{_where(row)}: no row has its old key")
-        if op == "u":
-            state[at] = reader.filled(row, texts, previous)
-    folded.rows = Counter(state.values())
-
-
-def _fold_multiset(rows: Sequence[Mapping[str, Any]], reader: _RowReader, folded: Folded) -> None:
-    state: Counter[Texts] = Counter()
-    for row in rows:
-        op = row["_cdc_op"]
-        if op == "t":
-            state.clear()
-            folded.truncate(row)
-            continue
-        texts = reader.texts(row)
-        if op in "rc":
-            state[texts] += 1
-            continue
-        old = texts if op == "d" else reader.before(row)
-        if old is None or not state[old]:
-            folded.fault(f"{_where(row)}: no row equals its old row")
-        else:
-            state[old] -= 1
-        if op == "u":
-            state[reader.filled(row, texts, old)] += 1
-    folded.rows = +state
+    """Take one row. `told_apart`: the places of the columns its old row may be found by."""
+    op = row["_cdc_op"]
+    if op == "t":
+        state.clear()
+        folded.truncate(row)
+        return
+    state.tell_apart(told_apart[0])
+    texts = reader.texts(row)
+    if op in "rc":
+        if not state.add(texts):
+            folded.fault(f"{_where(row)}: its key is there already")
+        return
+    before = texts if op == "d" else reader.before(row)
+    old = texts if before is None else before
+    previous = None
+    for by in told_apart:
+        if previous is None and not (op == "u" and before is None and not by):
+            state.tell_apart(by)
+            previous = state.remove(old)
+    if previous is None:
+        what = "has its old key" if told_apart[0] else "equals its old row"
+        folded.fault(f"{_where(row)}: no row {what}")
+    state.tell_apart(told_apart[0])
+    if op == "u":
+        state.add(reader.filled(row, texts, previous))
 
 
 def _where(row: Mapping[str, Any]) -> str:
     return f"{row['_cdc_op']} at ({row['_cdc_lsn']}, {row['_cdc_seq']})"
 
 
+class _State:
+    """The current rows, found by the texts in some places: a key, or (no places) whole rows."""
+
+    def __init__(self, width: int) -> None:
+        self._every = tuple(range(width))
+        self._places = self._every
+        self._found: dict[Texts, list[Texts]] = {}
+
+    def rows(self) -> list[Texts]:
+        return [texts for found in self._found.values() for texts in found]
+
+    def clear(self) -> None:
+        self._found.clear()
+
+    def tell_apart(self, places: Sequence[int]) -> None:
+        chosen = tuple(places) or self._every
+        if chosen != self._places:
+            rows, self._places, self._found = self.rows(), chosen, {}
+            for texts in rows:
+                self.add(texts)
+
+    def add(self, texts: Texts) -> bool:
+        """Put a row in; says whether it may be there beside those that are."""
+        found = self._found.setdefault(self._at(texts), [])
+        is_alone = not found or self._places == self._every
+        if not is_alone:
+            found.clear()
+        found.append(texts)
+        return is_alone
+
+    def remove(self, texts: Texts) -> Texts | None:
+        """Take the row (one of the equal rows) out; None if there is none."""
+        at = self._at(texts)
+        found = self._found.get(at)
+        if not found:
+            return None
+        taken = found.pop()
+        if not found:
+            del self._found[at]
+        return taken
+
+    def _at(self, texts: Texts) -> Texts:
+        return tuple(texts[place] for place in self._places)
+
+
 class _RowReader:
     """Gives the texts of a raw row's columns, those of `_cdc_raw` in the place of nulls."""
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], history: SchemaHistory) -> None:
         self._columns = tuple(columns)
+        self._lake = {name: history.lake_columns(name) for name in columns}
         self._text: dict[str, Callable[[Any], str]] = {
             name: text_function(schema.field(name).type)
-            for name in columns
+            for names in self._lake.values()
+            for name in names
             if schema.get_field_index(name) >= 0
         }
+        self._beginnings = {name: history.beginning(name) for name in columns}
+        self.faults: list[str] = []
 
     def texts(self, row: Mapping[str, Any]) -> Texts:
-        raw = dict(row["_cdc_raw"] or ())
-        return tuple(self._one(name, row.get(name), raw.get(name)) for name in self._columns)
+        """Give the row's texts; of columns it was written before, what such rows have."""
+        return self._all(row, row, "")
 
     def before(self, row: Mapping[str, Any]) -> Texts | None:
         old = row["_cdc_before"]
-        if old is None:
-            return None
-        raw = dict(row["_cdc_raw"] or ())
-        return tuple(
-            self._one(name, old.get(name), raw.get(f"_cdc_before.{name}")) for name in self._columns
-        )
+        return None if old is None else self._all(row, old, "_cdc_before.")
 
     def filled(self, row: Mapping[str, Any], texts: Texts, previous: Texts | None) -> Texts:
         """Give `texts` with the values that the server did not send taken from `previous`."""
-        unchanged = row["_cdc_unchanged"] or ()
+        unchanged = set(row["_cdc_unchanged"] or ())
         if not unchanged or previous is None:
             return texts
         pairs = zip(self._columns, texts, previous, strict=True)
-        return tuple(old if name in unchanged else new for name, new, old in pairs)
+        return tuple(
+            old if unchanged.intersection(self._lake[name]) else new for name, new, old in pairs
+        )
+
+    def _all(self, row: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> Texts:
+        raw = dict(row["_cdc_raw"] or ())
+        found = []
+        for name in self._columns:
+            beginning = self._beginnings[name]
+            if row["_cdc_lsn"] < beginning.lsn:
+                found.append(self._as_missing(name, beginning.missing))
+                continue
+            texts = [self._one(n, values.get(n), raw.get(prefix + n)) for n in self._lake[name]]
+            texts = [t for t in texts if t is not None]
+            if len(texts) > 1:
+                self.faults.append(f"{_where(row)}: column {name} has {len(texts)} values")
+            found.append(texts[0] if texts else None)
+        return tuple(found)
+
+    def _as_missing(self, name: str, missing: str | None) -> str | None:
+        functions = [self._text[n] for n in self._lake[name] if n in self._text]
+        if missing is None or not functions or functions[-1] not in FLOAT_TEXTS:
+            return missing
+        return functions[-1](missing)
 
     def _one(self, name: str, value: Any, raw: str | None) -> str | None:  # noqa: ANN401
         if raw is not None:

@@ -11,6 +11,7 @@ from deltalake.exceptions import TableNotFoundError
 from ingestd.demo.comparison import (
     await_caught_up,
     compare_source,
+    read_registry,
     source_tables,
 )
 from ingestd.sink.paths import Layout
@@ -55,7 +56,7 @@ def epochs(lake: Path | str, source: str = "shop") -> list[dict[str, Any]]:
 
 def registry(lake: Path | str, source: str = "shop") -> list[dict[str, Any]]:
     """The rows of `_tables`, in order; empty if the table is not there."""
-    return sorted(_rows(lake, Layout(source).tables), key=lambda row: row["at"])
+    return sorted(read_registry(str(lake), source), key=lambda row: row["at"])
 
 
 def _rows(lake: Path | str, folder: str) -> list[dict[str, Any]]:

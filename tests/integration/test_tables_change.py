@@ -24,7 +24,7 @@ LIMIT_S = 60
 
 @pytest.fixture
 def daemon(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
-    names = f'slot = "{database.name}"\npublication = "{database.name}"'
+    names = f'slot = "{database.name}"\npublication = "{database.name}"\ndiscover_interval = "1s"'
     made = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra=names))
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')"

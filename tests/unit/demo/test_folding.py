@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from ingestd.changes import change_schema
 from ingestd.demo.folding import fold
+from ingestd.demo.schema_history import SchemaHistory
 from ingestd.schema import Column, Table, TableId
 
 if TYPE_CHECKING:
@@ -102,3 +103,88 @@ def test_only_what_a_truncate_during_the_snapshot_explains_is_excused() -> None:
     ]
     found = fold(raw(KEYED, changes), COLUMNS, ["id"])
     assert found.faults == ["u at (30, 1): no row has its old key"]
+
+
+def event(at_lsn: int, *columns: dict[str, Any], identity: str = "d") -> dict[str, Any]:
+    """Make a row of `_tables`, as far as the fold reads it."""
+    return {
+        "table": "public.t",
+        "at": at_lsn,
+        "at_lsn": at_lsn,
+        "replica_identity": identity,
+        "columns": [
+            {"source_name": c["name"], "missing": None, "identity": c["name"] == "id", **c}
+            for c in columns
+        ],
+    }
+
+
+ID, BODY = {"name": "id"}, {"name": "body"}
+PRICE_V2 = {"name": "price__v2", "source_name": "price"}
+
+
+def evolved(*names: str) -> Table:
+    columns = [Column(n, 25, -1, pa.string()) for n in names if n != "id"]
+    return Table(KEYED.id, 1, (KEYED.columns[0], *columns), key=("id",), before=names)
+
+
+def test_each_value_is_in_one_version_of_its_column() -> None:
+    table = evolved("id", "price", "price__v2")
+    history = SchemaHistory([event(0, ID, {"name": "price"}), event(20, ID, PRICE_V2)])
+    changes: list[tuple[str, int, int, dict[str, Any]]] = [
+        ("c", 10, 1, {"id": 1, "price": "old"}),
+        ("c", 20, 1, {"id": 2, "price__v2": "new"}),
+        ("c", 30, 1, {"id": 3, "_cdc_raw": [("price__v2", "odd")]}),
+    ]
+    found = fold(raw(table, changes), ["id", "price"], ["id"], history)
+    assert found.faults == []
+    assert set(found.rows) == {("1", "old"), ("2", "new"), ("3", "odd")}
+    both = [("c", 30, 1, {"id": 3, "price": "a", "price__v2": "b"})]
+    found = fold(raw(table, both), ["id", "price"], ["id"], history)
+    assert found.faults == ["c at (30, 1): column price has 2 values"]
+
+
+def test_rows_from_before_a_column_have_what_is_missing() -> None:
+    table = evolved("id", "body")
+    with_default = {"name": "body", "missing": "five"}
+    history = SchemaHistory([event(0, ID), event(20, ID, with_default)])
+    changes = [
+        ("c", 10, 1, {"id": 1}),
+        ("c", 20, 1, {"id": 2}),
+        ("c", 20, 2, {"id": 3, "body": "x"}),
+    ]
+    found = fold(raw(table, changes), ["id", "body"], ["id"], history)
+    assert set(found.rows) == {("1", "five"), ("2", None), ("3", "x")}
+
+
+def test_values_of_a_dropped_column_are_not_those_of_its_namesake() -> None:
+    history = SchemaHistory([event(0, ID, BODY), event(15, ID), event(20, ID, BODY)])
+    changes = [
+        ("c", 10, 1, {"id": 1, "body": "the old one's"}),
+        ("c", 20, 1, {"id": 2, "body": "x"}),
+    ]
+    found = fold(raw(evolved("id", "body"), changes), ["id", "body"], ["id"], history)
+    assert set(found.rows) == {("1", None), ("2", "x")}
+
+
+def test_old_rows_are_found_by_the_key_of_their_time() -> None:
+    table = evolved("id", "code", "body")
+    code = {"name": "code", "identity": True}
+    history = SchemaHistory(
+        [
+            event(0, ID, {"name": "code"}, BODY),
+            event(20, {"name": "id", "identity": False}, code, BODY),
+        ]
+    )
+    changes: list[tuple[str, int, int, dict[str, Any]]] = [
+        ("c", 10, 1, {"id": 1, "code": "a", "body": "x"}),
+        ("c", 10, 2, {"id": 2, "code": "b", "body": "x"}),
+        ("u", 10, 3, {"id": 1, "code": "c", "body": "y"}),
+        ("d", 20, 1, {"id": 2}),  # in the transaction that moved the key, before that
+        ("u", 20, 2, {"id": 9, "code": "c", "body": "z"}),
+        ("d", 30, 1, {"code": "c"}),
+        ("c", 30, 2, {"id": 9, "code": "d"}),
+    ]
+    found = fold(raw(table, changes), ["id", "code", "body"], ["code"], history)
+    assert found.faults == []
+    assert set(found.rows) == {("9", "d", None)}
