@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _SPACES = " \t\n\r\v\f"
+_PLAIN = re.compile(r'[^"\\,(){}]+')
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?", re.ASCII)
 _INSTANT = re.compile(_TIMESTAMP.pattern + r"\+00", re.ASCII)
@@ -181,6 +182,11 @@ class _Reader:
         found, inside, was_quoted = "", False, False
         ends = ",)" if self.is_record else ",}"
         while inside or self.text[self.at] not in ends:
+            plain = _PLAIN.match(self.text, self.at)
+            if plain is not None:
+                found += plain[0]
+                self.at = plain.end()
+                continue
             letter = self.text[self.at]
             self.at += 1
             if letter == '"' and inside and self.is_record and self.text[self.at] == '"':

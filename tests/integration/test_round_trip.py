@@ -82,8 +82,8 @@ def trip(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
         for table in tables.values():
             table.create(database)
         create_narrowed(database)
-        for table, identity in LARGE.items():
-            create_large(database, table, identity)
+        for name, identity in LARGE.items():
+            create_large(database, name, identity)
         choice = dict(zip(chosen.names, (wanted for _, wanted in WITH_STRUCTS), strict=True))
         text = wal_config(
             lake=folder / "lake",
@@ -97,8 +97,8 @@ def trip(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
             daemon.start_ready(LIMIT_S)
             texts = {name: table.change(database) for name, table in tables.items()}
             change_narrowed(database)
-            for table in LARGE:
-                change_large(database, table)
+            for name in LARGE:
+                change_large(database, name)
             with database.connect() as connection:
                 await_caught_up(connection, database.name, LIMIT_S)
         except TimeoutError as error:
