@@ -17,7 +17,7 @@ from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import ProtocolError
 from ingestd.schema import Table, with_before
 from tests.unit.decode import pgoutput
-from tests.unit.decode.plain import Plain
+from tests.unit.decode.plain import Plain, write_array
 
 NUMERIC_12_2 = (12 << 16 | 2) + 4
 NUMERIC_30_5 = (30 << 16 | 5) + 4
@@ -56,6 +56,9 @@ ODD = st.sampled_from(
         b"\\xAB",
         b"\xff\xfe",
         b"\xc3\x28",
+        b"{{1},{2}}",
+        b"[0:1]={1,2}",
+        b'{1,"2"}',
     ]
 )
 
@@ -97,6 +100,12 @@ VALUES: dict[tuple[int, int], st.SearchStrategy[bytes]] = {
     (1700, NUMERIC_12_2): _number(12, 2),
     (1700, NUMERIC_30_5): _number(30, 5),
     (1700, -1): _number(40, 3),
+    (1007, -1): st.lists(st.none() | st.integers(-9, 2**31).map(lambda n: str(n).encode())).map(
+        write_array
+    ),
+    (1009, -1): st.lists(st.none() | st.text('a, "\\{}é', max_size=3).map(str.encode)).map(
+        write_array
+    ),
 }
 NAMES = st.sampled_from(["id", "ünï cölumn", "数据", "a", "b", "naïve", "x y"])
 
