@@ -148,7 +148,7 @@ def test_rows_from_before_a_column_have_what_is_missing() -> None:
     table = evolved("id", "body")
     with_default = {"name": "body", "missing": "five"}
     history = SchemaHistory([event(0, ID), event(20, ID, with_default)])
-    changes = [
+    changes: list[tuple[str, int, int, dict[str, Any]]] = [
         ("c", 10, 1, {"id": 1}),
         ("c", 20, 1, {"id": 2}),
         ("c", 20, 2, {"id": 3, "body": "x"}),
