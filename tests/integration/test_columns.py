@@ -348,9 +348,11 @@ def test_a_new_column_joins_the_list_and_brings_its_old_values(
     assert_unseen(lake, daemon, ["secret"])
 
 
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_a_column_taken_back_in_brings_its_old_values(
-    people: Database, lake: Path, make_daemon: MakeDaemon
+    people: Database, lake: Path, make_daemon: MakeDaemon, identity: str
 ) -> None:
+    people.execute(f"ALTER TABLE people REPLICA IDENTITY {identity}")
     daemon = make_daemon(config(people, lake, 'exclude_columns = ["note"]'))
     daemon.start_ready()
     assert daemon.sigterm() == 0
@@ -360,6 +362,35 @@ def test_a_column_taken_back_in_brings_its_old_values(
     settle(people, daemon)
     there = people.rows("SELECT id, note FROM people ORDER BY id")
     assert sorted((r["id"], r["note"]) for r in current(lake)) == there
+    assert daemon.sigterm() == 0
+    daemon.start_ready()  # and not once more
+    assert daemon.sigterm() == 0
+    assert [r["_cdc_op"] for r in raw(lake)].count("t") == 2
+
+
+def test_a_publication_of_another_owner_decides_columns_and_rows(
+    people: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    role = f"r_{people.name}"
+    people.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT SELECT ON people TO {role}",
+        f"""CREATE PUBLICATION "{people.name}" FOR TABLE people (id, email)
+            WITH (publish_via_partition_root = true)""",
+    )
+    try:
+        dsn = people.server.dsn(people.name, user=role)
+        daemon = make_daemon(config(people, lake, "").replace(people.dsn, dsn))
+        daemon.start_ready()
+        people.execute("UPDATE people SET email = 'new' WHERE id = 3")
+        settle(people, daemon)
+        found = sorted((row["id"], row["email"]) for row in current(lake))
+        assert found == people.rows("SELECT id, email FROM people ORDER BY id")
+        assert "note" not in raw(lake)[0]
+        assert daemon.sigterm() == 0
+        assert [r["_cdc_op"] for r in raw(lake)].count("t") == 1
+    finally:
+        people.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
 def test_a_masked_column_renamed_stops_the_table_and_shows_nothing(

@@ -97,6 +97,7 @@ class Definitions:
         self._rows: dict[int, TableRow] = {}
         self._columns: dict[int, tuple[ColumnRow, ...]] = {}
         self._published: Mapping[TableId, Published] = {}
+        self._is_ours = settings.manage
         self._known: dict[TableId, RegisteredTable] = {}
         self._lake: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
@@ -111,6 +112,8 @@ class Definitions:
         self._rows = {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
         self._published = catalog.published
+        owned = catalog.publication is None or catalog.publication.owned
+        self._is_ours = self._settings.manage and owned
         self._known = dict(known)
         for name, entry in known.items():
             self._lake.setdefault(name, {}).update(entry.lake_columns)
@@ -168,7 +171,7 @@ class Definitions:
         table = controlled(
             table, controls, key, self._types, strict=strict, known=known, is_listed=is_listed
         )
-        table = as_published(table, None if settings.manage else how.columns, how.row_filter)
+        table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
         lake = self._lake.setdefault(table.id, {})
         columns = allocate(table.columns, lake)
         # The server forgets `missing` when the table is rewritten; the lake's old rows stay.

@@ -57,7 +57,11 @@ class SourceTables:
                 rewritten[row.id] = reason
             accepted.append(replace(found, storage=_storage(catalog, row, known.get(row.id))))
         interrupted = frozenset(
-            t.id for t in accepted if t.oid in left_out or self._is_interrupted(t, catalog)
+            t.id
+            for t in accepted
+            if t.oid in left_out
+            or self._is_interrupted(t, catalog)
+            or _is_wider(t, catalog, known.get(t.id))
         )
         self._catalog = catalog
         return Discovery(
@@ -129,6 +133,22 @@ class SourceTables:
         if now is None or (then is not None and then.membership != now.membership):
             return True
         return now.columns is not None and not now.columns.issuperset(c.name for c in table.columns)
+
+
+def _is_wider(table: Table, catalog: Catalog, known: RegisteredTable | None) -> bool:
+    """Whether it has a column that was there before and not captured: the config, a column list.
+
+    Not one with another name than before, which pg_attribute shows by its xmin.
+    """
+    then = None
+    if known is not None and known.oid == table.oid:
+        then = Storage.parse(known.storage)
+    if known is None or then is None:
+        return False
+    present = {(c.number, c.xmin) for c in then.columns}
+    captured = {c.name for c in table.columns} - {c.source_name for c in known.columns}
+    columns = catalog.columns.get(table.oid, ())
+    return any(c.name in captured and (c.number, c.xmin) in present for c in columns)
 
 
 def _unpublishable(
