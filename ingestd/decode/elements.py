@@ -97,7 +97,7 @@ class _Marks:
 
     at: Ints
     letters: NDArray[np.uint8]
-    row: Ints
+    row: NDArray[np.int32]
     quotes: Flags
     inside: Flags
     dropped: Flags
@@ -109,7 +109,7 @@ def _find_marks(data: NDArray[np.uint8], bounds: Ints, dialect: Dialect) -> _Mar
     at = np.flatnonzero(dialect.special[data])
     letters = data[at]
     first = np.searchsorted(at, bounds)
-    row = np.repeat(np.arange(len(bounds) - 1), np.diff(first))
+    row = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(first))
     none = np.zeros(len(at), np.bool_)
     quotes = letters == _QUOTE
     if not quotes.any():  # then nothing is quoted; a backslash is out of place
@@ -121,9 +121,8 @@ def _find_marks(data: NDArray[np.uint8], bounds: Ints, dialect: Dialect) -> _Mar
         dropped, badly_escaped = _escapes(letters, next_to, dialect)
         if dialect.is_array:
             quotes = quotes & ~_shifted(dropped & next_to)
-    before = np.cumsum(quotes) - quotes
-    nth = before - np.append(before, 0)[first[:-1]][row]
-    is_odd = (nth & 1).astype(np.bool_)
+    is_odd = np.logical_xor.accumulate(quotes) ^ quotes  # how many quotes came before
+    is_odd ^= np.append(is_odd, [False])[first[:-1]][row]
     inside = is_odd & ~quotes
     if not dialect.is_array:
         closing = quotes & is_odd
@@ -157,15 +156,15 @@ def _shifted_back(flags: Flags) -> Flags:
 
 def _refuse_misplaced(marks: _Marks, bounds: Ints, dialect: Dialect, refused: Flags) -> None:
     """Outside quotes only the brackets and commas may be; quotes end, escapes escape."""
-    wrong = (marks.letters != _COMMA) & ~marks.quotes & ~marks.inside
-    opens = (marks.letters == dialect.opening) & (marks.at == bounds[:-1][marks.row])
-    closes = (marks.letters == dialect.closing) & (marks.at == bounds[1:][marks.row] - 1)
-    wrong &= ~(opens | closes)
+    outside = np.flatnonzero((marks.letters != _COMMA) & ~marks.quotes & ~marks.inside)
+    at, letters, row = marks.at[outside], marks.letters[outside], marks.row[outside]
+    opens = (letters == dialect.opening) & (at == bounds[:-1][row])
+    closes = (letters == dialect.closing) & (at == bounds[1:][row] - 1)
+    refused[row[~(opens | closes)]] = True
     if marks.has_quotes:
-        wrong |= marks.badly_escaped
+        refused[marks.row[marks.badly_escaped]] = True
         counts = np.bincount(marks.row[marks.quotes], minlength=len(refused))
         refused |= (counts & 1).astype(np.bool_)
-    refused[marks.row[wrong]] = True
 
 
 # --- elements --------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ def _split(
     filled = ~refused & (sizes > (2 if dialect.is_array else 0))
     counts = np.bincount(marks.row[comma], minlength=len(sizes)) + filled
     starts, ends = _cut(marks.at[comma], bounds, counts)
-    row = np.repeat(np.arange(len(sizes)), counts)
+    row = np.repeat(np.arange(len(sizes), dtype=np.int32), counts)
     quoted = np.zeros(len(starts), np.bool_)
     odd = quoted
     if marks.has_quotes:
@@ -227,7 +226,7 @@ def _cut(commas: Ints, bounds: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return starts, ends
 
 
-def _quotes_left_over(marks: _Marks, quoted_row: Ints, rows: int) -> Flags:
+def _quotes_left_over(marks: _Marks, quoted_row: NDArray[np.int32], rows: int) -> Flags:
     """Find the values with other quotes than a pair around an element, or doubled inside."""
     doubled = marks.row[marks.dropped & marks.quotes]
     used = np.bincount(quoted_row, minlength=rows) + np.bincount(doubled, minlength=rows)
