@@ -313,10 +313,24 @@ def test_a_list_without_the_identity_lets_only_inserts_by(
     assert found.code == 0, found.out
     for name, why in (("orders", "lacks 'id'"), ("events", "no usable replica identity")):
         assert re.match(f"warn .*{why}.*only inserts can come", table_line(found, name))
+    assert 'ALTER TABLE "public"."events" REPLICA IDENTITY FULL;' in found.out
+    [remedy] = re.findall(r"ALTER PUBLICATION .* DROP TABLE .*; ALTER PUBLICATION .*;", found.out)
     # ours: the list goes, and a table that it would break is refused
     found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=new_shop.dsn))
     assert table_line(found, "orders").startswith("ok ")
     assert_fails(found, "table public.events .*replica identity", "REPLICA IDENTITY FULL;")
+    new_shop.execute(*remedy.rstrip(";").split("; "))
+    assert table_line(ingestd(tmp_path, "check", theirs), "orders").startswith("ok ")
+
+
+def test_replica_identity_nothing_is_mended_as_it_says(tmp_path: Path, shop: Database) -> None:
+    shop.execute("ALTER TABLE orders REPLICA IDENTITY NOTHING")
+    config = wal_config(lake="lake", dsn=shop.dsn)
+    found = ingestd(tmp_path, "check", config)
+    assert_fails(found, "table public.orders .*replica identity", "REPLICA IDENTITY DEFAULT;")
+    [failure] = found.failures
+    shop.execute(failure.splitlines()[1].strip())
+    assert ingestd(tmp_path, "check", config).code == 0
 
 
 @pytest.mark.parametrize(

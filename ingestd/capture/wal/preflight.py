@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.catalog import qualified, refusal, table_of
+from ingestd.capture.catalog import refusal, table_of
 from ingestd.capture.patterns import missing_tables, unmatched
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
@@ -18,6 +18,7 @@ from ingestd.capture.wal.publication import (
     check_publication,
     column_lists,
     find_publication,
+    identify,
     only_inserts,
     outdated,
     owned_by_others,
@@ -31,7 +32,7 @@ from ingestd.capture.wal.slot import Slot, find_slot, missing_slot
 from ingestd.checks import CheckLine, Level
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import IngestdError, TableError
-from ingestd.schema import Table, TableId, delta_type
+from ingestd.schema import Table, delta_type
 
 LOW_SAFE_BYTES = 1 << 30
 """Below this much WAL left before the slot is in danger, a warning."""
@@ -100,6 +101,8 @@ async def _tables(
     for missing in missing_tables(settings, catalog.present):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
+    publication = catalog.publication
+    is_ours = settings.manage and (publication is None or publication.owned)
     definitions = Definitions(settings)
     await definitions.take(connection, catalog, {})
     good = []
@@ -113,24 +116,25 @@ async def _tables(
             found.note(subject, "fail", error.reason, error.remedy)
             continue
         refused = refusal(row, table, server.role)
-        fault = refused.error if refused else unidentified(plain, sent, manage=settings.manage)
+        fault = refused.error if refused else unidentified(plain, sent, manage=is_ours)
         if fault is not None:
             found.note(subject, "fail", fault.reason, fault.remedy)
             continue
         good.append(table)
-        detail = _captured(plain, table, settings)
-        lacking = only_inserts(plain, None if settings.manage else sent)
+        detail = _captured(plain, table, settings, is_ours=is_ours)
+        lacking = only_inserts(plain, None if is_ours else sent)
         if lacking is None:
             found.note(subject, "ok", detail)
         else:
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
-            found.note(subject, "warn", detail, _identify(row.id))
+            remedy = identify(plain, settings.publication, sent)
+            found.note(subject, "warn", detail, remedy)
     for pattern in unmatched(settings, catalog.present):
         found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
     return good
 
 
-def _captured(plain: Table, table: Table, settings: WalSettings) -> str:
+def _captured(plain: Table, table: Table, settings: WalSettings, *, is_ours: bool) -> str:
     """Say what is captured of a table that is `plain` in the catalog."""
     kept = {c.name for c in table.columns}
     left_out = [c.name for c in plain.columns if c.name not in kept]
@@ -145,13 +149,9 @@ def _captured(plain: Table, table: Table, settings: WalSettings) -> str:
         *([f"types: {', '.join(typed)}"] if typed else []),
         *([f"rows where {table.row_filter}"] if table.row_filter else []),
     ]
-    if not settings.manage and set(left_out) - set(settings.controls(table.id).exclude_columns):
+    if not is_ours and set(left_out) - set(settings.controls(table.id).exclude_columns):
         parts.append(f"columns as publication {settings.publication!r} lists them")
     return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
-
-
-def _identify(table: TableId) -> str:
-    return f"add a primary key, or ALTER TABLE {qualified(table)} REPLICA IDENTITY FULL;"
 
 
 async def _publication(
@@ -179,14 +179,17 @@ async def _publication(
         else:
             found.note(subject, "ok", f"{len(sent)} tables")
         return
-    changing = sorted(outdated(sent, names, lists))
+    is_foreign = publication is not None and not publication.owned
+    changing = [] if is_foreign else sorted(outdated(sent, names, lists))
     others = await owned_by_others(connection, absent + changing)
     statement = await owners_statement(connection, name, names, lists)
     by_owner = f"{statement}  -- as the tables' owner; then set manage = false"
     if publication is None and not server.may_create:
         found.note(subject, "fail", f"no CREATE right on database {server.database}", by_owner)
-    elif publication is not None and not publication.owned and absent + changing:
+    elif is_foreign and absent:
         found.note(subject, "fail", "belongs to another role", by_owner)
+    elif is_foreign and (fault := check_publication(name, publication, names)) is not None:
+        found.fault(subject, fault)
     elif others:
         listed = ", ".join(map(str, others))
         found.note(subject, "fail", f"not the owner of {listed}", by_owner)

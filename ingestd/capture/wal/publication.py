@@ -176,6 +176,17 @@ def only_inserts(table: Table, found: Published | None) -> str | None:
     return None
 
 
+def identify(table: Table, name: str = "", found: Published | None = None) -> str:
+    """Write what gives the table an identity, or publication `name` the columns of it."""
+    quoted = sql.Identifier(table.id.schema, table.id.name).as_string(None)
+    if table.identity and found is not None and found.columns is not None:
+        whole = "ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1};"
+        return whole.format(sql.Identifier(name).as_string(None), quoted)
+    if table.replica_identity == "n" and table.key:
+        return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
+    return f"add a primary key, or ALTER TABLE {quoted} REPLICA IDENTITY FULL;"
+
+
 def unidentified(table: Table, found: Published | None, *, manage: bool) -> TableError | None:
     """Refuse a table that publishing would break, unless others publish it already.
 
@@ -183,11 +194,10 @@ def unidentified(table: Table, found: Published | None, *, manage: bool) -> Tabl
     """
     if table.identity or (found is not None and not (manage and found.membership is not None)):
         return None
-    name = sql.Identifier(table.id.schema, table.id.name).as_string(None)
     return TableError(
         table.id,
         "no usable replica identity: publishing it would make its own UPDATE and DELETE fail",
-        remedy=f"add a primary key, or ALTER TABLE {name} REPLICA IDENTITY FULL;",
+        remedy=identify(table),
     )
 
 
