@@ -15,7 +15,7 @@ from ingestd.capture.catalog import describe, list_tables
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.pages import TablePages
 from ingestd.capture.session import connect
-from ingestd.capture.wal.publication import published
+from ingestd.capture.wal.published import published
 from ingestd.config import TableSettings
 from ingestd.decode.types import BUILT_IN
 from ingestd.demo.comparison import await_caught_up

@@ -21,10 +21,10 @@ from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.publication import (
     check_publication,
     column_lists,
-    find_publication,
     keep_publication,
     owners_statement,
 )
+from ingestd.capture.wal.published import find_publication
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import (

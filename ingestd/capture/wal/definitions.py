@@ -24,7 +24,7 @@ from ingestd.capture.catalog import (
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, StoredColumn, filter_digest, read_files
-from ingestd.capture.wal.publication import (
+from ingestd.capture.wal.published import (
     Publication,
     Published,
     find_publication,

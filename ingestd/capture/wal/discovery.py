@@ -13,7 +13,8 @@ from ingestd.capture.patterns import missing_tables
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, difference
 from ingestd.capture.wal.definitions import Catalog, Definitions, read_catalog
-from ingestd.capture.wal.publication import Publication, add_statement, unidentified
+from ingestd.capture.wal.publication import add_statement
+from ingestd.capture.wal.published import Publication, unidentified
 from ingestd.capture.wal.server import Server
 from ingestd.decode.relation import Relation
 from ingestd.errors import TableError

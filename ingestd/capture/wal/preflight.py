@@ -17,13 +17,15 @@ from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
     column_lists,
-    find_publication,
-    identify,
-    only_inserts,
     outdated,
     owned_by_others,
     owners_statement,
     possible_lists,
+)
+from ingestd.capture.wal.published import (
+    find_publication,
+    identify,
+    only_inserts,
     published,
     unidentified,
 )

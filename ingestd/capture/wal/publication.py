@@ -1,53 +1,33 @@
-"""The publication: which tables the server sends, and which of their columns and rows.
+"""Keeping the publication: which tables the server sends, and which of their columns.
 
-Source: PostgreSQL documentation, CREATE PUBLICATION and ALTER PUBLICATION, "Logical Replication",
-"Column Lists" and "Row Filters".
+Source: PostgreSQL documentation, CREATE PUBLICATION and ALTER PUBLICATION, "Column Lists".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor, sql
-from psycopg.rows import class_row
 
+from ingestd.capture.wal.published import (
+    FIRST_WITH_PARTS,
+    Publication,
+    Published,
+    find_publication,
+    published,
+)
 from ingestd.config import SourceSettings, TableSettings
-from ingestd.errors import OperatorError, TableError
+from ingestd.errors import OperatorError
 from ingestd.schema import Table, TableId
 
-_PUBLICATION = """
-SELECT puballtables AS all_tables, pubviaroot AS via_root,
-       pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations,
-       pg_has_role(pubowner, 'USAGE') AS owned
-  FROM pg_publication WHERE pubname = %s
-"""
-_TABLES = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
 _EXPLICIT = """
 SELECT n.nspname, c.relname
   FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.pubname = %s
 """
-FIRST_WITH_PARTS = 150000
-"""PostgreSQL 15 brought column lists and row filters."""
-# The view knows that a filter does not hold where the table's schema is published too; only
-# pg_publication_rel tells a list from all columns, and one membership from the next.
-_PUBLISHED = """
-SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {parts}
-  FROM pg_publication_tables t
-  JOIN pg_publication p ON p.pubname = t.pubname
-  JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
- WHERE t.pubname = %s
-"""
-_PARTS = """CASE WHEN r.prattrs IS NOT NULL THEN
-         ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
-                  AND a.attnum = ANY(r.prattrs::int2[]) ORDER BY a.attnum) END, t.rowfilter"""
-_WHOLE = "NULL::text[], NULL::text"
 # Of a partition the server looks at its own replica identity, whatever the root's is.
 _UNCOVERED = """
 SELECT EXISTS (
@@ -68,62 +48,9 @@ SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p
 """
 _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A publication's flags. `owned`: this role may alter it."""
-
-    all_tables: bool
-    via_root: bool
-    all_operations: bool
-    owned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What a publication sends of a table.
-
-    `columns`: its column list, None for all that are published by themselves. `row_filter`: as
-    SQL, None for all rows. `membership`: names the publication's entry for this table, another one
-    if the table was taken out and put back; None where it is published with its schema or with all
-    tables.
-    """
-
-    columns: frozenset[str] | None
-    row_filter: str | None
-    membership: int | None
-
-
 ColumnLists = Mapping[TableId, Sequence[str]]
 """Column lists that are wanted; a table that is not there is published with all columns."""
 WHOLE: ColumnLists = MappingProxyType({})
-
-
-async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:
-    """Read the publication; None if there is none."""
-    async with connection.cursor(row_factory=class_row(Publication)) as cursor:
-        await cursor.execute(_PUBLICATION, (name,))
-        return await cursor.fetchone()
-
-
-async def published_tables(connection: AsyncConnection[Any], name: str) -> set[TableId]:
-    """Give every table it publishes, however it came to (list, schema, all tables)."""
-    cursor = await connection.execute(_TABLES, (name,))
-    return {TableId(*row) for row in await cursor.fetchall()}
-
-
-async def published(
-    connection: AsyncConnection[Any], name: str, server_version: int
-) -> dict[TableId, Published]:
-    """Give every table it publishes, however it came to (list, schema, all tables), and how."""
-    parts = _PARTS if server_version >= FIRST_WITH_PARTS else _WHOLE
-    cursor = await connection.execute(sql.SQL(_PUBLISHED).format(parts=sql.SQL(parts)), (name,))
-    return {
-        TableId(schema, table): Published(
-            None if columns is None else frozenset(columns), row_filter, membership
-        )
-        for schema, table, membership, columns, row_filter in await cursor.fetchall()
-    }
 
 
 def column_list(
@@ -160,45 +87,6 @@ def outdated(
         and present[t].membership is not None
         and present[t].columns != (frozenset(lists[t]) if t in lists else None)
     }
-
-
-def only_inserts(table: Table, found: Published | None) -> str | None:
-    """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
-
-    `table` as the catalog has it. Source: PostgreSQL, CheckCmdReplicaIdentity.
-    """
-    if not table.identity:
-        return "no usable replica identity"
-    if found is not None and found.columns is not None:
-        hidden = [n for n in table.identity if n not in found.columns]
-        if hidden:
-            return f"its column list lacks {hidden[0]!r} of the replica identity"
-    return None
-
-
-def identify(table: Table, name: str = "", found: Published | None = None) -> str:
-    """Write what gives the table an identity, or publication `name` the columns of it."""
-    quoted = sql.Identifier(table.id.schema, table.id.name).as_string(None)
-    if table.identity and found is not None and found.columns is not None:
-        whole = "ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1};"
-        return whole.format(sql.Identifier(name).as_string(None), quoted)
-    if table.replica_identity == "n" and table.key:
-        return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
-    return f"add a primary key, or ALTER TABLE {quoted} REPLICA IDENTITY FULL;"
-
-
-def unidentified(table: Table, found: Published | None, *, manage: bool) -> TableError | None:
-    """Refuse a table that publishing would break, unless others publish it already.
-
-    Then the harm is theirs, and only inserts and truncates can come: they are captured.
-    """
-    if table.identity or (found is not None and not (manage and found.membership is not None)):
-        return None
-    return TableError(
-        table.id,
-        "no usable replica identity: publishing it would make its own UPDATE and DELETE fail",
-        remedy=identify(table),
-    )
 
 
 def create_statement(
@@ -364,5 +252,6 @@ async def owners_statement(
     """Write what an owner of the tables must run so that the publication has them all."""
     if await find_publication(connection, name) is None:
         return create_statement(name, tables, lists).as_string(None) + ";"
-    missing = set(tables) - await published_tables(connection, name)
+    sent = await published(connection, name, connection.info.server_version)
+    missing = set(tables) - sent.keys()
     return add_statement(name, missing or tables, lists).as_string(None) + ";"

@@ -1,0 +1,125 @@
+"""What a publication sends, and what that means for a table.
+
+Source: PostgreSQL documentation, "System Catalogs" (pg_publication, pg_publication_rel), "Logical
+Replication", "Row Filters" and "Column Lists".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection, sql
+from psycopg.rows import class_row
+
+from ingestd.errors import TableError
+from ingestd.schema import Table, TableId
+
+_PUBLICATION = """
+SELECT puballtables AS all_tables, pubviaroot AS via_root,
+       pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations,
+       pg_has_role(pubowner, 'USAGE') AS owned
+  FROM pg_publication WHERE pubname = %s
+"""
+FIRST_WITH_PARTS = 150000
+"""PostgreSQL 15 brought column lists and row filters."""
+# The view knows that a filter does not hold where the table's schema is published too; only
+# pg_publication_rel tells a list from all columns, and one membership from the next.
+_PUBLISHED = """
+SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {parts}
+  FROM pg_publication_tables t
+  JOIN pg_publication p ON p.pubname = t.pubname
+  JOIN pg_namespace n ON n.nspname = t.schemaname
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+ WHERE t.pubname = %s
+"""
+_PARTS = """CASE WHEN r.prattrs IS NOT NULL THEN
+         ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
+                  AND a.attnum = ANY(r.prattrs::int2[]) ORDER BY a.attnum) END, t.rowfilter"""
+_WHOLE = "NULL::text[], NULL::text"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication's flags. `owned`: this role may alter it."""
+
+    all_tables: bool
+    via_root: bool
+    all_operations: bool
+    owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a publication sends of a table.
+
+    `columns`: its column list, None for all that are published by themselves. `row_filter`: as
+    SQL, None for all rows. `membership`: names the publication's entry for this table, another one
+    if the table was taken out and put back; None where it is published with its schema or with all
+    tables.
+    """
+
+    columns: frozenset[str] | None
+    row_filter: str | None
+    membership: int | None
+
+
+async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:
+    """Read the publication; None if there is none."""
+    async with connection.cursor(row_factory=class_row(Publication)) as cursor:
+        await cursor.execute(_PUBLICATION, (name,))
+        return await cursor.fetchone()
+
+
+async def published(
+    connection: AsyncConnection[Any], name: str, server_version: int
+) -> dict[TableId, Published]:
+    """Give every table it publishes, however it came to (list, schema, all tables), and how."""
+    parts = _PARTS if server_version >= FIRST_WITH_PARTS else _WHOLE
+    cursor = await connection.execute(sql.SQL(_PUBLISHED).format(parts=sql.SQL(parts)), (name,))
+    return {
+        TableId(schema, table): Published(
+            None if columns is None else frozenset(columns), row_filter, membership
+        )
+        for schema, table, membership, columns, row_filter in await cursor.fetchall()
+    }
+
+
+def only_inserts(table: Table, found: Published | None) -> str | None:
+    """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
+
+    `table` as the catalog has it. Source: PostgreSQL, CheckCmdReplicaIdentity.
+    """
+    if not table.identity:
+        return "no usable replica identity"
+    if found is not None and found.columns is not None:
+        hidden = [n for n in table.identity if n not in found.columns]
+        if hidden:
+            return f"its column list lacks {hidden[0]!r} of the replica identity"
+    return None
+
+
+def identify(table: Table, name: str = "", found: Published | None = None) -> str:
+    """Write what gives the table an identity, or publication `name` the columns of it."""
+    quoted = sql.Identifier(table.id.schema, table.id.name).as_string(None)
+    if table.identity and found is not None and found.columns is not None:
+        whole = "ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1};"
+        return whole.format(sql.Identifier(name).as_string(None), quoted)
+    if table.replica_identity == "n" and table.key:
+        return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
+    return f"add a primary key, or ALTER TABLE {quoted} REPLICA IDENTITY FULL;"
+
+
+def unidentified(table: Table, found: Published | None, *, manage: bool) -> TableError | None:
+    """Refuse a table that publishing would break, unless others publish it already.
+
+    Then the harm is theirs, and only inserts and truncates can come: they are captured.
+    """
+    if table.identity or (found is not None and not (manage and found.membership is not None)):
+        return None
+    return TableError(
+        table.id,
+        "no usable replica identity: publishing it would make its own UPDATE and DELETE fail",
+        remedy=identify(table),
+    )
