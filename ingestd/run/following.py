@@ -73,7 +73,15 @@ class Follower:
         self.gate = Gate()
 
     def request(self, tables: Sequence[TableId]) -> None:
-        """Have tables read anew. Raises OperatorError for one that is not captured."""
+        """Have tables read anew.
+
+        Raises OperatorError for one that is not captured, or where nothing is ever read.
+        """
+        if not self._reads:
+            raise OperatorError(
+                'snapshot = "never": tables are not read',
+                remedy='set snapshot = "initial" and restart the daemon',
+            )
         self._book.request(tables)
         self._requested.set()
 
@@ -104,6 +112,7 @@ class Follower:
             await self._until_tables_change()
             discovery = await self._capture.discover(self._book.known)
             self._book.update(discovery)
+            self._watch.offered(discovery)
             await self._intake.record(self._book.departures(_now(), self._durable()))
             await self._capture.prepare(discovery.tables)
             await self._intake.record(self._book.changed(_now(), self.gate.position))
@@ -112,7 +121,7 @@ class Follower:
 
     async def _read(self, give: Give) -> None:
         """Read what is to be read."""
-        wanted = self._book.to_read()
+        wanted = self._book.to_read() if self._reading is None else self._reading.tables
         try:
             if self._reading is None:
                 await self.begin_reading()
@@ -128,6 +137,7 @@ class Follower:
             for table in wanted:
                 stopping = TableError(table.id, error.what, remedy=error.remedy)
                 await give(Page(stopping, _now()))
+            await give(Loaded(self._load))
         else:
             self._delay_s = RETRY_S
 

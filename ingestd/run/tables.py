@@ -156,7 +156,7 @@ class TableBook:
         for refused in self._discovery.refused:
             known = self.known.get(refused.table.id)
             event = stopped(refused.table, refused.error, at, at_lsn)
-            if known is not None and refused.table.oid == 0:  # it was there once
+            if known is not None and known.oid and not refused.table.oid:  # it was there once
                 gone = Table(known.table, known.oid, ())
                 event = replace(event, table=gone, state=TableState.DROPPED)
             if known is None or (known.state, known.reason) != (event.state, event.reason):

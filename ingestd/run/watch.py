@@ -141,7 +141,8 @@ class Watch:
             point = None if known is None else known.snapshot_lsn
             self._table(str(table.id), state, snapshot_lsn=point)
         for refused in discovery.refused:
-            gone = refused.table.oid == 0 and refused.table.id in committed.tables
+            known = committed.tables.get(refused.table.id)
+            gone = refused.table.oid == 0 and known is not None and known.oid != 0
             state = TableState.DROPPED if gone else TableState.STOPPED
             self._table(str(refused.table.id), state, refused.error)
         self._log.info(

@@ -235,7 +235,7 @@ async def test_stop_finishes_the_open_epoch() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     watching = watch()
     async with running(base, disk, settings=policy(max_delay_s=3600.0), watching=watching):
-        await until(lambda: disk.registered.get(A.id) is not None)
+        await until(lambda: disk.registered.get(A.id) is not None and settled(base, disk))
         made = base.commit(put(A, 1))
         await until(lambda: (watching._status.received_lsn or 0) >= made.end_lsn)
     assert lake_rows(disk, A) == source_rows(base, A)
