@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from ingestd.capture.blocks import BlockRange
@@ -234,6 +235,31 @@ mask_columns = { email = "sha256", since = "sha256", phone = "null", late = "nul
     assert (columns["email"]["delta_type"], columns["phone"]["delta_type"]) == ("string", "integer")
 
 
+@pytest.mark.parametrize("scope", ["listed", "all tables"])
+def test_hidden_values_that_were_not_sent(
+    database: Database, lake: Path, make_daemon: MakeDaemon, scope: str
+) -> None:
+    """A masked value kept out of line is unchanged as others are; a column left out is not told."""
+    database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, n int, email text, note text)",
+        "ALTER TABLE people ALTER email SET STORAGE EXTERNAL, ALTER note SET STORAGE EXTERNAL",
+        f"INSERT INTO people SELECT 1, 1, x, x FROM repeat('{NEEDLE}', 500) x",
+    )
+    if scope == "all tables":
+        database.execute(f'CREATE PUBLICATION "{database.name}" FOR ALL TABLES')
+    section = """exclude_columns = ["note"]
+mask_columns = { email = "sha256" }"""
+    daemon = make_daemon(config(database, lake, section))
+    daemon.start_ready()
+    database.execute("UPDATE people SET n = 2", "UPDATE people SET email = 'short'")
+    settle(database, daemon)
+    assert_unseen(lake, daemon)
+    _, read, unsent, sent = raw(lake)
+    assert (read["email"], sent["email"]) == (hashed(NEEDLE * 500), hashed("short"))
+    assert (unsent["email"], unsent["_cdc_unchanged"]) == (None, ["email"])
+    assert not sent["_cdc_unchanged"]
+
+
 def test_a_key_may_be_hashed(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     database.execute(
         "CREATE TABLE people (id text PRIMARY KEY, n int)",
@@ -319,10 +345,10 @@ def test_whole_rows_without_a_column_are_a_multiset_still(
     assert sorted((r["a"], r["b"]) for r in current(lake, ())) == there
 
 
-def sent_columns(database: Database) -> list[str]:
+def listed_columns(database: Database) -> list[str]:
+    """The columns that are published of the only table, none if it is not published."""
     query = "SELECT attnames::text[] FROM pg_publication_tables WHERE pubname = %s"
-    names: list[str] = database.value(query, database.name)
-    return names
+    return [name for (names,) in database.rows(query, database.name) for name in names]
 
 
 def test_a_new_column_joins_the_list_and_brings_its_old_values(
@@ -330,13 +356,13 @@ def test_a_new_column_joins_the_list_and_brings_its_old_values(
 ) -> None:
     daemon = make_daemon(config(people, lake, 'exclude_columns = ["note"]'))
     daemon.start_ready()
-    assert sent_columns(people) == ["id", "email", "salary", "born"]
+    assert listed_columns(people) == ["id", "email", "salary", "born"]
     people.execute(
         "ALTER TABLE people ADD COLUMN more int DEFAULT 5",
         "INSERT INTO people VALUES (11, 'e', 1, NULL, 'secret', 6)",
         "UPDATE people SET more = 7 WHERE id = 2",
     )
-    await_until(lambda: "more" in sent_columns(people), LIMIT_S, daemon.tail)
+    await_until(lambda: "more" in listed_columns(people), LIMIT_S, daemon.tail)
     people.execute("UPDATE people SET more = 8 WHERE id = 3")
     there = people.rows("SELECT id, more FROM people ORDER BY id")
 
@@ -346,6 +372,49 @@ def test_a_new_column_joins_the_list_and_brings_its_old_values(
 
     await_until(is_there, LIMIT_S, lambda: f"{there}, not {current(lake)}\n{daemon.tail()}")
     assert_unseen(lake, daemon, ["secret"])
+
+
+def test_ddl_that_a_column_list_forbids_is_done_without_it(
+    people: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    daemon = make_daemon(config(people, lake, 'exclude_columns = ["note"]'))
+    daemon.start_ready()
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+        people.execute("ALTER TABLE people DROP COLUMN born")
+    with people.connect(autocommit=False) as session:
+        session.execute(f'ALTER PUBLICATION "{people.name}" DROP TABLE people'.encode())
+        session.execute("ALTER TABLE people DROP COLUMN born")
+        session.execute("INSERT INTO people VALUES (11, 'unseen', 1, 'secret')")
+    await_until(lambda: listed_columns(people) == ["id", "email", "salary"], LIMIT_S, daemon.tail)
+    people.execute("UPDATE people SET email = 'new' WHERE id = 2")
+    there = people.rows("SELECT id, email FROM people ORDER BY id")
+
+    def is_there() -> bool:
+        return sorted((r["id"], r["email"]) for r in current(lake)) == there
+
+    await_until(is_there, LIMIT_S, lambda: f"{there}, not {current(lake)}\n{daemon.tail()}")
+
+
+def test_a_list_goes_as_soon_as_whole_rows_are_the_identity(
+    people: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """Until then the server refuses the source's own UPDATE and DELETE."""
+    daemon = make_daemon(config(people, lake, 'exclude_columns = ["note"]', 'before = "full"'))
+    daemon.start_ready()
+    people.execute("ALTER TABLE people REPLICA IDENTITY FULL")
+    with pytest.raises(psycopg.errors.InvalidColumnReference):
+        people.execute("UPDATE people SET email = 'refused' WHERE id = 2")
+    await_until(lambda: "note" in listed_columns(people), LIMIT_S, daemon.tail)
+    people.execute(
+        "UPDATE people SET email = 'new' WHERE id = 2", "DELETE FROM people WHERE id = 3"
+    )
+    settle(people, daemon)
+    there = people.rows("SELECT id, email FROM people ORDER BY id")
+    assert sorted((r["id"], r["email"]) for r in current(lake)) == there
+    assert_unseen(lake, daemon, ["secret"])
+    assert [r["_cdc_before"]["email"] for r in raw(lake) if r["_cdc_op"] == "d"] == [
+        "p3@example.com"
+    ]
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
