@@ -7,14 +7,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
-from pydantic import SecretStr
 
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.connector import WalFactory
 from ingestd.fakes.capture import FakeChange, FakeDatabase
 from ingestd.fakes.connector import FakeFactory, FakeSettings
 from ingestd.positions import Lsn
-from tests.unit.run.fixtures import A, B
+from tests.unit.run.fixtures import A, B, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +29,9 @@ MEMORY_BYTES = 8 << 20
 """Less than a large transaction: it comes in several chunks."""
 LARGE_ROWS = 40_000
 
+NEW1 = table("new1")
+TABLES = {"a": A, "b": B, "new1": NEW1}
+
 
 class ChangeWorld(Protocol):
     """Two tables, a and b (id bigint primary key, note text), and one slot."""
@@ -39,6 +41,9 @@ class ChangeWorld(Protocol):
 
     async def write_elsewhere(self) -> None:
         """Write WAL that has nothing captured."""
+
+    async def add_table(self) -> None:
+        """Make the table new1, like a and b, which the captures' config asks for."""
 
     async def current(self) -> Lsn: ...
 
@@ -86,18 +91,22 @@ class FakeChangeWorld:
         )
 
     async def insert(self, *ids: int, table: str = "a", note: str = "") -> None:
-        name = (A if table == "a" else B).id
+        name = TABLES[table].id
         self.database.commit(*(FakeChange(name, "c", {"id": i, "note": note}) for i in ids))
         await asyncio.sleep(0)
 
     async def write_elsewhere(self) -> None:
         self.database.write_elsewhere(1000)
 
+    async def add_table(self) -> None:
+        self.database.tables.append(NEW1)
+        await self.write_elsewhere()
+
     async def current(self) -> Lsn:
         return self.database.current
 
     async def rows(self, table: str = "a") -> list[int]:
-        found: list[Any] = [r["id"] for r in self.database.rows(A if table == "a" else B)]
+        found: list[Any] = [r["id"] for r in self.database.rows(TABLES[table])]
         return sorted(found)
 
     async def confirmed(self) -> Lsn | None:
@@ -136,14 +145,17 @@ class WalChangeWorld:
         self._factory = WalFactory(catch_up_above_bytes=-1) if catches_up else WalFactory()
         self._database = database
         self._slot = database.name
-        for table in ("a", "b"):
-            database.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+        for name in ("a", "b"):
+            database.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)")
         database.execute("CREATE TABLE elsewhere (id int)")
         self._connector = self.factory().create("shop", self.config(), memory_bytes=MEMORY_BYTES)
         self._captures: list[ChangeCapture] = []
 
     async def insert(self, *ids: int, table: str = "a", note: str = "") -> None:
         await self._execute(f"INSERT INTO {table} SELECT unnest(%s::int8[]), %s", list(ids), note)
+
+    async def add_table(self) -> None:
+        await self._execute("CREATE TABLE new1 (id bigint PRIMARY KEY, note text)")
 
     async def write_elsewhere(self) -> None:
         await self._execute("INSERT INTO elsewhere SELECT generate_series(1, 1000)")
@@ -203,12 +215,15 @@ class WalChangeWorld:
 
     def config(self) -> BaseModel:
         options = f" options='-c wal_sender_timeout={SENDER_TIMEOUT_S}s'"
-        return WalSettings(
-            kind="wal",
-            dsn=SecretStr(self._database.dsn + options),
-            tables=["public.a", "public.b"],
-            slot=self._slot,
-            publication=self._slot,
+        return WalSettings.model_validate(
+            {
+                "kind": "wal",
+                "dsn": self._database.dsn + options,
+                "tables": ["public.a", "public.b", "public.new*"],
+                "slot": self._slot,
+                "publication": self._slot,
+                "discover_interval": "100ms",
+            }
         )
 
     async def close(self) -> None:
