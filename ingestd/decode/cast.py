@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ingestd.decode.dates import dates, instants, timestamps
 from ingestd.decode.decimals import decimals, exact_decimals, integers
 from ingestd.decode.floats import exact_floats, floats
-from ingestd.decode.kernels import Flags, any_within, blanked, foreign, numbers, parse
+from ingestd.decode.kernels import Flags, any_within, parse
 from ingestd.decode.nested import lists, structs
 from ingestd.decode.texts import Texts, bitmap
 from ingestd.decode.utf8 import not_utf8
@@ -27,22 +28,11 @@ from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ
 Caster = Callable[[Texts, pa.DataType], tuple[pa.Array, Flags | None]]
 """Gives the array and a mask of what it refused (None for nothing); absent values may be in it."""
 
-FIRST_DAY = -719_162
-"""0001-01-01 in days since 1970; the year 0000, which Arrow takes, Postgres calls 1 BC."""
-FIRST_US = FIRST_DAY * 86_400_000_000
-END_US = 253_402_300_800_000_000
-"""10000-01-01 in us since 1970."""
-
-_DATE_LENGTH = 10
-_SECONDS_LENGTH = 19
-_ZONE = int.from_bytes(b"+00", "big")
 _HEX_PREFIX = int.from_bytes(b"\\x", "big")
 _NO_NIBBLE = 255
 
 _nibbles = np.full(256, _NO_NIBBLE, np.uint8)
 _nibbles[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-_DATE_SUSPECTS = foreign(b"0123456789-")
-_TIMESTAMP_SUSPECTS = foreign(b"0123456789-: .")
 
 
 def cast(
@@ -119,42 +109,6 @@ def _booleans(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
     return pa.BooleanArray.from_buffers(pa.bool_(), len(texts), [kept.validity, bitmap(true)]), odd
 
 
-def _dates(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    array, odd = parse(texts, to, texts.lengths != _DATE_LENGTH, _DATE_SUSPECTS)
-    odd |= numbers(array, np.int32).astype(np.int64) < FIRST_DAY
-    return blanked(array, odd), odd
-
-
-def _timestamps(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    odd = _odd_timestamp(texts)
-    array, odd = parse(texts, to, odd, _TIMESTAMP_SUSPECTS)
-    odd |= numbers(array, np.int64).astype(np.int64) < FIRST_US
-    return blanked(array, odd), odd
-
-
-def _instants(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Timestamps with ``+00``, which Arrow does not take: cut off, the rest is UTC."""
-    source, ends = texts.source, texts.starts + texts.lengths
-    odd = (texts.lengths <= _SECONDS_LENGTH) | (
-        (source.int32_at(np.maximum(ends - 4, 0)) & 0xFFFFFF) != _ZONE
-    )
-    kept = texts.without(odd)
-    lengths = np.maximum(kept.lengths - 3, 0)
-    array, odd_rest = _timestamps(Texts(source, kept.starts, lengths, kept.present), TIMESTAMP_NTZ)
-    return array.view(to), odd | odd_rest
-
-
-def _odd_timestamp(texts: Texts) -> Flags:
-    """Find what is not ``YYYY-MM-DD HH:MM:SS[.ffffff]``, fraction without trailing zeros."""
-    source, lengths = texts.source, texts.lengths
-    odd: Flags = (lengths < _SECONDS_LENGTH) | (lengths == _SECONDS_LENGTH + 1)
-    odd |= source.bytes_at(texts.starts + _DATE_LENGTH) != ord(" ")
-    last = source.bytes_at(texts.starts + lengths - 1)
-    odd |= (last < ord("0")) | (last > ord("9"))  # BC
-    odd |= (lengths > _SECONDS_LENGTH) & (last == ord("0"))
-    return odd
-
-
 def _bytes(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
     lengths = texts.lengths
     prefix = texts.source.int16_at(texts.starts)
@@ -192,7 +146,7 @@ _CASTERS: dict[pa.DataType, Caster] = {
     pa.int64(): integers,
     pa.float32(): floats,
     pa.float64(): floats,
-    pa.date32(): _dates,
-    TIMESTAMP_NTZ: _timestamps,
-    TIMESTAMP: _instants,
+    pa.date32(): dates,
+    TIMESTAMP_NTZ: timestamps,
+    TIMESTAMP: instants,
 }

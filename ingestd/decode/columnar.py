@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ingestd.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.decode.calendar import date_text, timestamp_text
-from ingestd.decode.cast import END_US, FIRST_DAY, FIRST_US
 from ingestd.decode.copy_fields import CopyFields, Span
+from ingestd.decode.dates import END_US, FIRST_DAY, FIRST_US
 from ingestd.decode.packing import BITS, Form, fixed, flag_fields, flagged, form_of
 from ingestd.decode.rows import Places, Tuples, table_batch
 from ingestd.decode.texts import Source, Texts, bitmap, texts_of
