@@ -77,12 +77,15 @@ class RegisteredColumn:
     typmod: int
     delta_type: str
     missing: str | None = None
+    identity: bool = False
 
 
 def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
     """Give the table's columns as `_tables` would have them: to see whether something is new."""
     return tuple(
-        RegisteredColumn(c.lake_name, c.name, c.type_oid, c.typmod, delta_type(c.type), c.missing)
+        RegisteredColumn(
+            c.lake_name, c.name, c.type_oid, c.typmod, delta_type(c.type), c.missing, c.identity
+        )
         for c in table.columns
     )
 
@@ -250,6 +253,10 @@ class Snapshot(Protocol):
         A TableError in place of a batch: that table failed, nothing more of it comes, the others go
         on (I8). Bounded memory. Ends when all tables are read. Call once.
         """
+        ...
+
+    def progress(self, table: TableId) -> float:
+        """How much of a table has been given, by the source's estimate of its size: 0 to 1."""
         ...
 
     async def move_on(self) -> None:

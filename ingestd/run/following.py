@@ -18,6 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ingestd.changes import TableBatch
 from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.ports import ChangeCapture, Snapshot, TableState
 from ingestd.positions import Lsn
@@ -151,6 +152,9 @@ class Follower:
             async with aclosing(self._items(reading)) as items:
                 async for item in items:
                     await give(item)
+                    if isinstance(item, Page) and isinstance(item.content, TableBatch):
+                        table = item.content.table.id
+                        self._watch.snapshot_progress(table, snapshot.progress(table))
             await snapshot.move_on()
         finally:
             await snapshot.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 
@@ -42,6 +43,8 @@ class TableSnapshot:
         self._tables = tables
         self._readers = range(workers)
         self._failed: set[TableId] = set()
+        self._bytes: dict[TableId, int] = {}
+        self._read_bytes: Counter[TableId] = Counter()
 
     @property
     def point(self) -> Lsn:
@@ -63,6 +66,11 @@ class TableSnapshot:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
+
+    def progress(self, table: TableId) -> float:
+        """By the sizes of the splits that were read to their ends."""
+        total = self._bytes.get(table, 0)
+        return self._read_bytes[table] / total if total else 0.0
 
     async def move_on(self) -> None:
         """Write a message to the WAL; pgoutput leaves it out, the position passes it."""
@@ -101,6 +109,7 @@ class TableSnapshot:
             except TableError as error:
                 await self._fail(error, pages)
                 continue
+            self._bytes[table.id] = sum(split.estimated_bytes for split in found)
             for split in found:
                 await splits.put(split)
         for _ in self._readers:
@@ -119,6 +128,7 @@ class TableSnapshot:
                 async with contextlib.aclosing(source.batches()) as batches:
                     async for batch in batches:
                         await pages.put(batch)
+                self._read_bytes[split.table.id] += split.estimated_bytes
             except TableError as error:
                 await self._fail(error, pages)
 

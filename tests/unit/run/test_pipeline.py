@@ -427,6 +427,9 @@ class HeldSnapshot:
             yield page
             await self._go_on.wait()
 
+    def progress(self, table: TableId) -> float:
+        return self._snapshot.progress(table)
+
     async def move_on(self) -> None:
         await self._snapshot.move_on()
 
