@@ -5,8 +5,9 @@ Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_attribute, pg_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from psycopg import AsyncConnection, sql
@@ -38,17 +39,19 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
  ORDER BY n.nspname, c.relname
 """
 
-# Generated columns are not published (before 18, and by default): leaving them out of the lake is
-# better than a null for a value that exists.
 _COLUMNS = """
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod) AS pg_type, NOT a.attnotnull AS nullable,
        pg_catalog.col_description(a.attrelid, a.attnum) AS comment,
-       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing,
-       a.xmin::text::int8 AS xmin
+       coalesce(
+         CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
+         (SELECT (l.attmissingval::text::text[])[1] FROM pg_catalog.pg_partition_tree(a.attrelid) p
+            JOIN pg_catalog.pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname
+           WHERE p.isleaf AND l.atthasmissing LIMIT 1)) AS missing,
+       a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated
   FROM pg_catalog.pg_attribute a
- WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+ WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """
 
@@ -113,6 +116,7 @@ class ColumnRow:
     comment: str | None
     missing: str | None
     xmin: int
+    generated: bool = False
 
 
 async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
@@ -134,15 +138,22 @@ def _hashable(numbers: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 async def list_columns(
-    connection: AsyncConnection[Any], tables: Iterable[int]
+    connection: AsyncConnection[Any],
+    tables: Iterable[int],
+    generated: Mapping[int, Collection[str]] = MappingProxyType({}),
 ) -> dict[int, tuple[ColumnRow, ...]]:
-    """Give the columns of these tables (OIDs) that a publication sends, in their order."""
+    """Give the columns of these tables (OIDs) that a publication sends, in their order.
+
+    `generated`: by OID the names of generated columns that it sends too. The others are left out of
+    the lake: better than a null for a value that exists.
+    """
     async with connection.cursor(row_factory=class_row(ColumnRow)) as cursor:
         await cursor.execute(_COLUMNS, (list(tables),))
         columns = await cursor.fetchall()
     by_table: dict[int, list[ColumnRow]] = {}
     for column in columns:
-        by_table.setdefault(column.relation, []).append(column)
+        if not column.generated or column.name in generated.get(column.relation, ()):
+            by_table.setdefault(column.relation, []).append(column)
     return {oid: tuple(found) for oid, found in by_table.items()}
 
 

@@ -26,7 +26,7 @@ FIRST_WITH_PARTS = 150000
 # The view knows that a filter does not hold where the table's schema is published too; only
 # pg_publication_rel tells a list from all columns, and one membership from the next.
 _PUBLISHED = """
-SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {parts}
+SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {parts}, {generated}
   FROM pg_publication_tables t
   JOIN pg_publication p ON p.pubname = t.pubname
   JOIN pg_namespace n ON n.nspname = t.schemaname
@@ -38,6 +38,10 @@ _PARTS = """CASE WHEN r.prattrs IS NOT NULL THEN
          ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
                   AND a.attnum = ANY(r.prattrs::int2[]) ORDER BY a.attnum) END, t.rowfilter"""
 _WHOLE = "NULL::text[], NULL::text"
+_WITH_GENERATED = 180000
+_GENERATED = """ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
+                  AND a.attgenerated <> '' AND a.attname = ANY(t.attnames))"""
+_NO_GENERATED = "'{}'::text[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,13 @@ class Published:
     `columns`: its column list, None for all that are published by themselves. `row_filter`: as
     SQL, None for all rows. `membership`: names the publication's entry for this table, another one
     if the table was taken out and put back; None where it is published with its schema or with all
-    tables.
+    tables. `generated`: the generated columns that are sent (18+, listed or by option).
     """
 
     columns: frozenset[str] | None
     row_filter: str | None
     membership: int | None
+    generated: frozenset[str] = frozenset()
 
 
 async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:
@@ -77,12 +82,14 @@ async def published(
 ) -> dict[TableId, Published]:
     """Give every table it publishes, however it came to (list, schema, all tables), and how."""
     parts = _PARTS if server_version >= FIRST_WITH_PARTS else _WHOLE
-    cursor = await connection.execute(sql.SQL(_PUBLISHED).format(parts=sql.SQL(parts)), (name,))
+    generated = _GENERATED if server_version >= _WITH_GENERATED else _NO_GENERATED
+    query = sql.SQL(_PUBLISHED).format(parts=sql.SQL(parts), generated=sql.SQL(generated))
+    cursor = await connection.execute(query, (name,))
     return {
         TableId(schema, table): Published(
-            None if columns is None else frozenset(columns), row_filter, membership
+            None if columns is None else frozenset(columns), row_filter, membership, frozenset(made)
         )
-        for schema, table, membership, columns, row_filter in await cursor.fetchall()
+        for schema, table, membership, columns, row_filter, made in await cursor.fetchall()
     }
 
 
