@@ -332,6 +332,7 @@ class WalCapture:
             await self._draining.close()
         if self._snapshot is not None:
             await self._snapshot.close()
+        await self._relations.close()
         await self._drop_export()
         for connection in (self._monitor, self._control):
             if connection is not None:

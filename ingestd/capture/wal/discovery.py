@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.patterns import missing_tables
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, difference
 from ingestd.capture.wal.definitions import Catalog, Definitions, read_catalog
@@ -53,10 +54,11 @@ class SourceTables:
             if isinstance(found, Refused):
                 refused.append(found)
                 continue
-            reason = await self._rewritten(connection, catalog, row, known.get(row.id))
+            reason = await self._rewritten(catalog, row, known.get(row.id))
             if reason is not None:
                 rewritten[row.id] = reason
-            accepted.append(replace(found, storage=_storage(catalog, row, known.get(row.id))))
+            storage = _storage(self._seen[row.oid], row.oid, known.get(row.id))
+            accepted.append(replace(found, storage=storage))
         interrupted = frozenset(
             t.id
             for t in accepted
@@ -110,11 +112,7 @@ class SourceTables:
         return table
 
     async def _rewritten(
-        self,
-        connection: AsyncConnection[Any],
-        catalog: Catalog,
-        row: TableRow,
-        known: RegisteredTable | None,
+        self, catalog: Catalog, row: TableRow, known: RegisteredTable | None
     ) -> str | None:
         """Say why a table's rows have other values than the stream told; None if they have not.
 
@@ -123,10 +121,15 @@ class SourceTables:
         then = self._seen.get(row.oid)
         if then is None and known is not None and known.oid == row.oid:
             then = Storage.parse(known.storage)
-        now = self._seen[row.oid] = catalog.storage(row)
+        now = catalog.storage(row)
+        if then is not None:
+            now = now.after(then)
+        self._seen[row.oid] = now
         if then is None or then == now:
             return None
-        return await difference(connection, row.oid, then, now)
+        # It may look through a partition: not on the connection that answers the decoder.
+        async with await connect(self._settings.dsn.get_secret_value()) as own:
+            return await difference(own, row.oid, then, now)
 
     def _is_interrupted(self, table: Table, catalog: Catalog) -> bool:
         """Whether the publication does not send it, did not for a time, or not all its columns."""
@@ -139,7 +142,8 @@ class SourceTables:
 def _is_wider(table: Table, catalog: Catalog, known: RegisteredTable | None) -> bool:
     """Whether it has a column that was there before and not captured: the config, a column list.
 
-    Not one with another name than before, which pg_attribute shows by its xmin.
+    Not one with another name than before, which pg_attribute shows by its xmin. A generated column
+    is never without values.
     """
     then = None
     if known is not None and known.oid == table.oid:
@@ -149,7 +153,9 @@ def _is_wider(table: Table, catalog: Catalog, known: RegisteredTable | None) -> 
     present = {(c.number, c.xmin) for c in then.columns}
     captured = {c.name for c in table.columns} - {c.source_name for c in known.columns}
     columns = catalog.columns.get(table.oid, ())
-    return any(c.name in captured and (c.number, c.xmin) in present for c in columns)
+    return any(
+        c.name in captured and (c.generated or (c.number, c.xmin) in present) for c in columns
+    )
 
 
 def _unpublishable(
@@ -173,10 +179,9 @@ def _unpublishable(
     )
 
 
-def _storage(catalog: Catalog, row: TableRow, known: RegisteredTable | None) -> str:
+def _storage(now: Storage, oid: int, known: RegisteredTable | None) -> str:
     """Give what `_tables` is to say: what it says already, if nothing but the files is new."""
-    now = catalog.storage(row)
-    if known is not None and known.oid == row.oid:
+    if known is not None and known.oid == oid:
         then = Storage.parse(known.storage)
         if then is not None and not now.differs_durably(then):
             return known.storage

@@ -29,6 +29,7 @@ class Relations:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: dict[int, Table] = {}
         self._resolved: dict[int, tuple[Relation, Table | None]] = {}
+        self._looking_up: set[asyncio.Task[Table | None]] = set()
         self.noticed = asyncio.Event()
         self.left_out: set[int] = set()
 
@@ -47,8 +48,18 @@ class Relations:
             return None
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
 
+    async def close(self) -> None:
+        """End what is being looked up: whoever waits for it gets CancelledError. Twice is fine."""
+        self._loop = None
+        for task in list(self._looking_up):
+            task.cancel()
+        await asyncio.gather(*self._looking_up, return_exceptions=True)
+
     async def _look_up(self, relation: Relation) -> Table | None:
-        table = await self._found(relation)
+        task = asyncio.create_task(self._found(relation))
+        self._looking_up.add(task)
+        task.add_done_callback(self._looking_up.discard)
+        table = await task
         self._resolved[relation.oid] = (relation, table)
         return table
 
