@@ -1,9 +1,13 @@
 """Whether a table's rows were given other values, or came or went, without changes in the stream.
 
-Three things do that: DDL that rewrites the table (another type, a volatile default), partitions
-that come or go with their rows, a TRUNCATE of one partition. VACUUM FULL, CLUSTER and SET
-TABLESPACE replace the files as well and change no row: only a rewrite that comes with an altered
-column counts.
+Four things do that: DDL that rewrites the table (another type, a volatile default), columns that
+take another's name or are read as another type, partitions that come or go with their rows, a
+TRUNCATE of one partition. VACUUM FULL, CLUSTER and SET TABLESPACE replace the files as well and
+change no row: only a rewrite that comes with an altered column counts.
+
+The stream knows columns by their names, and so does the lake: a renamed column is a new one, whose
+old values lie under the old name; one made anew under its old name would have the values of the
+dropped one. Only the catalog's numbers tell.
 
 Source: PostgreSQL, src/backend/commands/tablecmds.c (ATRewriteTables), "ALTER TABLE", "Notes".
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -45,16 +49,23 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
 """
 
+_TEXTS = {25, 1043}
+"""text and varchar."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """A column's row in pg_attribute; `xmin`: the transaction that altered it last."""
+    """A column's row in pg_attribute; `xmin`: the transaction that altered it last.
+
+    `name`: a digest of its name (see `digest`).
+    """
 
     number: int
     type_oid: int
     typmod: int
     xmin: int
     has_missing: bool
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,48 +74,58 @@ class Storage:
 
     `columns`: the published ones. `files`: pg_relation_filenode by the OID of the table, or of each
     of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
+    `former`: digests of the names that columns once had and none has now.
     """
 
     columns: tuple[StoredColumn, ...]
     files: Mapping[int, int]
     row_filter: str = ""
+    former: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
         columns = (
-            f"{c.number}:{c.type_oid}:{c.typmod}:{c.xmin}{':m' * c.has_missing}"
+            f"{c.number}:{c.type_oid}:{c.typmod}:{c.xmin}:{c.name}{':m' * c.has_missing}"
             for c in self.columns
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
-        return f"{','.join(columns)}|{','.join(files)}|{self.row_filter}"
+        former = ",".join(sorted(self.former))
+        return f"{','.join(columns)}|{','.join(files)}|{self.row_filter}|{former}"
 
     @classmethod
     def parse(cls, text: str) -> Storage | None:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
-            columns, files, row_filter = text.split("|")
+            columns, files, row_filter, former = text.split("|")
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
                 {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
                 row_filter,
+                frozenset(f for f in former.split(",") if f),
             )
         except ValueError:
             return None
 
     def differs_durably(self, other: Storage) -> bool:
         """Whether it is worth recording: more than other files of the same partitions."""
-        mine = (self.columns, self.files.keys(), self.row_filter)
-        return mine != (other.columns, other.files.keys(), other.row_filter)
+        mine = (self.columns, self.files.keys(), self.row_filter, self.former)
+        return mine != (other.columns, other.files.keys(), other.row_filter, other.former)
+
+    def after(self, then: Storage) -> Storage:
+        """Give it with what columns were called before."""
+        present = {c.name for c in self.columns}
+        once = then.former | {c.name for c in then.columns}
+        return replace(self, former=once - present)
 
 
 def _column(text: str) -> StoredColumn:
-    number, type_oid, typmod, xmin, *missing = text.split(":")
-    return StoredColumn(int(number), int(type_oid), int(typmod), int(xmin), bool(missing))
+    number, type_oid, typmod, xmin, name, *missing = text.split(":")
+    return StoredColumn(int(number), int(type_oid), int(typmod), int(xmin), bool(missing), name)
 
 
-def filter_digest(row_filter: str | None) -> str:
-    """Give what tells one row filter from another."""
-    return hashlib.sha256(row_filter.encode()).hexdigest()[:16] if row_filter else ""
+def digest(text: str | None) -> str:
+    """Give what tells one name or row filter from another; empty for none."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
 def is_altered(then: Storage, now: Storage) -> bool:
@@ -121,6 +142,27 @@ def is_altered(then: Storage, now: Storage) -> bool:
         if old.xmin != column.xmin and not (old.has_missing and not column.has_missing):
             return True
     return False
+
+
+def reassigned(then: Storage, now: Storage) -> str | None:
+    """Say why a name or a type does not mean what it did for the rows of before."""
+    before = {c.number: c for c in then.columns}
+    once = then.former | {c.name for c in then.columns}
+    for column in now.columns:
+        old = before.get(column.number)
+        if old is None:
+            if column.name in once:
+                return "a column was dropped and made anew"
+        elif old.name != column.name:
+            return "a column was renamed"
+        elif not _reads_alike(old.type_oid, column.type_oid):
+            return "a column's type changed"
+    return None
+
+
+def _reads_alike(then: int, now: int) -> bool:
+    """Whether the same bytes have the same text: timestamp and timestamptz differ, for one."""
+    return then == now or {then, now} <= _TEXTS
 
 
 async def read_files(
@@ -144,6 +186,9 @@ async def difference(
     replaced = [o for o in common if then.files[o] != now.files[o]]
     if replaced and is_altered(then, now):
         return "rewritten by ALTER TABLE"
+    reason = reassigned(then, now)
+    if reason is not None:
+        return reason
     return None if oid in now.files else await _of_partitions(connection, then, now, replaced)
 
 

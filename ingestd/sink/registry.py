@@ -163,6 +163,7 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
                 typmod=c["typmod"],
                 delta_type=c["delta_type"],
                 missing=c["missing"],
+                identity=c["identity"],
             )
             for c in row["columns"]
         ),

@@ -23,7 +23,7 @@ from ingestd.capture.catalog import (
 )
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.storage import Storage, StoredColumn, filter_digest, read_files
+from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
 from ingestd.capture.wal.published import (
     Publication,
     Published,
@@ -59,11 +59,13 @@ class Catalog:
     def storage(self, row: TableRow) -> Storage:
         """Give how a table's rows are stored."""
         columns = (
-            StoredColumn(c.number, c.type_oid, c.typmod, c.xmin, c.missing is not None)
+            StoredColumn(
+                c.number, c.type_oid, c.typmod, c.xmin, c.missing is not None, digest(c.name)
+            )
             for c in self.columns.get(row.oid, ())
         )
         row_filter = self.published.get(row.id, WHOLE).row_filter
-        return Storage(tuple(columns), self.files.get(row.oid, {}), filter_digest(row_filter))
+        return Storage(tuple(columns), self.files.get(row.oid, {}), digest(row_filter))
 
 
 async def read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
@@ -77,10 +79,11 @@ async def read_catalog(connection: AsyncConnection[Any], settings: WalSettings) 
     names = {r.id for r in wanted}
     version = connection.info.server_version
     sent = await published(connection, settings.publication, version)
+    generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
     return Catalog(
         present=tuple(r.id for r in every),
         rows=wanted,
-        columns=await list_columns(connection, oids),
+        columns=await list_columns(connection, oids, generated),
         files=await read_files(connection, oids),
         published={name: how for name, how in sent.items() if name in names},
         publication=await find_publication(connection, settings.publication),
@@ -111,15 +114,19 @@ class Definitions:
         """Describe by this catalog from now on, and by what the lake has."""
         self._rows = {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
-        self._published = catalog.published
-        owned = catalog.publication is None or catalog.publication.owned
-        self._is_ours = self._settings.manage and owned
+        self.take_publication(catalog)
         self._known = dict(known)
         for name, entry in known.items():
             self._lake.setdefault(name, {}).update(entry.lake_columns)
             self._present.setdefault(name, {c.name: c for c in entry.columns})
         oids = {c.type_oid for columns in self._columns.values() for c in columns}
         await self._learn(connection, oids)
+
+    def take_publication(self, catalog: Catalog) -> None:
+        """Describe by what this catalog has published, and no more of it."""
+        self._published = catalog.published
+        owned = catalog.publication is None or catalog.publication.owned
+        self._is_ours = self._settings.manage and owned
 
     async def _learn(self, connection: AsyncConnection[Any], oids: set[int]) -> None:
         new = oids - self._types.keys()
@@ -138,7 +145,8 @@ class Definitions:
         rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
         before = {c.name for c in rows.values()}
         if any(_shape(c) not in rows for c in relation.columns):
-            self._columns |= await list_columns(connection, [relation.oid])
+            told = {relation.oid: [c.name for c in relation.columns]}
+            self._columns |= await list_columns(connection, [relation.oid], told)
             rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
             await self._learn(connection, {c.type_oid for c in relation.columns})
         columns = [
@@ -147,11 +155,11 @@ class Definitions:
         ]
         row = self._rows[relation.oid]
         row = replace(row, schema=name.schema, name=name.name)
-        told = {c.name: c.identity for c in relation.columns}
+        identity = {c.name: c.identity for c in relation.columns}
         table = table_of(row, columns, self._types)
         table = replace(
             table,
-            columns=tuple(replace(c, identity=told[c.name]) for c in table.columns),
+            columns=tuple(replace(c, identity=identity[c.name]) for c in table.columns),
             replica_identity=relation.replica_identity,
         )
         return self._captured(with_before(table, full=self._is_full), strict=False, known=before)
