@@ -79,6 +79,7 @@ class SourceTables:
         """Take what we did to the publication ourselves."""
         catalog = await read_catalog(connection, self._settings)
         self._catalog = replace(self._catalog, published=catalog.published)
+        self._definitions.take_publication(catalog)
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
