@@ -74,13 +74,15 @@ class Storage:
 
     `columns`: the published ones. `files`: pg_relation_filenode by the OID of the table, or of each
     of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
-    `former`: digests of the names that columns once had and none has now.
+    `former`: digests of the names that columns once had and none has now. `membership`: OID of the
+    publication's entry for the table, 0 if it has none.
     """
 
     columns: tuple[StoredColumn, ...]
     files: Mapping[int, int]
     row_filter: str = ""
     former: frozenset[str] = frozenset()
+    membership: int = 0
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
@@ -90,26 +92,27 @@ class Storage:
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
         former = ",".join(sorted(self.former))
-        return f"{','.join(columns)}|{','.join(files)}|{self.row_filter}|{former}"
+        return f"{','.join(columns)}|{','.join(files)}|{self.row_filter}|{former}|{self.membership}"
 
     @classmethod
     def parse(cls, text: str) -> Storage | None:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
-            columns, files, row_filter, former = text.split("|")
+            columns, files, row_filter, former, membership = text.split("|")
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
                 {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
                 row_filter,
                 frozenset(f for f in former.split(",") if f),
+                int(membership),
             )
         except ValueError:
             return None
 
     def differs_durably(self, other: Storage) -> bool:
         """Whether it is worth recording: more than other files of the same partitions."""
-        mine = (self.columns, self.files.keys(), self.row_filter, self.former)
-        return mine != (other.columns, other.files.keys(), other.row_filter, other.former)
+        alike = replace(self, files=other.files) == other
+        return not alike or self.files.keys() != other.files.keys()
 
     def after(self, then: Storage) -> Storage:
         """Give it with what columns were called before."""

@@ -67,7 +67,7 @@ class Follower:
         self._watch = watch
         self._durable = durable
         self._reads = reads
-        self._requested = asyncio.Event()
+        self._requested = intake.wanted
         self._reading: Reading | None = None
         self._load = 0
         self._delay_s = RETRY_S

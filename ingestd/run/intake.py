@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
@@ -17,7 +18,10 @@ from ingestd.schema import Table
 
 
 class Intake:
-    """Appends to epochs, and records in `_tables` what becomes of the tables."""
+    """Appends to epochs, and records in `_tables` what becomes of the tables.
+
+    `wanted` is set when a table is to be read anew.
+    """
 
     def __init__(
         self, sink: Sink, book: TableBook, watch: Watch, monotonic: Callable[[], float]
@@ -26,6 +30,7 @@ class Intake:
         self._book = book
         self._watch = watch
         self._monotonic = monotonic
+        self.wanted = asyncio.Event()
 
     async def take(self, epoch: FillingEpoch, work: Chunk | Page | Loaded) -> None:
         """Append what the stream or the reader of a snapshot gave."""
@@ -52,9 +57,13 @@ class Intake:
         for batch in chunk.batches:
             if not self._book.is_captured(batch.table.id):
                 continue
+            lsn = batch.rows.column("_cdc_lsn")
             if self._book.is_new_version(batch.table):
-                first = Lsn(batch.rows.column("_cdc_lsn")[0].as_py())
+                first = Lsn(lsn[0].as_py())
+                if self._book.is_ambiguous(batch.table, first):
+                    self.wanted.set()
                 await self.enter([batch.table], self._book.state(batch.table.id), first)
+            self._book.took(batch.table.id, Lsn(lsn[-1].as_py()))
             await self._append(epoch, batch)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)

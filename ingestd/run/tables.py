@@ -38,6 +38,7 @@ class _Entry:
 
     `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
     none is under way; a later one makes an earlier one void. `point`: where they are read.
+    `last`: transaction of the stream's last change of it; `told`: of the last that told of columns.
     """
 
     table: Table
@@ -45,6 +46,8 @@ class _Entry:
     is_wanted: bool = False
     load: int | None = None
     point: Lsn | None = None
+    last: Lsn | None = None
+    told: Lsn | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -132,8 +135,8 @@ class TableBook:
         if self._is_recorded or position < self._discovery.lsn:
             return []
         self._is_recorded = True
-        whole = [e.table for e in self._entries.values() if e.is_whole]
-        news = [table for table in whole if self._is_news(table)]
+        whole = [e for e in self._entries.values() if e.is_whole]
+        news = [e.table for e in whole if self._is_news(e.table) and not self._is_stale(e)]
         events = self.events(news, TableState.LIVE, at, position)
         return [replace(e, reason=self._reason(e.table)) for e in events]
 
@@ -142,6 +145,11 @@ class TableBook:
         then = (known.columns, known.replica_identity, known.storage)
         now = (registered_columns(table), table.replica_identity, table.storage)
         return then != now or self._reason(table) is not None
+
+    def _is_stale(self, entry: _Entry) -> bool:
+        """Whether the stream has told of columns since the discovery: the next one tells more."""
+        is_newer = entry.told is not None and entry.told >= self._discovery.lsn
+        return is_newer and self.is_new_version(entry.table)
 
     def _reason(self, table: Table) -> str | None:
         """Why its old rows are not what the source has, where they are kept all the same."""
@@ -233,6 +241,27 @@ class TableBook:
             return True
         same = known.columns == registered_columns(table)
         return not (same and known.replica_identity == table.replica_identity)
+
+    def is_ambiguous(self, table: Table, first: Lsn) -> bool:
+        """Whether rows of one transaction, parted by DDL in it, could be taken for each other.
+
+        A column was added with a default after the first of them: they have it in the source, and
+        `_tables` tells only of earlier transactions' rows. Then the table is to be read anew.
+        """
+        entry, known = self._entries[table.id], self.known.get(table.id)
+        entry.told = first
+        if not self.resnapshot_rewritten or entry.last != first or known is None:
+            return False
+        before = {c.name for c in known.columns}
+        if all(c.lake_name in before or c.missing is None for c in table.columns):
+            return False
+        entry.is_wanted = True
+        return True
+
+    def took(self, name: TableId, last: Lsn) -> None:
+        """Note the transaction of the last change of a table that was taken."""
+        if name in self._entries:
+            self._entries[name].last = last
 
     def state(self, name: TableId) -> TableState:
         """Its state in `_tables`: not live before its snapshot is durable."""

@@ -64,12 +64,28 @@ class Catalog:
             )
             for c in self.columns.get(row.oid, ())
         )
-        row_filter = self.published.get(row.id, WHOLE).row_filter
-        return Storage(tuple(columns), self.files.get(row.oid, {}), digest(row_filter))
+        how = self.published.get(row.id, WHOLE)
+        return Storage(
+            tuple(columns),
+            self.files.get(row.oid, {}),
+            digest(how.row_filter),
+            membership=how.membership or 0,
+        )
 
 
 async def read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
-    """Read it. Takes no lock on the tables."""
+    """Read it. Takes no lock on the tables.
+
+    Columns and files belong together, or a rewrite would go unnoticed: as each query sees what was
+    committed before it, all is read again if files were replaced meanwhile.
+    """
+    while True:
+        catalog = await _read_catalog(connection, settings)
+        if await read_files(connection, catalog.files) == catalog.files:
+            return catalog
+
+
+async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
     cursor = await connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text")
     row = await cursor.fetchone()
     assert row is not None
@@ -78,13 +94,14 @@ async def read_catalog(connection: AsyncConnection[Any], settings: WalSettings) 
     oids = [r.oid for r in wanted]
     names = {r.id for r in wanted}
     version = connection.info.server_version
+    files = await read_files(connection, oids)
     sent = await published(connection, settings.publication, version)
     generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
     return Catalog(
         present=tuple(r.id for r in every),
         rows=wanted,
         columns=await list_columns(connection, oids, generated),
-        files=await read_files(connection, oids),
+        files=files,
         published={name: how for name, how in sent.items() if name in names},
         publication=await find_publication(connection, settings.publication),
         lsn=Lsn.parse(row[0]),

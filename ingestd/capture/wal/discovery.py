@@ -49,12 +49,16 @@ class SourceTables:
         await self._definitions.take(connection, catalog, known)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
         rewritten = {}
+        absent = set()
         for row in catalog.rows:
             found = self._described(row, catalog, server.role)
             if isinstance(found, Refused):
                 refused.append(found)
                 continue
-            reason = await self._rewritten(catalog, row, known.get(row.id))
+            then = self._stored(row.oid, known.get(row.id))
+            if then and then.membership and then.membership != catalog.storage(row).membership:
+                absent.add(row.oid)
+            reason = await self._rewritten(catalog, row, then)
             if reason is not None:
                 rewritten[row.id] = reason
             storage = _storage(self._seen[row.oid], row.oid, known.get(row.id))
@@ -63,6 +67,7 @@ class SourceTables:
             t.id
             for t in accepted
             if t.oid in left_out
+            or t.oid in absent
             or self._is_interrupted(t, catalog)
             or _is_wider(t, catalog, known.get(t.id))
         )
@@ -112,16 +117,15 @@ class SourceTables:
                 return Refused(table, unpublishable)
         return table
 
-    async def _rewritten(
-        self, catalog: Catalog, row: TableRow, known: RegisteredTable | None
-    ) -> str | None:
-        """Say why a table's rows have other values than the stream told; None if they have not.
-
-        Held against the last look at it in this run, or what `_tables` says.
-        """
-        then = self._seen.get(row.oid)
-        if then is None and known is not None and known.oid == row.oid:
+    def _stored(self, oid: int, known: RegisteredTable | None) -> Storage | None:
+        """Give how it was stored at the last look in this run, or what `_tables` says."""
+        then = self._seen.get(oid)
+        if then is None and known is not None and known.oid == oid:
             then = Storage.parse(known.storage)
+        return then
+
+    async def _rewritten(self, catalog: Catalog, row: TableRow, then: Storage | None) -> str | None:
+        """Say why a table's rows have other values than the stream told; None if they have not."""
         now = catalog.storage(row)
         if then is not None:
             now = now.after(then)
