@@ -323,6 +323,24 @@ def test_a_list_without_the_identity_lets_only_inserts_by(
     assert table_line(ingestd(tmp_path, "check", theirs), "orders").startswith("ok ")
 
 
+def test_what_can_identify_rows(tmp_path: Path, shop: Database) -> None:
+    shop.execute(
+        "CREATE TABLE later (id int PRIMARY KEY DEFERRABLE)",
+        "CREATE TABLE chosen (id int PRIMARY KEY, code text NOT NULL UNIQUE)",
+        "ALTER TABLE chosen REPLICA IDENTITY USING INDEX chosen_code_key",
+        "CREATE TABLE robbed (code text NOT NULL UNIQUE)",
+        "ALTER TABLE robbed REPLICA IDENTITY USING INDEX robbed_code_key",
+        "ALTER TABLE robbed DROP CONSTRAINT robbed_code_key",
+        "CREATE TABLE whole (a int, b int)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+    )
+    found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=shop.dsn))
+    assert "2 columns, identity: code" in table_line(found, "chosen")
+    assert "2 columns, identity: whole rows" in table_line(found, "whole")
+    for name in ("later", "robbed"):
+        assert_fails(found, f"table public.{name} .*no usable replica", "REPLICA IDENTITY FULL;")
+
+
 def test_replica_identity_nothing_is_mended_as_it_says(tmp_path: Path, shop: Database) -> None:
     shop.execute("ALTER TABLE orders REPLICA IDENTITY NOTHING")
     config = wal_config(lake="lake", dsn=shop.dsn)
