@@ -184,7 +184,8 @@ class WalCapture:
             self._decoder.resolve_again()
         with self._errors("prepare"):
             await self._prepare_publication(control, tables)
-            await self._tables.take_publication(control)
+            if await self._tables.take_publication(control):
+                self._relations.noticed.set()
             if not self._is_live:
                 await self._prepare_slot(control, renew=renew)
 

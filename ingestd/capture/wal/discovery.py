@@ -36,6 +36,8 @@ class SourceTables:
         self._definitions = Definitions(settings)
         self._catalog = Catalog()
         self._seen: dict[int, Storage] = {}
+        self._replaced: set[int] = set()
+        self._is_told = True
 
     async def discover(
         self,
@@ -56,7 +58,7 @@ class SourceTables:
                 refused.append(found)
                 continue
             then = self._stored(row.oid, known.get(row.id))
-            if then and then.membership and then.membership != catalog.storage(row).membership:
+            if then and self._is_put_back(then.membership, catalog.storage(row).membership):
                 absent.add(row.oid)
             reason = await self._rewritten(catalog, row, then)
             if reason is not None:
@@ -72,19 +74,30 @@ class SourceTables:
             or _is_wider(t, catalog, known.get(t.id))
         )
         self._catalog = catalog
+        self._is_told = True
         return Discovery(
             tuple(accepted), tuple(refused), server.origin, interrupted, rewritten, catalog.lsn
         )
 
     async def have_changed(self, connection: AsyncConnection[Any]) -> bool:
-        """Whether the catalog is another than at the last discovery."""
-        return await read_catalog(connection, self._settings) != self._catalog
+        """Whether the catalog is another than at the last discovery, or we made it another."""
+        return not self._is_told or await read_catalog(connection, self._settings) != self._catalog
 
-    async def take_publication(self, connection: AsyncConnection[Any]) -> None:
-        """Take what we did to the publication ourselves."""
+    async def take_publication(self, connection: AsyncConnection[Any]) -> bool:
+        """Take what we did to the publication ourselves.
+
+        Entries that were replaced, for another column list, are no gap. Says whether there are any:
+        `_tables` is to have the new ones, by another discovery.
+        """
         catalog = await read_catalog(connection, self._settings)
+        for table, now in catalog.published.items():
+            then = self._catalog.published.get(table)
+            if then and then.membership and now.membership not in {None, then.membership}:
+                self._replaced.add(now.membership)
+                self._is_told = False
         self._catalog = replace(self._catalog, published=catalog.published)
         self._definitions.take_publication(catalog)
+        return not self._is_told
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
@@ -135,6 +148,10 @@ class SourceTables:
         # It may look through a partition: not on the connection that answers the decoder.
         async with await connect(self._settings.dsn.get_secret_value()) as own:
             return await difference(own, row.oid, then, now)
+
+    def _is_put_back(self, then: int, now: int) -> bool:
+        """Whether the publication lacked the table for a time: its entry is another."""
+        return bool(then) and then != now and now not in self._replaced
 
     def _is_interrupted(self, table: Table, catalog: Catalog) -> bool:
         """Whether the publication does not send it, did not for a time, or not all its columns."""
