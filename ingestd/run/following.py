@@ -30,6 +30,8 @@ from ingestd.schema import Table, TableId
 
 RETRY_S = 1.0
 RETRY_LIMIT_S = 30.0
+LOOKS = 10
+"""How often tables are looked at without a pause, while they go before they are prepared."""
 
 _PASSING = frozenset(
     {"deadlock", "lock_timeout", "recovery_conflict", "snapshot_gone", "table_rewritten", "timeout"}
@@ -111,14 +113,25 @@ class Follower:
             elif self._reading is not None or self._book.to_read():
                 await self._read(give)
             await self._until_tables_change()
+            await self._look()
+            if not self._reads:
+                await self.take_unread()
+
+    async def _look(self) -> None:
+        """Discover, and have the stream bring what was found; again if that has gone by then."""
+        for attempt in range(1, LOOKS + 1):
             discovery = await self._capture.discover(self._book.known)
             self._book.update(discovery)
             self._watch.offered(discovery)
             await self._intake.record(self._book.departures(_now(), self._durable()))
-            await self._capture.prepare(discovery.tables)
-            await self._intake.record(self._book.changed(_now(), self.gate.position))
-            if not self._reads:
-                await self.take_unread()
+            try:
+                await self._capture.prepare(discovery.tables)
+            except TransientError as error:
+                if error.reason != "table_gone" or attempt == LOOKS:
+                    raise
+            else:
+                break
+        await self._intake.record(self._book.changed(_now(), self.gate.position))
 
     async def _read(self, give: Give) -> None:
         """Read what is to be read."""

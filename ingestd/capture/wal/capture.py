@@ -394,6 +394,12 @@ class WalCapture:
             # Not on the connection that answers the decoder: a lock may take its time.
             async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
                 await keep_publication(connection, self._publication, names, lists)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+            raise TransientError(
+                f"source {self._source}: a table went while it was put into publication "
+                f"{self._publication!r}: {error.diag.message_primary}",
+                reason="table_gone",
+            ) from error
         except psycopg.errors.InsufficientPrivilege as error:
             statement = await owners_statement(control, self._publication, names, lists)
             raise OperatorError(
