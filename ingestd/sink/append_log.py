@@ -263,9 +263,9 @@ class AppendLog:
         log = f"{self.folder}/_delta_log"
         commit, checkpoint = f"{version:020}.json", f"{version:020}.checkpoint.parquet"
         with storage_faults(self.uri):
-            names = [n for n in (commit, checkpoint) if self.store.size(f"{log}/{n}") is not None]
-            if checkpoint in names:
-                names.append("_last_checkpoint")
+            # A kill may have come between a checkpoint and the pointer to it.
+            written = (commit, checkpoint, "_last_checkpoint")
+            names = [n for n in written if self.store.size(f"{log}/{n}") is not None]
             self.store.sync(log, names)
             if version == 0:
                 self.store.sync(self.folder, [])

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from ingestd.errors import OperatorError
 from ingestd.schema import TableId
-from ingestd.sink.append_log import REOPEN_EVERY, AppendLog
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, REOPEN_EVERY, AppendLog
 from ingestd.sink.durable import Fsync
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.read import read_raw
@@ -163,6 +163,22 @@ async def test_ack_after_durable_a_commit_that_a_kill_left_unsynced_is_synced_at
     assert raw_log in synced
     assert "shop/_epochs/_delta_log/00000000000000000001.json" in synced
     assert "shop/_tables/_delta_log/00000000000000000000.json" in synced
+
+
+async def test_a_log_that_a_kill_left_between_a_checkpoint_and_the_pointer_to_it(
+    tmp_path: Path,
+) -> None:
+    lake = await opened(tmp_path)
+    last = CHECKPOINT_INTERVAL - 1
+    for number in range(last + 1):
+        await commit(lake, 100 * (number + 1), number)
+    log = tmp_path / "shop/public/a/_delta_log"
+    assert (log / f"{last:020}.checkpoint.parquet").exists()
+    (log / "_last_checkpoint").unlink()
+    again = await opened(tmp_path)
+    await commit(again, 10_000, last + 1)
+    rows = read_raw(str(tmp_path), "shop", A.id).to_pylist()
+    assert sorted(r["id"] for r in rows) == list(range(last + 2))
 
 
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
