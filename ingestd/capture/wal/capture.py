@@ -16,7 +16,8 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, timed_feed
+from ingestd.capture.wal.catch_up import CatchUpPolicy
+from ingestd.capture.wal.delivery import Delivery
 from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.publication import (
     check_publication,
@@ -41,17 +42,8 @@ from ingestd.capture.wal.slot import (
     vanished_slot,
 )
 from ingestd.capture.wal.snapshot import TableSnapshot
-from ingestd.capture.wal.stream import (
-    STATUS_INTERVAL_S,
-    Block,
-    ReplicationStream,
-    StreamLimits,
-    open_stream,
-)
-from ingestd.changes import Chunk, idle_chunk
-from ingestd.decode.frames import split_frames
+from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
-from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import OperatorError, TransientError
 from ingestd.ports import (
     Committed,
@@ -69,8 +61,6 @@ from ingestd.schema import Table, TableId
 
 LOCK_TIMEOUT_S = 10.0
 """How long a change of the publication waits for a table's lock before it is tried again later."""
-ADVANCE_BYTES = 256 << 20
-"""How much is confirmed at a time while a backlog is drained: each costs the server a scan."""
 
 
 class WalCapture:
@@ -91,23 +81,21 @@ class WalCapture:
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
         self._publication = settings.publication
-        self._memory_bytes = memory_bytes
-        self._hold_bytes = min(8 << 20, memory_bytes // 8)
-        self._catch_up = catch_up
         self._control: AsyncConnection[Any] | None = None
         self._monitor: AsyncConnection[Any] | None = None
         self._exported: ExportedPoint | None = None
         self._snapshot: TableSnapshot | None = None
-        self._stream: ReplicationStream | None = None
-        self._draining: CatchUp | None = None
         self._tables = SourceTables(settings)
         self._relations = Relations(self._describe, lambda t: settings.includes(t.schema, t.name))
+        self._delivery = Delivery(
+            source,
+            settings,
+            self._relations.resolve,
+            memory_bytes=memory_bytes,
+            catch_up=catch_up,
+        )
         self._is_live = False
-        self._decoder: StreamDecoder | None = None
-        self._slot_lock = asyncio.Lock()
         self._claimed = False
-        self._delivered = self._confirmed = self._advanced = ZERO
-        self._checkpoint_requested = False
 
     async def claim(self) -> None:
         """Take the session-level advisory lock that goes with the slot's name."""
@@ -180,8 +168,7 @@ class WalCapture:
         """Make or check publication and slot."""
         control = await self._connected()
         self._relations.keep(tables)
-        if self._decoder is not None:
-            self._decoder.resolve_again()
+        self._delivery.resolve_again()
         with self._errors("prepare"):
             await self._prepare_publication(control, tables)
             if await self._tables.take_publication(control):
@@ -196,13 +183,13 @@ class WalCapture:
             name = temporary_name(self._slot, "snapshot")
             with self._errors("snapshot"):
                 exported = await self._export(name, temporary=True)
-        self._delivered = max(self._delivered, exported.point)
+        self._delivery.delivered(exported.point)
         workers = self._settings.snapshot_workers
         self._snapshot = TableSnapshot(self._dsn, exported, tables, workers=workers)
         return self._snapshot
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Stream from `after`, or from the slot's confirmed position if that is later."""
+        """Give the changes from `after`, or from the slot's confirmed position if that is later."""
         self._is_live = True
         control = await self._connected()
         with self._errors("live"):
@@ -212,93 +199,18 @@ class WalCapture:
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
         start = max(after or ZERO, slot.confirmed_lsn)
-        confirmed = self._advanced = start
-        if self._catch_up.pays(Lsn.parse(slot.flushed) - start):
-            async with contextlib.aclosing(self._backlog(start, Lsn.parse(slot.flushed))) as chunks:
-                async for chunk in chunks:
-                    yield self._deliver(chunk)
-                    start = max(start, chunk.position)
-        async with self._slot_lock:
-            stream = self._stream = await open_stream(
-                self._dsn,
-                self._slot,
-                self._publication,
-                start,
-                max(confirmed, self._confirmed),
-                where=f"source {self._source}, stream",
-                limits=self._stream_limits(server),
-            )
-        decoder = self._new_decoder()
-        try:
-            yield self._deliver(decoder.idle(start) or idle_chunk(start))
-            while True:
-                block = await stream.take()
-                found, asked = await asyncio.to_thread(_decode, decoder, block)
-                # Until something is confirmed: the pipeline looks only now and then.
-                self._checkpoint_requested |= asked and decoder.position > self._confirmed
-                stream.received(decoder.position)
-                for chunk in found:
-                    yield self._deliver(chunk)
-        finally:
-            self._stream = None
-            await stream.close()
-
-    def _new_decoder(self) -> StreamDecoder:
-        self._decoder = StreamDecoder(self._relations.resolve, hold_bytes=self._hold_bytes)
-        return self._decoder
-
-    async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
-        """Give the transactions from `start` to about `target`, packed by the server.
-
-        Where the server refuses, nothing is given and streaming does it. If it fails later, the
-        source starts anew, without this.
-        """
-        decoder = self._new_decoder()
-        decoder.idle(start)
-        has_given = False
-        try:
-            connection = await connect(self._dsn)
-            backlog = self._draining = CatchUp(connection, self._slot, self._publication)
-            try:
-                await backlog.begin(start)
-                async with contextlib.aclosing(backlog.chunks(target, decoder)) as chunks:
-                    async for chunk in chunks:
-                        has_given = True
-                        yield chunk
-            finally:
-                self._draining = None
-                await backlog.close()
-        except psycopg.Error as error:
-            fault = classify(error, f"source {self._source}, catch-up", self._dsn)
-            if isinstance(fault, TransientError):
-                raise fault from error
-            self._catch_up.is_refused = True
-            if has_given:
-                raise TransientError(fault.what, reason="catch_up_refused") from error
-
-    def _deliver(self, chunk: Chunk) -> Chunk:
-        self._delivered = max(self._delivered, chunk.position)
-        return chunk
+        changes = self._delivery.changes(start, Lsn.parse(slot.flushed), server)
+        async with contextlib.aclosing(changes):
+            async for chunk in changes:
+                yield chunk
 
     def checkpoint_requested(self) -> bool:
         """Whether the server asked for a reply with everything sent."""
-        return self._checkpoint_requested
+        return self._delivery.checkpoint_requested
 
     async def confirm(self, position: Lsn) -> None:
-        """Note it, and send it if the stream runs; else the stream's start will."""
-        if position > self._delivered:
-            msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
-            raise ValueError(msg)
-        if position <= self._confirmed:
-            return
-        self._confirmed = position
-        self._checkpoint_requested = False
-        async with self._slot_lock:  # not while the stream takes the slot over
-            if self._stream is not None:
-                await self._stream.confirm(position)
-            elif position - self._advanced >= ADVANCE_BYTES:
-                self._advanced = position
-                await self._advance_slot(position)
+        """See `Delivery.confirm`."""
+        await self._delivery.confirm(position)
 
     async def lag(self) -> Lag:
         """Ask pg_replication_slots."""
@@ -327,10 +239,7 @@ class WalCapture:
     async def close(self) -> None:
         """Close all connections; the lock and a temporary slot go with them."""
         self._claimed = False
-        if self._stream is not None:
-            await self._stream.close()
-        if self._draining is not None:
-            await self._draining.close()
+        await self._delivery.close()
         if self._snapshot is not None:
             await self._snapshot.close()
         await self._relations.close()
@@ -425,7 +334,7 @@ class WalCapture:
             raise missing_slot(self._slot) if slot is None else unusable_slot(self._slot)
         await drop_slot(control, self._slot)
         self._exported = await self._export(self._slot, temporary=False)
-        self._confirmed = ZERO
+        self._delivery.begin_anew()
 
     async def _export(self, slot: str, *, temporary: bool) -> ExportedPoint:
         connection = await connect(self._dsn, replication=True)
@@ -435,26 +344,10 @@ class WalCapture:
             await connection.close()
             raise
 
-    async def _advance_slot(self, position: Lsn) -> None:
-        """Free WAL while no stream does: a backlog of any size may be under way."""
-        control = await self._connected()
-        with self._errors("confirm"):
-            await control.execute(
-                "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self._slot, str(position))
-            )
-
     async def _drop_export(self) -> None:
         exported, self._exported = self._exported, None
         if exported is not None:
             await exported.close()
-
-    def _stream_limits(self, server: Server) -> StreamLimits:
-        interval = STATUS_INTERVAL_S
-        if server.sender_timeout_s > 0:
-            interval = min(interval, server.sender_timeout_s / 4)
-        return StreamLimits(
-            limit_bytes=max(1 << 20, self._memory_bytes // 8), status_interval_s=interval
-        )
 
     async def _describe(self, relation: Relation, name: TableId) -> Table:
         control = await self._connected()
@@ -467,14 +360,3 @@ class WalCapture:
             yield
         except psycopg.Error as error:
             raise classify(error, f"source {self._source}, {doing}", self._dsn) from error
-
-
-def _decode(decoder: StreamDecoder, block: Block) -> tuple[list[Chunk], bool]:
-    """Give the block's chunks, and whether the server waits for a reply."""
-    frames = split_frames(block.buffer, block.lengths)
-    chunks = timed_feed(decoder, block.buffer, frames.starts, frames.ends)
-    if frames.keepalive is not None:
-        idle = decoder.idle(Lsn(frames.keepalive))
-        if idle is not None:
-            chunks.append(idle)
-    return chunks, frames.reply_requested
