@@ -113,7 +113,8 @@ class SourceTables:
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
         """Give the table, or why it can't be captured."""
-        settings, published = self._settings, catalog.published.get(row.id)
+        settings = self._settings
+        published = catalog.published.get(row.id)
         try:
             table = self._definitions.table(row)
         except TableError as error:
@@ -121,7 +122,8 @@ class SourceTables:
         no = refusal(row, table, role)
         if no is not None:
             return no
-        unidentifiable = unidentified(table, published, manage=settings.manage)
+        is_ours = settings.manage and (catalog.publication is None or catalog.publication.owned)
+        unidentifiable = unidentified(table, published, manage=is_ours)
         if unidentifiable is not None:
             return Refused(table, unidentifiable)
         if published is None:
