@@ -22,7 +22,7 @@ from psycopg import sql
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.copy_queries import columns_query, rows_query
-from ingestd.capture.rewrites import lock_unless_rewritten
+from ingestd.capture.rewrites import ensure_described, lock_unless_rewritten
 from ingestd.capture.session import connect
 from ingestd.capture.splits import enter_snapshot, read_error
 from ingestd.changes import TableBatch
@@ -100,6 +100,7 @@ class TablePages:
         connection = await connect(self._dsn, autocommit=False)
         copy = self._copy = CopyOut(connection)
         await enter_snapshot(connection, self._split.snapshot)
+        await ensure_described(connection, self._table)
         if not self._blocks.is_whole:
             await lock_unless_rewritten(connection, self._dsn, self._table.id, self._blocks)
         await copy.start(query)

@@ -15,14 +15,19 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.session import connect
+from ingestd.capture.storage import Storage, digest
 from ingestd.errors import TransientError
-from ingestd.schema import TableId
+from ingestd.schema import Table, TableId
 
 # pg_class as the snapshot sees it, against the function, which sees the present.
 _REPLACED = """
 SELECT c.oid::int8, c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = %s AND c.relname = %s
+"""
+_COLUMNS = """
+SELECT attnum::int, atttypid::int8, atttypmod, attname::text FROM pg_catalog.pg_attribute
+ WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 """
 # What every rewriting ALTER TABLE changes, and TRUNCATE does not.
 _DEFINITION = """
@@ -64,6 +69,25 @@ async def lock_unless_rewritten(
             "was read; the snapshot begins anew",
             reason="table_rewritten",
         )
+
+
+async def ensure_described(connection: AsyncConnection[Any], table: Table) -> None:
+    """See to it that the table has no other columns at the snapshot than it was described with.
+
+    They could have values already that would not be read. `connection` is in the snapshot's
+    transaction. Raises TransientError (``table_rewritten``).
+    """
+    described = Storage.parse(table.storage)
+    if described is None:
+        return
+    known = {(c.number, c.type_oid, c.typmod, c.name) for c in described.columns}
+    cursor = await connection.execute(_COLUMNS, (table.oid,))
+    for number, type_oid, typmod, name in await cursor.fetchall():
+        if (number, type_oid, typmod, digest(name)) not in known:
+            raise TransientError(
+                f"table {table.id}: altered before its snapshot was taken; it begins anew",
+                reason="table_rewritten",
+            )
 
 
 async def _definition(connection: AsyncConnection[Any], oid: int) -> Any:  # noqa: ANN401 - a row

@@ -74,10 +74,13 @@ class Intake:
         await self.record(self._book.events(tables, state, _now(), at_lsn))
 
     async def record(self, events: Sequence[TableEvent]) -> None:
-        """Append to `_tables` and show it."""
+        """Append to `_tables` and show it.
+
+        Noted first: who decides meanwhile what is news must know of it.
+        """
         if events:
-            await self._sink.record(events)
             self._book.note(events)
+            await self._sink.record(events)
             self._watch.tables_changed(events)
 
     async def _append(self, epoch: FillingEpoch, batch: TableBatch) -> None:
