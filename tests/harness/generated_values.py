@@ -29,7 +29,12 @@ class Generated:
 
 
 def _integers(bits: int) -> Texts:
-    return st.integers(-(1 << bits - 1), (1 << bits - 1) - 1).map(str)
+    return _between(-(1 << bits - 1), (1 << bits - 1) - 1)
+
+
+def _between(lowest: int, highest: int) -> Texts:
+    """Any number, and often those that a smaller type does not hold."""
+    return (st.integers(lowest, highest) | st.sampled_from([lowest, highest])).map(str)
 
 
 def _numeric(precision: int, scale: int) -> Texts:
@@ -142,7 +147,7 @@ GENERATED: dict[str, tuple[Generated, ...]] = {
         Generated("int2", _integers(16)),
         Generated("int4", _ints),
         Generated("int8", _integers(64)),
-        Generated("oid", st.integers(0, (1 << 32) - 1).map(str)),
+        Generated("oid", _between(0, (1 << 32) - 1)),
         Generated("float4", _floats4),
         Generated("float8", _floats8),
         Generated("numeric(5,2)", _numeric(5, 2)),
