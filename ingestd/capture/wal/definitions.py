@@ -129,7 +129,8 @@ class Definitions:
         known: Mapping[TableId, RegisteredTable],
     ) -> None:
         """Describe by this catalog from now on, and by what the lake has."""
-        self._rows = {row.oid: row for row in catalog.rows}
+        # Of a table that has gone the stream may still bring changes.
+        self._rows |= {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
         self.take_publication(catalog)
         self._known = dict(known)
