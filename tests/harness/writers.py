@@ -43,6 +43,7 @@ _TOO_LATE = (
     errors.FeatureNotSupported,  # cached plan must not change result type
     errors.DatatypeMismatch,
     errors.DeadlockDetected,
+    errors.SerializationFailure,  # moved to another partition meanwhile
     errors.LockNotAvailable,
     errors.ObjectNotInPrerequisiteState,  # no replica identity: no update, no delete
     errors.IntegrityError,
