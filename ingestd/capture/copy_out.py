@@ -21,6 +21,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from ingestd.capture.readiness import readable, writable
+from ingestd.capture.session import read_bytes_as_they_are
 from ingestd.errors import ProtocolError
 
 BLOCK_BYTES = 4 << 20
@@ -60,7 +61,8 @@ class CopyOut:
         await self._connection.execute(
             sql.SQL("SELECT pg_catalog.repeat('x', {})").format(INPUT_BUFFER_BYTES)
         )
-        self._pg.send_query(query.as_bytes(self._connection))
+        await read_bytes_as_they_are(self._connection)
+        self._pg.send_query(query.as_bytes(None))
         self._is_running = True
         while self._pg.flush():
             await writable(self._pg.socket)
@@ -106,6 +108,7 @@ class CopyOut:
             if result.status != ExecStatus.COMMAND_OK:
                 raise _fault(result)
         self._is_running = False
+        await read_bytes_as_they_are(self._connection, yes=False)
 
     async def _result(self) -> PGresult | None:
         while self._pg.is_busy():

@@ -78,6 +78,18 @@ async def connect(
     )
 
 
+async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool = True) -> None:
+    """Have the values of a database without an encoding sent, whatever bytes they are.
+
+    Otherwise the server checks that they are UTF-8, and ends with an error where they are not. Only
+    while libpq itself is read: psycopg gives no texts then. Source: PostgreSQL documentation,
+    "Character Set Support", SQL_ASCII.
+    """
+    if connection.pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+        name = "SQL_ASCII" if yes else "UTF8"
+        await connection.execute(f"SET client_encoding TO '{name}'")
+
+
 def read_dsn(dsn: str) -> dict[str, Any]:
     """Give the parameters of a DSN. Raises OperatorError, which never quotes it.
 

@@ -36,7 +36,8 @@ SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS ki
            / pg_catalog.current_setting('block_size')::int8 ELSE 0 END AS blocks,
        CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS nbytes,
        CASE WHEN c.reltoastrelid > 0 THEN pg_catalog.pg_relation_size(c.reltoastrelid)
-         ELSE 0 END AS toast_bytes
+         ELSE 0 END AS toast_bytes,
+       pg_catalog.current_setting('server_encoding') IN ('UTF8', 'SQL_ASCII') AS is_sent_as_stored
   FROM tree
   JOIN pg_catalog.pg_class c ON c.oid = tree.oid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -47,7 +48,11 @@ _TABLE, _PARTITIONED = "r", "p"
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """The table or one of its partitions. `nbytes`: with TOAST."""
+    """The table or one of its partitions. `nbytes`: with TOAST.
+
+    `is_sent_as_stored`: texts have at the server the length that they arrive with, and so can be
+    packed behind their lengths.
+    """
 
     schema: str
     name: str
@@ -57,6 +62,7 @@ class _Relation:
     blocks: int | None
     nbytes: int | None
     toast_bytes: int | None
+    is_sent_as_stored: bool
 
 
 class CtidSplits:
@@ -113,11 +119,10 @@ def _ranges(relation: _Relation, target_bytes: int) -> list[tuple[BlockRange, in
     blocks, nbytes = relation.blocks or 0, relation.nbytes or 0
     count = max(1, min(blocks, -(-nbytes // target_bytes)))
     bounds = [blocks * i // count for i in range(count)]
+    is_packed = relation.is_sent_as_stored and not relation.toast_bytes
     return [
         (
-            BlockRange(
-                relation.schema, relation.name, start, end, is_packed=not relation.toast_bytes
-            ),
+            BlockRange(relation.schema, relation.name, start, end, is_packed=is_packed),
             nbytes // count,
         )
         for start, end in zip(bounds, [*bounds[1:], None], strict=True)

@@ -73,6 +73,8 @@ def _json_value(value: Any, *, up: bool) -> Any:  # noqa: ANN401 - a JSON scalar
     if isinstance(value, datetime):
         whole = value.astimezone(UTC)
         cut = whole.replace(microsecond=whole.microsecond // 1000 * 1000)
+        if up and cut != whole and cut > datetime.max.replace(tzinfo=UTC) - _MILLISECOND:
+            return None  # the year 10000: no bound
         bound = cut + _MILLISECOND if up and cut != whole else cut
         return bound.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, date):

@@ -27,7 +27,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from ingestd.capture.readiness import readable, writable
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import classify, connect, read_bytes_as_they_are
 from ingestd.decode.frames import standby_status
 from ingestd.errors import IngestdError, TransientError
 from ingestd.positions import ZERO, Lsn
@@ -238,6 +238,7 @@ async def open_stream(
         raise classify(error, where, dsn) from error
     try:
         await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
+        await read_bytes_as_they_are(connection)
         stream = ReplicationStream(connection, where, limits)
         await stream.start(slot, publication, after, confirmed)
     except psycopg.Error as error:
