@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import SecretStr
 
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.capture import WalCapture
+from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.demo.comparison import await_caught_up
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
+from ingestd.sink.lake import DeltaLake
 from ingestd.sink.read import read_raw
 from tests.harness.config import wal_config
+from tests.integration.test_catch_up import run_until_rows
+from tests.unit.run.fixtures import watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,3 +83,32 @@ def given_back(encoding: str, stored: bytes) -> list[Any]:
         return [None, None, None, {name: f"\\x{data.hex()}" for name, data in kept.items()}]
     characters = len(stored if encoding == "SQL_ASCII" else word)
     return [word, [word, "b"], word + " " * (9 - characters), None]
+
+
+async def test_lossless_a_backlog_of_a_database_without_an_encoding(
+    database: Database, lake: Path
+) -> None:
+    """Drained through the SQL functions, whose connection is asked for texts in between."""
+    recreate(database, "SQL_ASCII")
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, word text)")
+    settings = WalSettings(
+        kind="wal",
+        dsn=SecretStr(database.dsn),
+        tables=["public.t"],
+        slot=database.name,
+        publication=database.name,
+    )
+
+    def pipeline() -> Pipeline:
+        drains = CatchUpPolicy(above_bytes=-1)
+        capture = WalCapture("shop", settings, memory_bytes=64 << 20, catch_up=drains)
+        often = PipelinePolicy(EpochPolicy(max_delay_s=0.1, max_bytes=1 << 20))
+        return Pipeline(capture, DeltaLake(str(lake), "shop"), often, watch())
+
+    await run_until_rows(pipeline(), lake, 1)  # the `t` of the snapshot
+    odd = r"convert_from('\xff61', 'SQL_ASCII')"
+    database.execute(f"INSERT INTO t VALUES (1, 'ä'), (2, {odd})")
+    await run_until_rows(pipeline(), lake, 3)
+    rows = read_raw(str(lake), "shop", TableId("public", "t")).to_pylist()
+    found = {row["id"]: (row["word"], row["_cdc_raw"]) for row in rows if row["_cdc_op"] == "c"}
+    assert found == {1: ("ä", None), 2: (None, [("word", r"\xff61")])}
