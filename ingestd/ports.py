@@ -19,8 +19,7 @@ All async methods may be cancelled at any await and leave nothing half done that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -33,140 +32,10 @@ if TYPE_CHECKING:
     from ingestd.changes import Chunk, CommittedEpoch, EpochSummary, TableBatch
     from ingestd.checks import CheckLine
     from ingestd.errors import TableError
+    from ingestd.recorded import Committed, RegisteredTable, TableEvent
     from ingestd.schema import Table, TableId
 
 from ingestd.positions import ZERO, Lsn
-from ingestd.schema import delta_type
-
-# --- what the lake holds ---------------------------------------------------------------------
-
-
-class TableState(StrEnum):
-    """State of a table in `_tables`."""
-
-    SNAPSHOTTING = "snapshotting"
-    LIVE = "live"
-    STOPPED = "stopped"
-    DROPPED = "dropped"
-
-
-@dataclass(frozen=True, slots=True)
-class TableEvent:
-    """A row of `_tables` to be: the table's present state and schema.
-
-    `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
-    from which this holds. `remedy` is for people and not recorded.
-    """
-
-    table: Table
-    state: TableState
-    at: datetime
-    at_lsn: Lsn
-    snapshot_lsn: Lsn | None = None
-    reason: str | None = None
-    remedy: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredColumn:
-    """A column of a table as `_tables` has it; `name` is the lake column's."""
-
-    name: str
-    source_name: str
-    type_oid: int
-    typmod: int
-    delta_type: str
-    missing: str | None = None
-    identity: bool = False
-
-
-def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
-    """Give the table's columns as `_tables` would have them: to see whether something is new."""
-    return tuple(
-        RegisteredColumn(
-            c.lake_name, c.name, c.type_oid, c.typmod, delta_type(c.type), c.missing, c.identity
-        )
-        for c in table.columns
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredTable:
-    """The last row of a table in `_tables`, as far as a start needs it.
-
-    `columns`: those of the last row that has any. `lake_columns`: the newest entry of every lake
-    column that the table ever had, by its name: what was dropped in the source stays in the lake.
-    """
-
-    table: TableId
-    oid: int
-    schema_version: int
-    state: TableState
-    reason: str | None
-    snapshot_lsn: Lsn | None
-    columns: tuple[RegisteredColumn, ...] = ()
-    lake_columns: Mapping[str, RegisteredColumn] = field(default_factory=dict)
-    storage: str = ""
-    replica_identity: str = "d"
-
-    def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
-        """Give it with what an earlier row had and this one leaves open."""
-        if before is None:
-            return replace(self, lake_columns={c.name: c for c in self.columns})
-        columns = self.columns or before.columns
-        ever = {**before.lake_columns, **{c.name: c for c in columns}}
-        storage = self.storage or before.storage
-        return replace(self, columns=columns, lake_columns=ever, storage=storage)
-
-
-def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredTable:
-    """Give what is registered of a table after an event."""
-    table = event.table
-    found = RegisteredTable(
-        table=table.id,
-        oid=table.oid,
-        schema_version=1,
-        state=event.state,
-        reason=event.reason,
-        snapshot_lsn=event.snapshot_lsn,
-        columns=registered_columns(table),
-        storage=table.storage,
-        replica_identity=table.replica_identity,
-    ).carrying(before)
-    if before is None:
-        return found
-    had = (before.oid, before.replica_identity, before.columns)
-    same = had == (found.oid, found.replica_identity, found.columns)
-    return replace(found, schema_version=before.schema_version + (0 if same else 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What the lake durably holds of a source.
-
-    `epoch`: number of the last epoch, 0 if none. `position`: where streaming goes on: the end_lsn
-    of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
-    empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
-    may be above `position` after a crash between two commits. `origin`: the server (its system
-    identifier) these rows come from.
-    """
-
-    epoch: int = 0
-    position: Lsn | None = None
-    watermarks: Mapping[TableId, Lsn] = field(default_factory=dict)
-    tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
-    origin: str | None = None
-
-    @property
-    def floor(self) -> Lsn | None:
-        """The first epoch does not close below this (I4)."""
-        return max(self.watermarks.values(), default=None)
-
-    def is_live(self, table: TableId) -> bool:
-        """Whether the table's snapshot is complete and its changes are taken."""
-        found = self.tables.get(table)
-        return found is not None and found.state is TableState.LIVE
-
 
 # --- capture ---------------------------------------------------------------------------------
 

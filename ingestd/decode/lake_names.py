@@ -19,7 +19,7 @@ from ingestd.schema import delta_type
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ingestd.ports import RegisteredColumn
+    from ingestd.recorded import RegisteredColumn
     from ingestd.schema import Column
 
 _INTEGERS = {"short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}

@@ -13,19 +13,9 @@ import pyarrow as pa
 
 from ingestd.changes import DELETE, SNAPSHOT, TRUNCATE, Chunk, TableBatch, change_schema, idle_chunk
 from ingestd.errors import TableError, TransientError
-from ingestd.ports import (
-    Committed,
-    Continuity,
-    Discovery,
-    Fresh,
-    Lag,
-    Lost,
-    Refused,
-    RegisteredTable,
-    Resumed,
-    Snapshot,
-)
+from ingestd.ports import Continuity, Discovery, Fresh, Lag, Lost, Refused, Resumed, Snapshot
 from ingestd.positions import ZERO, Lsn
+from ingestd.recorded import Committed, RegisteredTable
 from ingestd.schema import Table, TableId
 
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -18,8 +18,9 @@ from ingestd.changes import (
     TableInEpoch,
 )
 from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.ports import Committed, EpochWriter, Fragment, RegisteredTable, TableEvent, registered
+from ingestd.ports import EpochWriter, Fragment
 from ingestd.positions import Lsn
+from ingestd.recorded import Committed, RegisteredTable, TableEvent, registered
 from ingestd.schema import TableId
 
 

@@ -18,7 +18,7 @@ from prometheus_client import (
 
 from ingestd.observe.freshness import FreshnessHistogram
 from ingestd.observe.status import SourceState
-from ingestd.ports import TableState
+from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ingestd.observe.freshness import RecentFreshness
-from ingestd.ports import TableState
+from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,8 +20,9 @@ from datetime import UTC, datetime
 
 from ingestd.changes import TableBatch
 from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.ports import ChangeCapture, Snapshot, TableState
+from ingestd.ports import ChangeCapture, Snapshot
 from ingestd.positions import Lsn
+from ingestd.recorded import TableState
 from ingestd.run.intake import Intake
 from ingestd.run.joining import Gate, Loaded, Page, read_tables
 from ingestd.run.tables import TableBook

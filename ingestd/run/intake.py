@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from ingestd.changes import Chunk, TableBatch
 from ingestd.errors import TableError
-from ingestd.ports import Sink, TableEvent, TableState
+from ingestd.ports import Sink
 from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
 from ingestd.run.epoch import FillingEpoch
 from ingestd.run.joining import Loaded, Page
 from ingestd.run.tables import TableBook, stopped

@@ -33,8 +33,9 @@ from typing import Any, TypeVar
 from ingestd.changes import Chunk
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.observe.status import SourceState
-from ingestd.ports import ChangeCapture, Committed, Lost, Resumed, Sink, TableState
+from ingestd.ports import ChangeCapture, Lost, Resumed, Sink
 from ingestd.positions import ZERO, Lsn
+from ingestd.recorded import Committed, TableState
 from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.following import Follower
 from ingestd.run.intake import Intake

@@ -19,16 +19,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ingestd.errors import OperatorError, TableError
-from ingestd.ports import (
+from ingestd.ports import Discovery
+from ingestd.positions import Lsn
+from ingestd.recorded import (
     Committed,
-    Discovery,
     RegisteredTable,
     TableEvent,
     TableState,
     registered,
     registered_columns,
 )
-from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 
 

@@ -19,8 +19,9 @@ from ingestd.changes import Chunk, CommittedEpoch
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState, SourceStatus
-from ingestd.ports import Committed, Discovery, Lag, TableEvent, TableState
+from ingestd.ports import Discovery, Lag
 from ingestd.positions import Lsn
+from ingestd.recorded import Committed, TableEvent, TableState
 from ingestd.run.epoch import FillingEpoch, Tally
 from ingestd.run.raw_values import hint
 from ingestd.schema import TableId

@@ -9,8 +9,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, TableInEpoch
-from ingestd.ports import Committed, EpochWriter, RegisteredColumn, RegisteredTable, TableEvent
+from ingestd.ports import EpochWriter
 from ingestd.positions import Lsn
+from ingestd.recorded import Committed, RegisteredColumn, RegisteredTable, TableEvent
 from ingestd.schema import TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability

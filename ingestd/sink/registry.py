@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.ports import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.positions import Lsn
+from ingestd.recorded import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.schema import TIMESTAMP, Column, TableId, delta_type
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.sink.evolution import additions

@@ -9,16 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from ingestd.errors import TableError, TransientError
-from ingestd.ports import (
-    ChangeCapture,
-    Committed,
-    Fresh,
-    Lost,
-    RegisteredTable,
-    Resumed,
-    TableState,
-)
+from ingestd.ports import ChangeCapture, Fresh, Lost, Resumed
 from ingestd.positions import Lsn
+from ingestd.recorded import Committed, RegisteredTable, TableState
 from tests.contract.change_worlds import (
     LARGE_ROWS,
     LIMIT_S,

@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 
 from ingestd.errors import OperatorError, TableError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
-from ingestd.ports import Sink, TableEvent, TableState
+from ingestd.ports import Sink
 from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import Column, Table, TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.read import read_raw

@@ -10,8 +10,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from ingestd.decode.lake_names import allocate
 from ingestd.demo.spark import stream_read
-from ingestd.ports import TableEvent, TableState
 from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import Column, Table, TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.paths import Layout

@@ -25,9 +25,9 @@ from ingestd.errors import (
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
-from ingestd.ports import TableState
 from ingestd.positions import Lsn
 from ingestd.quantities import Address
+from ingestd.recorded import TableState
 from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:

@@ -45,18 +45,9 @@ from ingestd.capture.wal.snapshot import TableSnapshot
 from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
 from ingestd.errors import OperatorError, TransientError
-from ingestd.ports import (
-    Committed,
-    Continuity,
-    Discovery,
-    Fresh,
-    Lag,
-    Lost,
-    RegisteredTable,
-    Resumed,
-    Snapshot,
-)
+from ingestd.ports import Continuity, Discovery, Fresh, Lag, Lost, Resumed, Snapshot
 from ingestd.positions import ZERO, Lsn
+from ingestd.recorded import Committed, RegisteredTable
 from ingestd.schema import Table, TableId
 
 LOCK_TIMEOUT_S = 10.0

@@ -14,14 +14,7 @@ from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
 from ingestd.capture.wal.preflight import preflight
 from ingestd.checks import CheckLine
-from ingestd.ports import (
-    ChangeCapture,
-    Connector,
-    Metadata,
-    PageSource,
-    Split,
-    SplitManager,
-)
+from ingestd.ports import ChangeCapture, Connector, Metadata, PageSource, Split, SplitManager
 
 
 class WalConnector:

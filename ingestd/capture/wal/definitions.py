@@ -33,8 +33,8 @@ from ingestd.capture.wal.published import (
 from ingestd.decode.lake_names import allocate
 from ingestd.decode.relation import Relation
 from ingestd.decode.types import BUILT_IN, PgType
-from ingestd.ports import RegisteredColumn, RegisteredTable, registered_columns
 from ingestd.positions import Lsn
+from ingestd.recorded import RegisteredColumn, RegisteredTable, registered_columns
 from ingestd.schema import Table, TableId, with_before
 
 WHOLE = Published(None, None, None)

@@ -19,7 +19,8 @@ from ingestd.capture.wal.published import Publication, unidentified
 from ingestd.capture.wal.server import Server
 from ingestd.decode.relation import Relation
 from ingestd.errors import TableError
-from ingestd.ports import Discovery, Refused, RegisteredTable
+from ingestd.ports import Discovery, Refused
+from ingestd.recorded import RegisteredTable
 from ingestd.schema import Table, TableId
 
 Known = Mapping[TableId, RegisteredTable]

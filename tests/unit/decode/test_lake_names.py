@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.lake_names import allocate, column_name, folded
-from ingestd.ports import RegisteredColumn
+from ingestd.recorded import RegisteredColumn
 from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, delta_type
 
 INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()

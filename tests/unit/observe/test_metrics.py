@@ -8,8 +8,9 @@ import pytest
 from ingestd.observe.freshness import RecentFreshness
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState
-from ingestd.ports import Lag, TableState
+from ingestd.ports import Lag
 from ingestd.positions import Lsn
+from ingestd.recorded import TableState
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.snapshot_request import Following, ask_for_snapshot, follow
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
-from ingestd.ports import TableState
 from ingestd.positions import Lsn
 from ingestd.quantities import Address
+from ingestd.recorded import TableState
 from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:

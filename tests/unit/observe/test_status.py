@@ -10,8 +10,9 @@ import pytest
 
 from ingestd.errors import OperatorError, TableError
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready, to_json
-from ingestd.ports import Lag, TableState
+from ingestd.ports import Lag
 from ingestd.positions import Lsn
+from ingestd.recorded import TableState
 from ingestd.schema import TableId
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -14,8 +14,9 @@ from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.status import SourceState
-from ingestd.ports import Refused, Snapshot, TableState
+from ingestd.ports import Refused, Snapshot
 from ingestd.positions import Lsn
+from ingestd.recorded import TableState
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import Column, Table, TableId, with_before

@@ -17,8 +17,9 @@ from ingestd.errors import TableError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
-from ingestd.ports import Committed, Discovery, Refused, TableEvent, TableState, registered
+from ingestd.ports import Discovery, Refused
 from ingestd.positions import Lsn
+from ingestd.recorded import Committed, TableEvent, TableState, registered
 from ingestd.run.epoch import FillingEpoch, Tally
 from ingestd.run.raw_values import hint
 from ingestd.run.watch import Watch

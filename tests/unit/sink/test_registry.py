@@ -9,8 +9,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from ingestd.decode.lake_names import allocate
-from ingestd.ports import TableEvent, TableState
 from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import TIMESTAMP, TableId
 from ingestd.sink.append_log import AppendLog, Creation
 from ingestd.sink.fragments import FragmentWriter
