@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
-from tests.harness.compare import assert_lake_equals_source, registry
+from tests.harness.compare import assert_lake_equals_source, epochs, registry
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
+from tests.harness.writers import Writers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 60
+T, LATE = TableId("public", "t"), TableId("public", "late")
 
 
 @pytest.fixture
@@ -98,3 +100,83 @@ def test_a_table_taken_out_of_the_publication_is_read_anew(
 def read_again(lake: Path) -> bool:
     ops = read_raw(str(lake), "shop", TableId("public", "t"))["_cdc_op"].to_pylist()
     return bool(ops.count("t") > 1)
+
+
+def test_i6_a_new_table_joins_while_the_others_go_on(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
+    """A long transaction holds back the point it is read at; epochs of others come all the same."""
+    with Writers(database.dsn, [T, LATE]) as writers, database.connect(autocommit=False) as long:
+        long.execute("INSERT INTO t VALUES (3, 'held back')")
+        # The slot's consistent point waits for every transaction that runs when it is made.
+        database.execute(
+            "CREATE TABLE late (id int PRIMARY KEY, note text)",
+            "INSERT INTO late SELECT -n, 'there' FROM generate_series(1, 5000) n",
+        )
+        await_until(lambda: "public.late" in states(lake), LIMIT_S, daemon.tail)
+        seen = len(epochs(lake))
+        writers.await_writes([T, LATE], 20)
+        await_until(lambda: len(epochs(lake)) > seen + 3, LIMIT_S, daemon.tail)
+        assert states(lake)["public.late"] == "snapshotting"
+        long.commit()
+        await_until(lambda: states(lake)["public.late"] == "live", LIMIT_S, daemon.tail)
+        writers.await_writes([T, LATE], 20)
+    assert_lake_equals_source(database, lake, slot=database.name)
+    assert restarts(daemon) == []
+
+
+def test_for_all_tables_a_new_one_is_found_by_its_first_change(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """The catalog is asked once an hour here: only the RELATION message can tell."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text)",
+        f'CREATE PUBLICATION "{database.name}" FOR ALL TABLES'
+        " WITH (publish_via_partition_root = true)",
+    )
+    database.value("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')::text", database.name)
+    extra = (
+        f'slot = "{database.name}"\npublication = "{database.name}"\n'
+        'manage = false\ndiscover_interval = "1h"'
+    )
+    made = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra=extra))
+    made.start_ready()
+    database.execute("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1), (2)")
+    await_until(lambda: states(lake).get("public.late") == "live", LIMIT_S, made.tail)
+    database.execute("INSERT INTO late VALUES (3)", "INSERT INTO t VALUES (3, 'c')")
+    assert_lake_equals_source(database, lake, slot=database.name)
+    assert restarts(made) == []
+
+
+def test_i8_a_table_without_identity_stops_alone_until_it_has_one(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
+    database.execute("CREATE TABLE bad (id int PRIMARY KEY, note text)")
+    await_until(lambda: states(lake).get("public.bad") == "live", LIMIT_S, daemon.tail)
+    with Writers(database.dsn, [T]) as writers:
+        database.execute(
+            "ALTER TABLE bad REPLICA IDENTITY NOTHING", "INSERT INTO bad VALUES (1, 'x')"
+        )
+        await_until(lambda: states(lake)["public.bad"] == "stopped", LIMIT_S, daemon.tail)
+        seen = len(epochs(lake))
+        writers.await_writes([T], 10)
+        await_until(lambda: len(epochs(lake)) > seen, LIMIT_S, daemon.tail)
+        answer = daemon.get("/readyz")
+        assert answer is not None
+        assert answer[0] == 503
+        assert "bad" in answer[1]
+        database.execute("ALTER TABLE bad REPLICA IDENTITY DEFAULT")
+        await_until(lambda: states(lake)["public.bad"] == "live", LIMIT_S, daemon.tail)
+        daemon.await_ready(LIMIT_S)
+        writers.await_writes([T], 10)
+    database.execute("UPDATE bad SET note = 'y'")
+    assert_lake_equals_source(database, lake, slot=database.name)
+    assert restarts(daemon) == []
+
+
+def states(lake: Path) -> dict[str, str]:
+    return {row["table"]: row["state"] for row in registry(lake)}
+
+
+def restarts(daemon: Daemon) -> list[dict[str, Any]]:
+    return daemon.events("source.failed") + daemon.events("source.unknown_error")
