@@ -69,7 +69,7 @@ class FillingEpoch:
     `start`: where the epoch before ended. `floor`: not to be closed below this: the highest
     watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
     `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
-    last rows are in it; `awaits_load`: it is not closed before there is one. Times are monotonic
+    last rows are in it; `awaits_load`: one without which it is not closed. Times are monotonic
     seconds.
     """
 
@@ -84,7 +84,7 @@ class FillingEpoch:
     opened_at: float | None = None
     holds_rows_read: bool = False
     loads: list[int] = field(default_factory=list)
-    awaits_load: bool = False
+    awaits_load: int | None = None
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
     tallies: dict[TableId, Tally] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class FillingEpoch:
     @property
     def can_close(self) -> bool:
         """Whether it ends between two transactions and at or above its floor (I2, I4)."""
-        if self.is_open or self.awaits_load or self.position < self.floor:
+        if self.is_open or self.awaits_load is not None or self.position < self.floor:
             return False
         return self.position > self.start or not self.holds_rows_read
 

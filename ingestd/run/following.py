@@ -2,21 +2,23 @@
 
 One task, one step after another::
 
-    read what is to be read (`ingestd.run.joining`) -> wait until tables change, or a snapshot is
-    asked for -> discover -> record departures -> prepare -> record other changes -> (again)
+    start to read what is to be read -> wait until tables change, or a snapshot is asked for
+      -> discover -> record departures -> prepare -> record other changes -> (again)
 
-It appends nothing itself: its pages go through the pipeline's one queue. A fault of reading that
-passes by itself is tried again here; one that needs a person stops the tables that were to be read,
-not their source (I8). Any other fault ends the pipeline.
+and a task for each reading (`ingestd.run.joining`), which appends nothing itself: its pages go
+through the pipeline's one queue. A fault of reading that passes by itself is tried again here; one
+that needs a person stops the tables that were to be read, not their source (I8). Any other fault
+ends the pipeline.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from ingestd.changes import TableBatch
 from ingestd.errors import OperatorError, TableError, TransientError
@@ -29,6 +31,8 @@ from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 
+READINGS = 2
+"""How many snapshots are read at once: a new small table need not wait for a large one."""
 RETRY_S = 1.0
 RETRY_LIMIT_S = 30.0
 LOOKS = 10
@@ -71,8 +75,9 @@ class Follower:
         self._durable = durable
         self._reads = reads
         self._requested = intake.wanted
-        self._reading: Reading | None = None
-        self._load = 0
+        self._first: Reading | None = None
+        self._readings: set[asyncio.Task[None]] = set()
+        self._at_once = asyncio.Semaphore(READINGS)
         self._delay_s = RETRY_S
         self.gate = Gate()
 
@@ -89,14 +94,12 @@ class Follower:
         self._book.request(tables)
         self._requested.set()
 
-    async def begin_reading(self) -> None:
-        """Take the snapshot of what is to be read."""
+    async def begin_first_load(self) -> int:
+        """Take the snapshot of what is to be read before the stream begins; gives its number."""
         tables = self._book.to_read()
-        self._load = self._book.begin(tables)
-        await self._intake.enter(tables, TableState.SNAPSHOTTING, self._durable())
-        snapshot = await self._capture.snapshot(tables)
-        self._book.read_at(tables, snapshot.point)
-        self._reading = Reading(tables, snapshot, self._load)
+        load = self._book.begin(tables)
+        self._first = await self._take_snapshot(tables, load)
+        return load
 
     async def take_unread(self) -> None:
         """Take tables that nothing is known of as they come (snapshot = "never")."""
@@ -107,16 +110,19 @@ class Follower:
 
     async def run(self, give: Give) -> None:
         """Follow, for ever."""
-        while True:
-            if not self._reads:
-                for table in self._book.to_read():
-                    await give(Page(_missed(table.id), _now()))
-            elif self._reading is not None or self._book.to_read():
-                await self._read(give)
-            await self._until_tables_change()
-            await self._look()
-            if not self._reads:
-                await self.take_unread()
+        try:
+            while True:
+                if self._reads:
+                    self._start_reading(give)
+                else:
+                    for table in self._book.to_read():
+                        await give(Page(_missed(table.id), _now()))
+                await self._until_tables_change()
+                await self._look()
+                if not self._reads:
+                    await self.take_unread()
+        finally:
+            await _cancel(self._readings)
 
     async def _look(self) -> None:
         """Discover, and have the stream bring what was found; again if that has gone by then."""
@@ -134,36 +140,54 @@ class Follower:
                 break
         await self._intake.record(self._book.changed(_now(), self.gate.position))
 
-    async def _read(self, give: Give) -> None:
-        """Read what is to be read."""
-        wanted = self._book.to_read() if self._reading is None else self._reading.tables
+    # --- reading ------------------------------------------------------------------------------
+
+    def _start_reading(self, give: Give) -> None:
+        """Read what is to be read, beside what is being read already."""
+        first, self._first = self._first, None
+        if first is not None:
+            self._readings.add(asyncio.create_task(self._read(give, first.tables, first)))
+        tables = self._book.to_read()
+        if tables:
+            load = self._book.begin(tables)
+            self._readings.add(asyncio.create_task(self._read(give, tables, load)))
+
+    async def _read(self, give: Give, tables: Sequence[Table], begun: Reading | int) -> None:
+        """Read these tables; `begun`: their snapshot if it is taken, else the reading's number."""
+        load = begun if isinstance(begun, int) else begun.load
         try:
-            if self._reading is None:
-                await self.begin_reading()
-            await self._give_rows(give)
+            async with self._at_once:
+                if isinstance(begun, int):
+                    begun = await self._take_snapshot(tables, load)
+                await self._give_rows(give, begun)
         except TransientError as error:
             if error.reason not in _PASSING:
                 raise
-            self._book.give_up(self._load)
+            self._book.give_up(load)
             self._watch.reading_failed(error, self._delay_s)
             asyncio.get_running_loop().call_later(self._delay_s, self._requested.set)
             self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
+            await give(Loaded(load))
         except OperatorError as error:
-            for table in wanted:
-                stopping = TableError(table.id, error.what, remedy=error.remedy)
-                await give(Page(stopping, _now()))
-            await give(Loaded(self._load))
+            for table in tables:
+                await give(Page(TableError(table.id, error.what, remedy=error.remedy), _now()))
+            await give(Loaded(load))
         else:
             self._delay_s = RETRY_S
 
-    async def _give_rows(self, give: Give) -> None:
+    async def _take_snapshot(self, tables: Sequence[Table], load: int) -> Reading:
+        await self._intake.enter(tables, TableState.SNAPSHOTTING, self._durable())
+        snapshot = await self._capture.snapshot(tables)
+        self._book.read_at(tables, snapshot.point)
+        return Reading(tables, snapshot, load)
+
+    async def _give_rows(self, give: Give, reading: Reading) -> None:
         """Give the tables' rows, from when the stream has reached them."""
-        reading, self._reading = self._reading, None
-        assert reading is not None
         snapshot = reading.snapshot
         try:
             await self.gate.reached(snapshot.point)
-            async with aclosing(self._items(reading)) as items:
+            items = read_tables(snapshot, reading.tables, self._book.has_rows, reading.load)
+            async with aclosing(items):
                 async for item in items:
                     await give(item)
                     if isinstance(item, Page) and isinstance(item.content, TableBatch):
@@ -173,23 +197,37 @@ class Follower:
         finally:
             await snapshot.close()
 
-    def _items(self, reading: Reading) -> AsyncGenerator[Page | Loaded, None]:
-        return read_tables(reading.snapshot, reading.tables, self._book.has_rows, reading.load)
+    # --- waiting ------------------------------------------------------------------------------
 
     async def _until_tables_change(self) -> None:
-        """Return when the catalog may be another, or a snapshot is asked for."""
+        """Return when the catalog may be another, or a snapshot is asked for.
+
+        Raises what a reading ended with.
+        """
         waits = [self._capture.tables_changed(), self._requested.wait()]
         tasks: list[asyncio.Task[object]] = [asyncio.ensure_future(w) for w in waits]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            while not any(task.done() for task in tasks):
+                await asyncio.wait([*tasks, *self._readings], return_when=asyncio.FIRST_COMPLETED)
+                self._end_readings()
             for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancel(tasks)
         self._requested.clear()
+
+    def _end_readings(self) -> None:
+        ended = {task for task in self._readings if task.done()}
+        self._readings -= ended
+        for task in ended:
+            task.result()
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _missed(table: TableId) -> TableError:

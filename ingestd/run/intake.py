@@ -41,7 +41,8 @@ class Intake:
             await self._take_page(epoch, work)
         else:
             epoch.loads.append(work.load)
-            epoch.awaits_load = False
+            if work.load == epoch.awaits_load:
+                epoch.awaits_load = None
 
     async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
         """Append a page of a snapshot; a failed table is stopped."""

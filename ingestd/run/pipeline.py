@@ -172,8 +172,8 @@ class Pipeline:
         elif book.to_read():
             self._watch.enter(SourceState.SNAPSHOTTING)
             if not isinstance(verdict, Resumed):  # at the new slot's own point
-                await self._beside_background(follower.begin_reading())
-                epoch.awaits_load = True  # the first cut that a reader sees has all tables whole
+                # The first cut that a reader sees has all tables whole.
+                epoch.awaits_load = await self._beside_background(follower.begin_first_load())
         self._follower = follower
         work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
         self._start(self._feed(work, committed.position))

@@ -75,7 +75,7 @@ class WalCapture:
         self._control: AsyncConnection[Any] | None = None
         self._monitor: AsyncConnection[Any] | None = None
         self._exported: ExportedPoint | None = None
-        self._snapshot: TableSnapshot | None = None
+        self._snapshots: list[TableSnapshot] = []
         self._tables = SourceTables(settings)
         self._relations = Relations(self._describe, lambda t: settings.includes(t.schema, t.name))
         self._delivery = Delivery(
@@ -176,8 +176,10 @@ class WalCapture:
                 exported = await self._export(name, temporary=True)
         self._delivery.delivered(exported.point)
         workers = self._settings.snapshot_workers
-        self._snapshot = TableSnapshot(self._dsn, exported, tables, workers=workers)
-        return self._snapshot
+        snapshot = TableSnapshot(self._dsn, exported, tables, workers=workers)
+        self._snapshots = [s for s in self._snapshots if not s.is_closed]
+        self._snapshots.append(snapshot)
+        return snapshot
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give the changes from `after`, or from the slot's confirmed position if that is later."""
@@ -231,8 +233,8 @@ class WalCapture:
         """Close all connections; the lock and a temporary slot go with them."""
         self._claimed = False
         await self._delivery.close()
-        if self._snapshot is not None:
-            await self._snapshot.close()
+        for snapshot in self._snapshots:
+            await snapshot.close()
         await self._relations.close()
         await self._drop_export()
         for connection in (self._monitor, self._control):

@@ -82,6 +82,11 @@ class TableSnapshot:
         except psycopg.Error as error:
             raise classify(error, "snapshot", self._dsn) from error
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can't be read any more."""
+        return self._exported.connection.closed
+
     async def close(self) -> None:
         """Let the snapshot, and a temporary slot, go."""
         await self._exported.close()

@@ -37,7 +37,7 @@ def table(name: str) -> Table:
     return with_before(made, full=False)
 
 
-A, B = table("a"), table("b")
+A, B, C = table("a"), table("b"), table("c")
 
 
 def put(into: Table, key: int, note: str = "", op: str = "c") -> FakeChange:

@@ -20,7 +20,18 @@ from ingestd.recorded import TableState
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import Column, Table, TableId, with_before
-from tests.unit.run.fixtures import A, B, lake_rows, policy, put, running, source_rows, until, watch
+from tests.unit.run.fixtures import (
+    A,
+    B,
+    C,
+    lake_rows,
+    policy,
+    put,
+    running,
+    source_rows,
+    until,
+    watch,
+)
 
 
 def durable(disk: MemoryDisk) -> Lsn:
@@ -414,7 +425,7 @@ class HeldCapture(FakeCapture):
     async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
         self.taken += 1
         snapshot = await super().snapshot(tables)
-        return snapshot if self.taken == 1 else HeldSnapshot(snapshot, self.go_on)
+        return HeldSnapshot(snapshot, self.go_on) if self.taken == 2 else snapshot
 
 
 class HeldSnapshot:
@@ -455,6 +466,30 @@ async def test_isolated_other_tables_go_on_while_a_new_one_is_read() -> None:
         await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A)
     assert lake_rows(disk, B) == source_rows(base, B)
+
+
+async def test_a_new_table_need_not_wait_for_one_that_is_being_read() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1), put(C, 1))
+    capture = HeldCapture(base)
+    async with running(base, disk, capture=capture):
+        await until(lambda: settled(base, disk))
+        base.tables.append(B)
+        base.commit(put(A, 2))
+        await until(lambda: capture.taken == 2)
+        base.tables.append(C)
+        base.commit(put(A, 3), put(C, 2))
+        await until(lambda: bool(base.commit(put(A, 3, "", "u"))) and is_live(disk, C))
+        assert disk.registered[B.id].state is TableState.SNAPSHOTTING
+        capture.go_on.set()
+        await until(lambda: settled(base, disk))
+    for table in (A, B, C):
+        assert lake_rows(disk, table) == source_rows(base, table)
+
+
+def is_live(disk: MemoryDisk, table: Table) -> bool:
+    known = disk.registered.get(table.id)
+    return known is not None and known.state is TableState.LIVE
 
 
 async def test_snapshot_boundary_a_kill_while_a_new_table_is_read() -> None:
