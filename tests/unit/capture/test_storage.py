@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ingestd.capture.storage import Storage, StoredColumn, digest, is_altered, reassigned
+
+ID = StoredColumn(1, 23, -1, 700, has_missing=False, name=digest("id"))
+NOTE = StoredColumn(2, 25, -1, 700, has_missing=False, name=digest("note"))
+STORED = Storage((ID, NOTE), {16400: 16400}, digest("id > 5"), membership=17)
+
+
+def test_what_is_written_is_read() -> None:
+    former = replace(STORED, columns=(replace(ID, has_missing=True),)).after(STORED)
+    assert former.former == {NOTE.name}
+    assert Storage.parse(str(former)) == former
+    assert Storage.parse(str(STORED)) == STORED
+    assert Storage.parse("") is None
+    assert Storage.parse("1:23:-1:744|16489:16489|") is None
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        ((ID, replace(NOTE, name=digest("remark"))), "a column was renamed"),
+        ((ID, replace(NOTE, number=3)), "a column was dropped and made anew"),
+        ((ID, replace(NOTE, type_oid=1114)), "a column's type changed"),
+        ((ID, replace(NOTE, type_oid=1043, typmod=24)), None),
+        ((ID, NOTE, StoredColumn(3, 23, -1, 800, has_missing=False, name=digest("x"))), None),
+        ((ID,), None),
+    ],
+)
+def test_a_name_or_type_that_means_something_else(
+    now: tuple[StoredColumn, ...], reason: str | None
+) -> None:
+    assert reassigned(STORED, replace(STORED, columns=now)) == reason
+
+
+def test_a_column_made_anew_after_it_was_seen_to_be_gone() -> None:
+    gone = replace(STORED, columns=(ID,)).after(STORED)
+    anew = replace(STORED, columns=(ID, replace(NOTE, number=3))).after(gone)
+    assert reassigned(gone, anew) == "a column was dropped and made anew"
+    assert anew.former == frozenset()
+
+
+def test_a_vacuum_full_alters_nothing() -> None:
+    then = replace(STORED, columns=(ID, replace(NOTE, has_missing=True)))
+    forgotten = replace(then, columns=(ID, replace(NOTE, xmin=900)), files={16400: 16500})
+    assert not is_altered(then, forgotten)
+    assert is_altered(STORED, forgotten)
+
+
+def test_other_files_alone_are_not_worth_recording() -> None:
+    assert not replace(STORED, files={16400: 16500}).differs_durably(STORED)
+    assert replace(STORED, files={16401: 16401}).differs_durably(STORED)
+    assert replace(STORED, membership=18).differs_durably(STORED)
