@@ -1,9 +1,10 @@
 """Whether a table's rows were given other values, or came or went, without changes in the stream.
 
-Four things do that: DDL that rewrites the table (another type, a volatile default), columns that
-take another's name or are read as another type, partitions that come or go with their rows, a
-TRUNCATE of one partition. VACUUM FULL, CLUSTER and SET TABLESPACE replace the files as well and
-change no row: only a rewrite that comes with an altered column counts.
+Five things do that: DDL that rewrites the table (another type, a volatile default), columns that
+take another's name or are read as another type, types whose labels or attributes change, partitions
+that come or go with their rows, a TRUNCATE of one partition. VACUUM FULL, CLUSTER and SET
+TABLESPACE replace the files as well and change no row: only a rewrite that comes with an altered
+column counts.
 
 The stream knows columns by their names, and so does the lake: a renamed column is a new one, whose
 old values lie under the old name; one made anew under its old name would have the values of the
@@ -21,6 +22,8 @@ from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, sql
+
+from ingestd.capture.type_parts import TypeParts
 
 _FILES = """
 WITH RECURSIVE tree AS (
@@ -75,7 +78,8 @@ class Storage:
     `columns`: the published ones. `files`: pg_relation_filenode by the OID of the table, or of each
     of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
     `former`: digests of the names that columns once had and none has now. `membership`: OID of the
-    publication's entry for the table, 0 if it has none.
+    publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
+    columns are made of.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -83,6 +87,7 @@ class Storage:
     row_filter: str = ""
     former: frozenset[str] = frozenset()
     membership: int = 0
+    types: tuple[TypeParts, ...] = ()
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
@@ -91,20 +96,21 @@ class Storage:
             for c in self.columns
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
-        former = ",".join(sorted(self.former))
-        return f"{','.join(columns)}|{','.join(files)}|{self.row_filter}|{former}|{self.membership}"
+        lists = [columns, files, [self.row_filter], sorted(self.former), [self.membership]]
+        return "|".join(",".join(map(str, part)) for part in (*lists, self.types))
 
     @classmethod
     def parse(cls, text: str) -> Storage | None:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
-            columns, files, row_filter, former, membership = text.split("|")
+            columns, files, row_filter, former, membership, types = text.split("|")
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
                 {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
                 row_filter,
                 frozenset(f for f in former.split(",") if f),
                 int(membership),
+                tuple(TypeParts.parse(t) for t in types.split(",") if t),
             )
         except ValueError:
             return None
@@ -160,6 +166,9 @@ def reassigned(then: Storage, now: Storage) -> str | None:
             return "a column was renamed"
         elif not _reads_alike(old.type_oid, column.type_oid):
             return "a column's type changed"
+    types = {t.oid: t for t in then.types}
+    if any(t.oid in types and t.has_changed_since(types[t.oid]) for t in now.types):
+        return "labels or attributes of a type changed"
     return None
 
 

@@ -183,6 +183,28 @@ CONSTRAINED = (
         ),
     ),
     Case(
+        "enum_label_renamed",
+        (("ALTER TYPE {t}_kind RENAME VALUE 'red' TO 'crimson'",),),
+        (
+            "CREATE TYPE {t}_kind AS ENUM ('red', 'green')",
+            "CREATE TABLE {t} (id int PRIMARY KEY, kinds {t}_kind[])",
+            "INSERT INTO {t} SELECT n, '{red,green}' FROM generate_series(1, 50) n",
+        ),
+        writes=(),
+        is_read_anew=True,
+    ),
+    Case(
+        "composite_attribute",
+        (("ALTER TYPE {t}_pair ADD ATTRIBUTE c int",),),
+        (
+            "CREATE TYPE {t}_pair AS (a int, b int)",
+            "CREATE TABLE {t} (id int PRIMARY KEY, p {t}_pair)",
+            "INSERT INTO {t} SELECT n, ROW(n, n)::{t}_pair FROM generate_series(1, 50) n",
+        ),
+        writes=(),
+        is_read_anew=True,
+    ),
+    Case(
         "domain_constraint",
         (
             ("ALTER DOMAIN {t}_count ADD CHECK (VALUE > -5)",),

@@ -24,6 +24,7 @@ from ingestd.capture.catalog import (
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
+from ingestd.capture.type_parts import TypeParts, read_type_parts
 from ingestd.capture.wal.published import (
     Publication,
     Published,
@@ -44,7 +45,8 @@ WHOLE = Published(None, None, None)
 class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
-    `present`: every table, asked for or not. `columns` and `files` by OID; `published` by name.
+    `present`: every table, asked for or not. `columns` and `files` by OID, `types` by theirs;
+    `published` by name.
     `lsn`: all of it holds at that position.
     """
 
@@ -54,6 +56,7 @@ class Catalog:
     files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     published: Mapping[TableId, Published] = field(default_factory=dict)
     publication: Publication | None = None
+    types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
     lsn: Lsn = field(default=Lsn(0), compare=False)
 
     def storage(self, row: TableRow) -> Storage:
@@ -64,12 +67,14 @@ class Catalog:
             )
             for c in self.columns.get(row.oid, ())
         )
+        types = {t for c in self.columns.get(row.oid, ()) for t in self.types.get(c.type_oid, ())}
         how = self.published.get(row.id, WHOLE)
         return Storage(
             tuple(columns),
             self.files.get(row.oid, {}),
             digest(how.row_filter),
             membership=how.membership or 0,
+            types=tuple(sorted(types, key=lambda t: t.oid)),
         )
 
 
@@ -97,11 +102,14 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings)
     files = await read_files(connection, oids)
     sent = await published(connection, settings.publication, version)
     generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
+    columns = await list_columns(connection, oids, generated)
+    type_oids = {c.type_oid for found in columns.values() for c in found}
     return Catalog(
         present=tuple(r.id for r in every),
         rows=wanted,
-        columns=await list_columns(connection, oids, generated),
+        columns=columns,
         files=files,
+        types=await read_type_parts(connection, type_oids),
         published={name: how for name, how in sent.items() if name in names},
         publication=await find_publication(connection, settings.publication),
         lsn=Lsn.parse(row[0]),
@@ -138,7 +146,7 @@ class Definitions:
             self._lake.setdefault(name, {}).update(entry.lake_columns)
             self._present.setdefault(name, {c.name: c for c in entry.columns})
         oids = {c.type_oid for columns in self._columns.values() for c in columns}
-        await self._learn(connection, oids)
+        self._types |= await list_types(connection, oids)
 
     def take_publication(self, catalog: Catalog) -> None:
         """Describe by what this catalog has published, and no more of it."""
