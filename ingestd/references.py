@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,7 @@ def key_path(at: KeyPath) -> str:
             text += f"[{part}]"
             continue
         bare = part.replace("_", "").replace("-", "")
-        name = part if bare.isascii() and bare.isalnum() else f'"{part}"'
+        # A JSON string is a TOML one.
+        name = part if bare.isascii() and bare.isalnum() else json.dumps(part, ensure_ascii=False)
         text += f".{name}" if text else name
     return text

@@ -14,6 +14,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from ingestd.decode.lake_names import folded
 from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, delta_type
 
 NUMERIC_OID = 1700
@@ -128,7 +129,7 @@ def _struct(composite: PgType, types: Types) -> pa.DataType:
     names = [a.name for a in composite.attributes]
     if not names:
         raise ValueError("a composite type without attributes can't be a struct, only string")
-    if len({n.casefold() for n in names}) < len(names):
+    if len({folded(n) for n in names}) < len(names):
         raise ValueError(
             "attributes whose names differ only by case can't be fields of one struct: "
             f"{', '.join(names)}; the column can be string"
