@@ -74,7 +74,8 @@ class Chunk:
     may have begun in an earlier, open chunk; None if there is none.
     `commit_times`: commit time at the source, in us since 1970 UTC (int64), one for each
     transaction with captured changes that *ended* in this chunk.
-    `decode_s`: CPU-bound seconds it took to make.
+    `decode_s`: CPU-bound seconds it took to make. `left_out`: captured tables of which changes are
+    left out from here on: they have to be read anew.
     """
 
     batches: tuple[TableBatch, ...]
@@ -84,6 +85,7 @@ class Chunk:
     commit_times: NDArray[np.int64]
     nbytes: int
     decode_s: float = 0.0
+    left_out: frozenset[TableId] = frozenset()
 
     @property
     def transactions(self) -> int:

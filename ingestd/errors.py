@@ -58,6 +58,10 @@ class TableError(OperatorError):
         self.reason = what
 
 
+class TableChangedError(TableError):
+    """A table was altered while it was read: to be read again, as it is now."""
+
+
 class ProtocolError(IngestdError):
     """Bytes that are not what the protocol says. The only error that leaves `ingestd.decode`."""
 

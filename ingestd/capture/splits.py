@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.session import classify, connect, identifier, role_of
-from ingestd.errors import IngestdError, TableError, TransientError
+from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
 from ingestd.ports import Split
 from ingestd.schema import Table, TableId
 
@@ -152,11 +152,7 @@ def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
     """Say what it means that this table can't be read: its own fault, or the connection's."""
     said = error.diag.message_primary or str(error)
     if error.sqlstate in _GONE:
-        return TableError(
-            table,
-            f"changed while it was read: {said}",
-            remedy="ingestd reads it anew at its next start",
-        )
+        return TableChangedError(table, f"changed while it was read: {said}")
     fault = classify(error, f"table {table}, read", dsn)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
         return fault

@@ -14,14 +14,15 @@ ends the pipeline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.changes import TableBatch
-from ingestd.errors import OperatorError, TableError, TransientError
+from ingestd.errors import OperatorError, TableChangedError, TableError, TransientError
 from ingestd.ports import ChangeCapture, Snapshot
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
@@ -39,7 +40,15 @@ LOOKS = 10
 """How often tables are looked at without a pause, while they go before they are prepared."""
 
 _PASSING = frozenset(
-    {"deadlock", "lock_timeout", "recovery_conflict", "snapshot_gone", "table_rewritten", "timeout"}
+    {
+        "deadlock",
+        "lock_timeout",
+        "no_free_slot",
+        "recovery_conflict",
+        "snapshot_gone",
+        "table_rewritten",
+        "timeout",
+    }
 )
 """Reasons of transient faults that leave the stream unharmed."""
 
@@ -67,6 +76,7 @@ class Follower:
         durable: Callable[[], Lsn],
         *,
         reads: bool,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capture = capture
         self._book = book
@@ -74,10 +84,11 @@ class Follower:
         self._watch = watch
         self._durable = durable
         self._reads = reads
+        self._monotonic = monotonic
         self._requested = intake.wanted
         self._first: Reading | None = None
         self._readings: set[asyncio.Task[None]] = set()
-        self._at_once = asyncio.Semaphore(READINGS)
+        self._not_before_s = 0.0
         self._delay_s = RETRY_S
         self.gate = Gate()
 
@@ -96,9 +107,9 @@ class Follower:
 
     async def begin_first_load(self) -> int:
         """Take the snapshot of what is to be read before the stream begins; gives its number."""
-        tables = self._book.to_read()
-        load = self._book.begin(tables)
-        self._first = await self._take_snapshot(tables, load)
+        load = self._book.begin(self._book.to_read())
+        await self._enter(load)
+        self._first = await self._take_snapshot(load)
         return load
 
     async def take_unread(self) -> None:
@@ -115,8 +126,9 @@ class Follower:
                 if self._reads:
                     self._start_reading(give)
                 else:
-                    for table in self._book.to_read():
-                        await give(Page(_missed(table.id), _now()))
+                    load = self._book.begin(self._book.to_read())
+                    for table in self._book.being_read(load):
+                        await give(Page(_missed(table.id), _now(), load))
                 await self._until_tables_change()
                 await self._look()
                 if not self._reads:
@@ -146,56 +158,73 @@ class Follower:
         """Read what is to be read, beside what is being read already."""
         first, self._first = self._first, None
         if first is not None:
-            self._readings.add(asyncio.create_task(self._read(give, first.tables, first)))
-        tables = self._book.to_read()
-        if tables:
-            load = self._book.begin(tables)
-            self._readings.add(asyncio.create_task(self._read(give, tables, load)))
+            self._readings.add(asyncio.create_task(self._read(give, first.load, first)))
+        is_free = len(self._readings) < READINGS and self._monotonic() >= self._not_before_s
+        if is_free and self._book.to_read():
+            load = self._book.begin(self._book.to_read())
+            self._readings.add(asyncio.create_task(self._read(give, load)))
 
-    async def _read(self, give: Give, tables: Sequence[Table], begun: Reading | int) -> None:
-        """Read these tables; `begun`: their snapshot if it is taken, else the reading's number."""
-        load = begun if isinstance(begun, int) else begun.load
+    async def _read(self, give: Give, load: int, reading: Reading | None = None) -> None:
+        """Read the tables of this number; `reading`: their snapshot, if it is taken already."""
+        if reading is None:
+            await self._enter(load)
         try:
-            async with self._at_once:
-                if isinstance(begun, int):
-                    begun = await self._take_snapshot(tables, load)
-                await self._give_rows(give, begun)
+            reading = reading or await self._take_snapshot(load)
+            async with aclosing(self._rows(reading)) as rows:
+                async for item in rows:
+                    await give(item)
         except TransientError as error:
             if error.reason not in _PASSING:
                 raise
             self._book.give_up(load)
             self._watch.reading_failed(error, self._delay_s)
-            asyncio.get_running_loop().call_later(self._delay_s, self._requested.set)
-            self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
+            self._wait_before_next()
             await give(Loaded(load))
         except OperatorError as error:
-            for table in tables:
-                await give(Page(TableError(table.id, error.what, remedy=error.remedy), _now()))
+            for table in self._book.being_read(load):
+                stopping = TableError(table.id, error.what, remedy=error.remedy)
+                await give(Page(stopping, _now(), load))
             await give(Loaded(load))
         else:
             self._delay_s = RETRY_S
 
-    async def _take_snapshot(self, tables: Sequence[Table], load: int) -> Reading:
+    async def _enter(self, load: int) -> None:
+        tables = self._book.being_read(load)
         await self._intake.enter(tables, TableState.SNAPSHOTTING, self._durable())
+
+    def _wait_before_next(self) -> None:
+        self._not_before_s = self._monotonic() + self._delay_s
+        asyncio.get_running_loop().call_later(self._delay_s, self._requested.set)
+        self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
+
+    async def _take_snapshot(self, load: int) -> Reading:
+        tables = self._book.being_read(load)
         snapshot = await self._capture.snapshot(tables)
         self._book.read_at(tables, snapshot.point)
         return Reading(tables, snapshot, load)
 
-    async def _give_rows(self, give: Give, reading: Reading) -> None:
+    async def _rows(self, reading: Reading) -> AsyncGenerator[Page | Loaded, None]:
         """Give the tables' rows, from when the stream has reached them."""
         snapshot = reading.snapshot
         try:
             await self.gate.reached(snapshot.point)
-            items = read_tables(snapshot, reading.tables, self._book.has_rows, reading.load)
+            items = read_tables(snapshot, reading.tables, self._book.replaces, reading.load)
             async with aclosing(items):
                 async for item in items:
-                    await give(item)
-                    if isinstance(item, Page) and isinstance(item.content, TableBatch):
-                        table = item.content.table.id
-                        self._watch.snapshot_progress(table, snapshot.progress(table))
+                    yield item
+                    self._watch_page(item, snapshot)
             await snapshot.move_on()
         finally:
             await snapshot.close()
+
+    def _watch_page(self, item: Page | Loaded, snapshot: Snapshot) -> None:
+        if isinstance(item, Loaded):
+            return
+        if isinstance(item.content, TableChangedError):
+            self._wait_before_next()
+        elif isinstance(item.content, TableBatch):
+            table = item.content.table.id
+            self._watch.snapshot_progress(table, snapshot.progress(table))
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -209,7 +238,8 @@ class Follower:
         try:
             while not any(task.done() for task in tasks):
                 await asyncio.wait([*tasks, *self._readings], return_when=asyncio.FIRST_COMPLETED)
-                self._end_readings()
+                if self._end_readings() and self._book.to_read():
+                    break  # there is a place again
             for task in tasks:
                 if task.done():
                     task.result()
@@ -217,11 +247,13 @@ class Follower:
             await _cancel(tasks)
         self._requested.clear()
 
-    def _end_readings(self) -> None:
+    def _end_readings(self) -> bool:
+        """Forget those that have ended; say whether there were any. Raises what one ended with."""
         ended = {task for task in self._readings if task.done()}
         self._readings -= ended
         for task in ended:
             task.result()
+        return bool(ended)
 
 
 async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from ingestd.changes import Chunk, TableBatch
-from ingestd.errors import TableError
+from ingestd.errors import TableChangedError, TableError
 from ingestd.ports import Sink
 from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState
@@ -45,17 +45,28 @@ class Intake:
                 epoch.awaits_load = None
 
     async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
-        """Append a page of a snapshot; a failed table is stopped."""
+        """Append a page of a snapshot; a failed table is stopped, an altered one read again."""
         content = page.content
         if isinstance(content, TableError):
-            if self._book.is_captured(content.table):
+            if not self._book.is_read_by(content.table, page.load):
+                return
+            if isinstance(content, TableChangedError):
+                self._book.read_again(content.table)
+                self.wanted.set()
+            else:
                 await self.stop_table(epoch, content)
-        elif self._book.is_captured(content.table.id):
+        elif self._book.is_read_by(content.table.id, page.load):
+            self._book.took_rows(content.table.id)
             await self._append(epoch, content)
             epoch.hold(content, page.at, self._monotonic())
 
     async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append what the stream brought."""
+        for name in chunk.left_out:
+            table = self._book.leave_out(name)
+            if table is not None:  # before anything beyond the gap can be confirmed
+                await self.enter([table], TableState.SNAPSHOTTING, chunk.position)
+            self.wanted.set()
         for batch in chunk.batches:
             if not self._book.is_captured(batch.table.id):
                 continue

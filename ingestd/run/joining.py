@@ -46,10 +46,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows of a snapshot taken at `at`, or why a table's can't be read."""
+    """Rows that the reading `load` took at `at`, or why a table's can't be read."""
 
     content: TableBatch | TableError
     at: datetime
+    load: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,20 @@ class Loaded:
 
 
 async def read_tables(
-    snapshot: Snapshot, tables: Sequence[Table], has_rows: Callable[[TableId], bool], load: int
+    snapshot: Snapshot, tables: Sequence[Table], replaces: Callable[[TableId], bool], load: int
 ) -> AsyncGenerator[Page | Loaded, None]:
     """Give what the tables' rows are, with their markers, and the end."""
     failed: set[TableId] = set()
-    replaced = [t for t in tables if has_rows(t.id)]
+    replaced = [t for t in tables if replaces(t.id)]
     for table in tables:
-        if not has_rows(table.id):
-            yield Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at)
+        if table not in replaced:
+            yield Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at, load)
     async with aclosing(snapshot.pages()) as pages:
         async for page in pages:
             if isinstance(page, TableError):
                 failed.add(page.table)
-            yield Page(page, snapshot.at)
+            yield Page(page, snapshot.at, load)
     for table in replaced:
         if table.id not in failed:
-            yield Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at)
+            yield Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at, load)
     yield Loaded(load)

@@ -39,6 +39,9 @@ class _Entry:
     `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
     none is under way; a later one makes an earlier one void. `point`: where they are read.
     `last`: transaction of the stream's last change of it; `told`: of the last that told of columns.
+    `replaces`: the lake has rows of before this reading. `rewritten`: why its old rows are not what
+    the source has, until that is recorded. `is_postponed`: the source can't send it yet. `version`:
+    what the stream brought last, which is as `compared` says.
     """
 
     table: Table
@@ -48,6 +51,11 @@ class _Entry:
     point: Lsn | None = None
     last: Lsn | None = None
     told: Lsn | None = None
+    replaces: bool = False
+    rewritten: str | None = None
+    is_postponed: bool = False
+    version: Table | None = None
+    compared: RegisteredTable | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -68,11 +76,13 @@ class TableBook:
     _discovery: Discovery = field(init=False)
     _is_recorded: bool = field(init=False, default=False)
     _gone: set[TableId] = field(init=False, default_factory=set)
+    _with_rows: set[TableId] = field(init=False)
     _loads: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         """Begin with what the lake has."""
         self.known = dict(self.committed.tables)
+        self._with_rows = set(self.committed.watermarks)
 
     # --- what there is ------------------------------------------------------------------------
 
@@ -80,6 +90,7 @@ class TableBook:
         """Take what the source offers now."""
         before, self._entries = self._entries, {}
         self._gone |= {name for name, entry in before.items() if not entry.is_stopped}
+        self._gone -= {table.id for table in discovery.tables}
         self._discovery = discovery
         self._is_recorded = False
         for table in discovery.tables:
@@ -88,7 +99,8 @@ class TableBook:
                 entry = _Entry(table)
             elif entry.is_stopped and _definition(entry.table) != _definition(table):
                 entry.is_stopped = False
-            entry.table = table
+            entry.table, entry.is_postponed = table, False
+            entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
             entry.is_wanted |= self._has_gap(table.id)
             entry.is_wanted |= entry.load is None and not self._is_live(table)
             self._entries[table.id] = entry
@@ -119,7 +131,27 @@ class TableBook:
 
     def to_read(self) -> list[Table]:
         """The tables whose rows are to be read."""
-        return [e.table for e in self._entries.values() if e.is_wanted and not e.is_stopped]
+        found = self._entries.values()
+        return [e.table for e in found if e.is_wanted and not (e.is_stopped or e.is_postponed)]
+
+    def postpone(self, names: Iterable[TableId]) -> None:
+        """Take that the source can't send these yet: until the next discovery."""
+        for name in names:
+            self._entries[name].is_postponed = True
+
+    def leave_out(self, name: TableId) -> Table | None:
+        """Take that changes of a table were left out; give it if it was whole until now."""
+        entry = self._entries.get(name)
+        if entry is None or entry.is_stopped:
+            return None
+        was_whole, entry.is_wanted = entry.is_whole, True
+        return entry.table if was_whole else None
+
+    def read_again(self, name: TableId) -> None:
+        """Take that a table was altered while it was read."""
+        entry = self._entries.get(name)
+        if entry is not None:
+            entry.load, entry.point, entry.is_wanted = None, None, True
 
     def unknown(self) -> list[Table]:
         """The tables that the lake has never seen, under this name and oid."""
@@ -138,22 +170,21 @@ class TableBook:
         whole = [e for e in self._entries.values() if e.is_whole]
         news = [e.table for e in whole if self._is_news(e.table) and not self._is_stale(e)]
         events = self.events(news, TableState.LIVE, at, position)
-        return [replace(e, reason=self._reason(e.table)) for e in events]
+        found = [replace(e, reason=self._entries[e.table.id].rewritten) for e in events]
+        for event in found:
+            self._entries[event.table.id].rewritten = None
+        return found
 
     def _is_news(self, table: Table) -> bool:
         known = self.known[table.id]
         then = (known.columns, known.replica_identity, known.storage)
         now = (registered_columns(table), table.replica_identity, table.storage)
-        return then != now or self._reason(table) is not None
+        return then != now or self._entries[table.id].rewritten is not None
 
     def _is_stale(self, entry: _Entry) -> bool:
         """Whether the stream has told of columns since the discovery: the next one tells more."""
         is_newer = entry.told is not None and entry.told >= self._discovery.lsn
-        return is_newer and self.is_new_version(entry.table)
-
-    def _reason(self, table: Table) -> str | None:
-        """Why its old rows are not what the source has, where they are kept all the same."""
-        return self._discovery.rewritten.get(table.id)
+        return is_newer and self._differs(entry.table, self.known.get(entry.table.id))
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Give the events for tables that can't or need not be captured any more.
@@ -191,8 +222,28 @@ class TableBook:
         """Note that these tables' rows are being read; gives the number of this reading."""
         self._loads += 1
         for entry in self._of(tables):
-            entry.is_wanted, entry.load, entry.point = False, self._loads, None
+            entry.is_wanted, entry.rewritten = False, None
+            entry.load, entry.point = self._loads, None
+            entry.replaces = entry.table.id in self._with_rows
         return self._loads
+
+    def being_read(self, load: int) -> list[Table]:
+        """The tables that this reading is still to give."""
+        return [e.table for e in self._entries.values() if e.load == load]
+
+    def is_read_by(self, name: TableId, load: int) -> bool:
+        """Whether rows of this reading are to be taken: no later one, no stop has come between."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.load == load
+
+    def took_rows(self, name: TableId) -> None:
+        """Note that the lake has rows of a table that were read."""
+        self._with_rows.add(name)
+
+    def replaces(self, name: TableId) -> bool:
+        """Whether the lake has rows of a table from before its reading."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.replaces
 
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
         """Note the point at which the rows are read."""
@@ -204,7 +255,13 @@ class TableBook:
         read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
         for entry in read.values():
             entry.load = None
-        return [e.table for e in read.values() if e.is_whole]
+        return [self._latest(e) for e in read.values() if e.is_whole]
+
+    def _latest(self, entry: _Entry) -> Table:
+        """Give its columns as the stream told after the discovery, or as that did."""
+        if entry.version is None or entry.told is None or entry.told < self._discovery.lsn:
+            return entry.table
+        return replace(entry.version, storage=entry.table.storage)
 
     def give_up(self, load: int) -> None:
         """Take that a reading failed: its tables are to be read again."""
@@ -236,11 +293,20 @@ class TableBook:
         """Whether the stream brought other columns than `_tables` has, of a table that is there."""
         if table.id not in self._entries:
             return False
-        known = self.known.get(table.id)
-        if known is None:
+        entry, known = self._entries[table.id], self.known.get(table.id)
+        if entry.version is table and entry.compared is known:
+            return False
+        entry.version = table
+        if self._differs(table, known):
             return True
-        same = known.columns == registered_columns(table)
-        return not (same and known.replica_identity == table.replica_identity)
+        entry.compared = known
+        return False
+
+    @staticmethod
+    def _differs(table: Table, known: RegisteredTable | None) -> bool:
+        if known is None or known.columns != registered_columns(table):
+            return True
+        return known.replica_identity != table.replica_identity
 
     def is_ambiguous(self, table: Table, first: Lsn) -> bool:
         """Whether rows of one transaction, parted by DDL in it, could be taken for each other.
@@ -272,7 +338,7 @@ class TableBook:
         """Take nothing more of this table; gives its schema."""
         if name not in self._entries:
             self._gone.discard(name)
-            return Table(name, self.known[name].oid, ())
+            return Table(name, self.known[name].oid if name in self.known else 0, ())
         entry = self._entries[name]
         entry.is_stopped, entry.is_wanted, entry.load, entry.point = True, True, None, None
         return entry.table
@@ -290,10 +356,6 @@ class TableBook:
         if entry is not None and entry.point is not None:
             return entry.point
         return known.snapshot_lsn if known is not None else None
-
-    def has_rows(self, name: TableId) -> bool:
-        """Whether the lake may have rows of a table of this name."""
-        return name in self.committed.watermarks or name in self.known
 
 
 def _definition(table: Table) -> tuple[object, ...]:

@@ -81,7 +81,7 @@ class WalCapture:
         self._delivery = Delivery(
             source,
             settings,
-            self._relations.resolve,
+            self._relations,
             memory_bytes=memory_bytes,
             catch_up=catch_up,
         )
@@ -111,10 +111,7 @@ class WalCapture:
         control = await self._connected()
         with self._errors("discover"):
             server = await self._checked_server(control)
-            left_out = frozenset(self._relations.left_out)
-            found = await self._tables.discover(control, server, known, left_out)
-        self._relations.left_out -= left_out
-        return found
+            return await self._tables.discover(control, server, known)
 
     async def tables_changed(self) -> None:
         """Compare the catalog with that of the last discovery: now and then, or when told to."""
@@ -125,7 +122,7 @@ class WalCapture:
             self._relations.noticed.clear()
             control = await self._connected()
             with self._errors("catalog"):
-                if self._relations.left_out or await self._tables.have_changed(control):
+                if await self._tables.have_changed(control):
                     return
 
     async def continuity(self, committed: Committed) -> Continuity:

@@ -126,7 +126,6 @@ class Definitions:
         self._columns: dict[int, tuple[ColumnRow, ...]] = {}
         self._published: Mapping[TableId, Published] = {}
         self._is_ours = settings.manage
-        self._known: dict[TableId, RegisteredTable] = {}
         self._lake: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
 
@@ -137,16 +136,17 @@ class Definitions:
         known: Mapping[TableId, RegisteredTable],
     ) -> None:
         """Describe by this catalog from now on, and by what the lake has."""
+        oids = {c.type_oid for columns in catalog.columns.values() for c in columns}
+        types = await list_types(connection, oids)
+        # All at once from here: a RELATION message may be described in any await.
+        self._types |= types
         # Of a table that has gone the stream may still bring changes.
         self._rows |= {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
         self.take_publication(catalog)
-        self._known = dict(known)
         for name, entry in known.items():
             self._lake.setdefault(name, {}).update(entry.lake_columns)
             self._present.setdefault(name, {c.name: c for c in entry.columns})
-        oids = {c.type_oid for columns in self._columns.values() for c in columns}
-        self._types |= await list_types(connection, oids)
 
     def take_publication(self, catalog: Catalog) -> None:
         """Describe by what this catalog has published, and no more of it."""
@@ -172,9 +172,10 @@ class Definitions:
         before = {c.name for c in rows.values()}
         if any(_shape(c) not in rows for c in relation.columns):
             told = {relation.oid: [c.name for c in relation.columns]}
-            self._columns |= await list_columns(connection, [relation.oid], told)
-            rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
+            found = await list_columns(connection, [relation.oid], told)
+            rows = {_shape(c): c for c in found.get(relation.oid, ())}
             await self._learn(connection, {c.type_oid for c in relation.columns})
+            self._columns[relation.oid] = found.get(relation.oid, ())
         columns = [
             rows.get(_shape(c)) or _bare(relation.oid, number, c)
             for number, c in enumerate(relation.columns, start=1)
@@ -216,9 +217,7 @@ class Definitions:
             else c
             for c in columns
         )
-        entry = self._known.get(table.id)
-        storage = entry.storage if entry is not None and entry.oid == table.oid else ""
-        table = replace(table, columns=columns, storage=storage)
+        table = replace(table, columns=columns)
         self._present[table.id] = {c.name: c for c in registered_columns(table)}
         lake.update(self._present[table.id])
         return table

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import psycopg
 
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, timed_feed
+from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
 from ingestd.capture.wal.stream import (
     STATUS_INTERVAL_S,
@@ -26,7 +28,6 @@ from ingestd.capture.wal.stream import (
 )
 from ingestd.changes import Chunk, idle_chunk
 from ingestd.decode.frames import split_frames
-from ingestd.decode.relation import Resolve
 from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import TransientError
 from ingestd.positions import ZERO, Lsn
@@ -46,7 +47,7 @@ class Delivery:
         self,
         source: str,
         settings: WalSettings,
-        resolve: Resolve,
+        relations: Relations,
         *,
         memory_bytes: int,
         catch_up: CatchUpPolicy,
@@ -55,7 +56,7 @@ class Delivery:
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
         self._publication = settings.publication
-        self._resolve = resolve
+        self._relations = relations
         self._memory_bytes = memory_bytes
         self._catch_up = catch_up
         self._stream: ReplicationStream | None = None
@@ -184,12 +185,13 @@ class Delivery:
 
     def _new_decoder(self) -> StreamDecoder:
         hold_bytes = min(8 << 20, self._memory_bytes // 8)
-        self._decoder = StreamDecoder(self._resolve, hold_bytes=hold_bytes)
+        self._decoder = StreamDecoder(self._relations.resolve, hold_bytes=hold_bytes)
         return self._decoder
 
     def _deliver(self, chunk: Chunk) -> Chunk:
         self.delivered(chunk.position)
-        return chunk
+        left_out = self._relations.take_left_out()
+        return replace(chunk, left_out=left_out) if left_out else chunk
 
     def _limits(self, server: Server) -> StreamLimits:
         interval = STATUS_INTERVAL_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,13 +41,9 @@ class SourceTables:
         self._is_told = True
 
     async def discover(
-        self,
-        connection: AsyncConnection[Any],
-        server: Server,
-        known: Known,
-        left_out: Collection[int] = (),
+        self, connection: AsyncConnection[Any], server: Server, known: Known
     ) -> Discovery:
-        """See `ingestd.ports.ChangeCapture.discover`. `left_out`: see `Relations`."""
+        """See `ingestd.ports.ChangeCapture.discover`."""
         catalog = await read_catalog(connection, self._settings)
         await self._definitions.take(connection, catalog, known)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
@@ -69,8 +65,7 @@ class SourceTables:
         interrupted = frozenset(
             t.id
             for t in accepted
-            if t.oid in left_out
-            or t.oid in absent
+            if t.oid in absent
             or self._is_interrupted(t, catalog)
             or _is_wider(t, catalog, known.get(t.id))
         )

@@ -19,8 +19,7 @@ class Relations:
     Made on the event loop; `resolve` is for the decoder's thread, and asks the loop for what it has
     not seen. `noticed` is set when a message tells of something that the catalog's last reading did
     not: another name, other columns, a table that is not captured. (In a backlog that may be older
-    than the catalog; only the catalog can tell.) `left_out`: OIDs of captured tables whose changes
-    were left out, because the config can't be kept with their columns as they were then.
+    than the catalog; only the catalog can tell.)
     """
 
     def __init__(self, describe: Describe, is_wanted: Callable[[TableId], bool]) -> None:
@@ -31,13 +30,21 @@ class Relations:
         self._resolved: dict[int, tuple[Relation, Table | None]] = {}
         self._looking_up: set[asyncio.Task[Table | None]] = set()
         self.noticed = asyncio.Event()
-        self.left_out: set[int] = set()
+        self._left_out: set[TableId] = set()
 
     def keep(self, tables: Iterable[Table]) -> None:
         """Resolve to these tables from now on. On the loop that will describe them."""
         self._loop = asyncio.get_running_loop()
         self._kept = {t.oid: t for t in tables}
         self._resolved = {}
+
+    def take_left_out(self) -> frozenset[TableId]:
+        """Give, once, the captured tables whose changes are left out from some message on.
+
+        The config can't be kept with their columns as they were then.
+        """
+        left_out, self._left_out = frozenset(self._left_out), set()
+        return left_out
 
     def resolve(self, relation: Relation) -> Table | None:
         """Give the table with the message's columns; None if it is not captured. Blocks."""
@@ -56,11 +63,15 @@ class Relations:
         await asyncio.gather(*self._looking_up, return_exceptions=True)
 
     async def _look_up(self, relation: Relation) -> Table | None:
+        if self._loop is None:
+            return None
         task = asyncio.create_task(self._found(relation))
         self._looking_up.add(task)
         task.add_done_callback(self._looking_up.discard)
+        kept = self._kept
         table = await task
-        self._resolved[relation.oid] = (relation, table)
+        if self._kept is kept:  # else it may be another now
+            self._resolved[relation.oid] = (relation, table)
         return table
 
     async def _found(self, relation: Relation) -> Table | None:
@@ -72,7 +83,7 @@ class Relations:
         try:
             table = await self._describe(relation, kept.id)
         except TableError:  # the config asks too much of it now: so says the next discovery
-            self.left_out.add(relation.oid)
+            self._left_out.add(kept.id)
             self.noticed.set()
             return None
         if relation.id != kept.id or _definition(table) != _definition(kept):
