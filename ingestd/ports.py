@@ -161,7 +161,8 @@ class ChangeCapture(Protocol):
         """Ask the source what there is to capture, given what the lake has of it (I7).
 
         `known` decides which lake column takes a column's values: one whose type is another than
-        before gets a new one. Changes nothing; needs no claim. Also while `live` runs.
+        before gets a new one. Changes nothing in the source; needs no claim. Also while `live`
+        runs. What is interrupted or rewritten is told once: the caller keeps it.
         """
         ...
 
@@ -173,8 +174,11 @@ class ChangeCapture(Protocol):
         """Say whether streaming can go on where the lake ends. Changes nothing."""
         ...
 
-    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> None:
+    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
+
+        Gives those that it can't stream yet, because somebody holds a lock: prepare them later.
+        Raises TransientError (``table_gone``) if one is not there any more: discover again.
 
         While `live` runs: from its return on, `live` takes these tables' changes and no others'.
         With `renew` a position that was kept is given up and a new one begins: only after
@@ -185,6 +189,7 @@ class ChangeCapture(Protocol):
     async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
         """Begin to read these prepared tables at a new point, which `live` will reach and pass.
 
+        Several may be open at once.
         Before `live` or while it runs; a chunk taken from `live` later may lie below the point.
         """
         ...

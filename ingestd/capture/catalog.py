@@ -46,13 +46,27 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        pg_catalog.col_description(a.attrelid, a.attnum) AS comment,
        coalesce(
          CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
-         (SELECT (l.attmissingval::text::text[])[1] FROM pg_catalog.pg_partition_tree(a.attrelid) p
-            JOIN pg_catalog.pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname
-           WHERE p.isleaf AND l.atthasmissing LIMIT 1)) AS missing,
+         (WITH RECURSIVE tree AS (
+            SELECT i.inhrelid AS oid FROM pg_catalog.pg_inherits i
+              JOIN pg_catalog.pg_class c ON c.oid = i.inhparent AND c.relkind = 'p'
+             WHERE i.inhparent = a.attrelid
+            UNION ALL
+            SELECT i.inhrelid FROM tree t
+              JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind = 'p'
+              JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+          SELECT (l.attmissingval::text::text[])[1] FROM tree
+            JOIN pg_catalog.pg_attribute l ON l.attrelid = tree.oid AND l.attname = a.attname
+           WHERE l.atthasmissing LIMIT 1)) AS missing,
        a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
+"""
+
+_GENERATED = """
+SELECT attrelid::int8, array_agg(attname::text ORDER BY attnum) FROM pg_catalog.pg_attribute
+ WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''
+ GROUP BY attrelid
 """
 
 # With all that they are made of: elements of arrays, bases of domains, fields of composites.
@@ -155,6 +169,14 @@ async def list_columns(
         if not column.generated or column.name in generated.get(column.relation, ()):
             by_table.setdefault(column.relation, []).append(column)
     return {oid: tuple(found) for oid, found in by_table.items()}
+
+
+async def list_generated(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> dict[int, tuple[str, ...]]:
+    """Give the names of the generated columns of these tables (OIDs)."""
+    cursor = await connection.execute(_GENERATED, (list(tables),))
+    return {oid: tuple(names) for oid, names in await cursor.fetchall()}
 
 
 async def list_types(connection: AsyncConnection[Any], oids: Iterable[int]) -> dict[int, PgType]:

@@ -28,23 +28,21 @@ def controlled(
     types: Types,
     *,
     strict: bool = True,
-    known: Collection[str] | None = None,
     is_listed: bool = False,
 ) -> Table:
     """Give the table as it is captured: its section of the config applied to its columns.
 
     `table` has all its columns, with the lake types that they have by themselves, and `before`
-    decided. For a RELATION message, not `strict`: what the config says of a column that is not
-    there is left out then, because an older or newer table may well lack it. But if there is one
-    instead that is not among those `known` (of the catalog when it was last asked), it may be the
-    hidden one under another name, and is not let by; but for an excluded one that a column list
-    keeps from being sent (`is_listed`), whatever its name. Raises TableError with the config's key:
-    no such column, no rows to tell apart without it, a type that can't hold it.
+    decided. For a RELATION message, not `strict`: what `types` says of a column that is not there
+    is left out then, because an older or newer table may well lack it. A hidden column that is not
+    there may be there under another name: such a table is not let by; but for an excluded one that
+    a column list keeps from being sent (`is_listed`), whatever its name. Raises TableError with the
+    config's key: no such column, no rows to tell apart without it, a type that can't hold it.
     """
     if strict:
         _refuse_unknown(table, settings)
-    elif known is not None:
-        _refuse_renamed(table, settings, known, is_listed=is_listed)
+    else:
+        _refuse_renamed(table, settings, is_listed=is_listed)
     _refuse_unidentifiable(table, settings)
     columns = tuple(
         _one(table, column, settings, mask_key, types)
@@ -116,18 +114,15 @@ def _refuse_unknown(table: Table, settings: TableSettings) -> None:
                 raise TableError(table.id, what, remedy=f"{hint}correct {_at(table, key)}")
 
 
-def _refuse_renamed(
-    table: Table, settings: TableSettings, known: Collection[str], *, is_listed: bool
-) -> None:
+def _refuse_renamed(table: Table, settings: TableSettings, *, is_listed: bool) -> None:
     names = {c.name for c in table.columns}
-    new = sorted(names.difference(known))
     for key, hidden in (
         ("exclude_columns", [] if is_listed else settings.exclude_columns),
         ("mask_columns", list(settings.mask_columns)),
     ):
         gone = [column for column in hidden if column not in names]
-        if gone and new:
-            what = f"column {gone[0]!r}, which {key} names, is gone; it may be {new[0]!r} now"
+        if gone:
+            what = f"column {gone[0]!r}, which {key} names, is gone; it may have another name now"
             raise _fault(table, key, what, "correct")
 
 

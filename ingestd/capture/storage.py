@@ -27,13 +27,14 @@ from ingestd.capture.type_parts import TypeParts
 
 _FILES = """
 WITH RECURSIVE tree AS (
-  SELECT c.oid AS root, c.oid, c.relkind FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[])
+  SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode AS file
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[])
   UNION ALL
-  SELECT t.root, c.oid, c.relkind FROM tree t
+  SELECT t.root, c.oid, c.relkind, c.relfilenode FROM tree t
     JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
     JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
    WHERE t.relkind = 'p')
-SELECT root::int8, oid::int8, coalesce(pg_catalog.pg_relation_filenode(oid), 0)::int8
+SELECT root::int8, oid::int8, file::int8
   FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
 """
 # An xmin is compared by its age; a command id only inside one transaction.
@@ -45,8 +46,9 @@ SELECT EXISTS (
    WHERE age(r.xmin) > age(attached.xid) OR age(r.xmin) < 0
       OR r.xmin = attached.xid AND r.cmin::text::int8 < attached.command)
 """
-# TRUNCATE leaves the number of rows unknown (14 and later), VACUUM FULL and CLUSTER count them.
-_TRUNCATED = "SELECT reltuples = -1 FROM pg_catalog.pg_class WHERE oid = %s"
+# TRUNCATE and ALTER TABLE leave the number of rows unknown (14 and later), VACUUM FULL and CLUSTER
+# count them.
+_UNCOUNTED = "SELECT bool_or(reltuples = -1) FROM pg_catalog.pg_class WHERE oid = ANY(%s::oid[])"
 _NAME = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
@@ -124,7 +126,7 @@ class Storage:
         """Give it with what columns were called before."""
         present = {c.name for c in self.columns}
         once = then.former | {c.name for c in then.columns}
-        return replace(self, former=once - present)
+        return replace(self, former=(self.former | once) - present)
 
 
 def _column(text: str) -> StoredColumn:
@@ -151,6 +153,12 @@ def is_altered(then: Storage, now: Storage) -> bool:
         if old.xmin != column.xmin and not (old.has_missing and not column.has_missing):
             return True
     return False
+
+
+def _forgets_missing(then: Storage, now: Storage) -> bool:
+    """Whether a constant default was written into the rows, as every rewrite does."""
+    present = {c.number for c in now.columns if not c.has_missing}
+    return any(c.has_missing and c.number in present for c in then.columns)
 
 
 def reassigned(then: Storage, now: Storage) -> str | None:
@@ -198,6 +206,8 @@ async def difference(
     replaced = [o for o in common if then.files[o] != now.files[o]]
     if replaced and is_altered(then, now):
         return "rewritten by ALTER TABLE"
+    if _forgets_missing(then, now) and await _are_uncounted(connection, replaced):
+        return "rewritten by ALTER TABLE"
     reason = reassigned(then, now)
     if reason is not None:
         return reason
@@ -212,12 +222,16 @@ async def _of_partitions(
     for partition in now.files.keys() - then.files.keys():
         if await _came_with_rows(connection, partition):
             return "a partition was attached with its rows"
-    for partition in replaced:
-        cursor = await connection.execute(_TRUNCATED, (partition,))
-        row = await cursor.fetchone()
-        if row and row[0]:
-            return "a partition was truncated by itself"
+    if await _are_uncounted(connection, replaced):
+        return "a partition was truncated by itself"
     return None
+
+
+async def _are_uncounted(connection: AsyncConnection[Any], files: Iterable[int]) -> bool:
+    """Whether one of these tables' rows were not counted since its file was replaced."""
+    cursor = await connection.execute(_UNCOUNTED, (list(files),))
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])
 
 
 async def _came_with_rows(connection: AsyncConnection[Any], partition: int) -> bool:
@@ -231,4 +245,6 @@ async def _came_with_rows(connection: AsyncConnection[Any], partition: int) -> b
         row = await (await connection.execute(query)).fetchone()
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):
         return True
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return False  # it has gone again: the next look says so
     return row is None or bool(row[0])

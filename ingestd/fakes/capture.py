@@ -48,6 +48,7 @@ class FakeDatabase:
     def __init__(self, tables: Sequence[Table], origin: str = "fake-1") -> None:
         self.tables = list(tables)
         self.refused: list[Refused] = []
+        self.locked: set[TableId] = set()
         self.unreadable: dict[TableId, TableError] = {}
         self.origin = origin
         self.log: list[FakeTransaction] = []
@@ -159,11 +160,13 @@ class FakeCapture:
             return Lost(f"the fake's slot is at {slot}")
         return Resumed()
 
-    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> None:
+    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
         """Make the slot."""
-        self._tables = {t.id: t for t in tables}
+        locked = frozenset(t.id for t in tables if t.id in self._database.locked)
+        self._tables = {t.id: t for t in tables if t.id not in locked}
         if renew or self._database.slot is None:
             self._database.slot = self._database.current
+        return locked
 
     async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
         """Read at the present end of the log."""

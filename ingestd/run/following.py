@@ -34,6 +34,8 @@ from ingestd.schema import Table, TableId
 
 READINGS = 2
 """How many snapshots are read at once: a new small table need not wait for a large one."""
+POSTPONED_S = 5.0
+"""When a table that was locked is tried again."""
 RETRY_S = 1.0
 RETRY_LIMIT_S = 30.0
 LOOKS = 10
@@ -123,6 +125,8 @@ class Follower:
         """Follow, for ever."""
         try:
             while True:
+                if self._book.has_postponed:
+                    asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
                 if self._reads:
                     self._start_reading(give)
                 else:
@@ -142,13 +146,14 @@ class Follower:
             discovery = await self._capture.discover(self._book.known)
             self._book.update(discovery)
             self._watch.offered(discovery)
-            await self._intake.record(self._book.departures(_now(), self._durable()))
+            await self._intake.record(self._book.departures(_now(), self._reached()))
             try:
-                await self._capture.prepare(discovery.tables)
+                locked = await self._capture.prepare(discovery.tables)
             except TransientError as error:
                 if error.reason != "table_gone" or attempt == LOOKS:
                     raise
             else:
+                self._book.postpone(locked)
                 break
         await self._intake.record(self._book.changed(_now(), self.gate.position))
 
@@ -167,6 +172,8 @@ class Follower:
     async def _read(self, give: Give, load: int, reading: Reading | None = None) -> None:
         """Read the tables of this number; `reading`: their snapshot, if it is taken already."""
         if reading is None:
+            # What the discovery tells holds from there on: the stream has to be as far.
+            await self.gate.reached(self._book.lsn)
             await self._enter(load)
         try:
             reading = reading or await self._take_snapshot(load)
@@ -190,7 +197,10 @@ class Follower:
 
     async def _enter(self, load: int) -> None:
         tables = self._book.being_read(load)
-        await self._intake.enter(tables, TableState.SNAPSHOTTING, self._durable())
+        await self._intake.enter(tables, TableState.SNAPSHOTTING, self._reached())
+
+    def _reached(self) -> Lsn:
+        return max(self._durable(), self.gate.position)
 
     def _wait_before_next(self) -> None:
         self._not_before_s = self._monotonic() + self._delay_s

@@ -154,7 +154,8 @@ class Pipeline:
         self._watch.discovered(committed, discovery)
         await self._sink.adopt(discovery.origin)
         await intake.record(book.departures(datetime.now(UTC), self._durable))
-        await self._capture.prepare(discovery.tables, renew=isinstance(verdict, Lost))
+        renew = isinstance(verdict, Lost)
+        book.postpone(await self._capture.prepare(discovery.tables, renew=renew))
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         epoch.start = self._durable

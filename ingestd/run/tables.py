@@ -91,6 +91,7 @@ class TableBook:
         before, self._entries = self._entries, {}
         self._gone |= {name for name, entry in before.items() if not entry.is_stopped}
         self._gone -= {table.id for table in discovery.tables}
+        self._gone -= {refused.table.id for refused in discovery.refused}
         self._discovery = discovery
         self._is_recorded = False
         for table in discovery.tables:
@@ -114,20 +115,35 @@ class TableBook:
         known = self.known.get(table.id)
         return known is not None and known.oid == table.oid and known.state is TableState.LIVE
 
+    @property
+    def lsn(self) -> Lsn:
+        """Where what the source offers holds."""
+        return self._discovery.lsn
+
     def request(self, names: Iterable[TableId]) -> None:
         """Have tables read anew. Raises OperatorError for one that is not captured."""
         chosen = list(names)
         for name in chosen:
             if name not in self._entries:
+                self._refuse_request(name)
                 near = difflib.get_close_matches(str(name), map(str, self._entries), n=1)
                 hint = f"did you mean {near[0]}? " if near else ""
                 raise OperatorError(
                     f"table {name} is not captured",
-                    remedy=f"{hint}`ingestd tables` and `ingestd check` say what is, and why not",
+                    remedy=f"{hint}`ingestd check` and `ingestd status` say what is, and why not",
                 )
         for name in chosen:
             entry = self._entries[name]
             entry.is_wanted, entry.is_stopped = True, False
+
+    def _refuse_request(self, name: TableId) -> None:
+        for refused in self._discovery.refused:
+            if refused.table.id == name:
+                raise OperatorError(
+                    f"table {name} can't be captured: {refused.error.reason}",
+                    remedy=f"{refused.error.remedy or 'mend the cause'}; it is looked for again"
+                    " every `discover_interval`, and read then",
+                )
 
     def to_read(self) -> list[Table]:
         """The tables whose rows are to be read."""
@@ -137,7 +153,12 @@ class TableBook:
     def postpone(self, names: Iterable[TableId]) -> None:
         """Take that the source can't send these yet: until the next discovery."""
         for name in names:
-            self._entries[name].is_postponed = True
+            self._entries[name].is_postponed = self._entries[name].is_wanted = True
+
+    @property
+    def has_postponed(self) -> bool:
+        """Whether there are tables that the source can't send yet."""
+        return any(entry.is_postponed for entry in self._entries.values())
 
     def leave_out(self, name: TableId) -> Table | None:
         """Take that changes of a table were left out; give it if it was whole until now."""
@@ -312,17 +333,20 @@ class TableBook:
         """Whether rows of one transaction, parted by DDL in it, could be taken for each other.
 
         A column was added with a default after the first of them: they have it in the source, and
-        `_tables` tells only of earlier transactions' rows. Then the table is to be read anew.
+        `_tables` tells only of earlier transactions' rows. Or a column returns that was away: what
+        was written meanwhile lies under another name or type. Then the table is to be read anew.
         """
         entry, known = self._entries[table.id], self.known.get(table.id)
         entry.told = first
-        if not self.resnapshot_rewritten or entry.last != first or known is None:
+        if not self.resnapshot_rewritten or known is None:
             return False
         before = {c.name for c in known.columns}
-        if all(c.lake_name in before or c.missing is None for c in table.columns):
-            return False
-        entry.is_wanted = True
-        return True
+        new = [c for c in table.columns if c.lake_name not in before]
+        returns = any(c.lake_name in known.lake_columns for c in new)
+        if returns or (entry.last == first and any(c.missing is not None for c in new)):
+            entry.is_wanted = True
+            return True
+        return False
 
     def took(self, name: TableId, last: Lsn) -> None:
         """Note the transaction of the last change of a table that was taken."""

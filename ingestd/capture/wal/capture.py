@@ -20,9 +20,11 @@ from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.delivery import Delivery
 from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.publication import (
+    ColumnLists,
     check_publication,
     column_lists,
     keep_publication,
+    keep_what_is_free,
     owners_statement,
 )
 from ingestd.capture.wal.published import find_publication
@@ -120,9 +122,8 @@ class WalCapture:
                 async with asyncio.timeout(self._settings.discover_interval):
                     await self._relations.noticed.wait()
             self._relations.noticed.clear()
-            control = await self._connected()
             with self._errors("catalog"):
-                if await self._tables.have_changed(control):
+                if await self._tables.have_changed():
                     return
 
     async def continuity(self, committed: Committed) -> Continuity:
@@ -152,25 +153,32 @@ class WalCapture:
         gap = gap_before(slot, self._slot, committed.position)
         return Resumed() if gap is None else Lost(gap)
 
-    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> None:
+    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
         """Make or check publication and slot."""
         control = await self._connected()
         self._relations.keep(tables)
         self._delivery.resolve_again()
         with self._errors("prepare"):
-            await self._prepare_publication(control, tables)
-            if await self._tables.take_publication(control):
+            busy = await self._prepare_publication(control, tables)
+            if await self._tables.take_publication():
                 self._relations.noticed.set()
             if not self._is_live:
                 await self._prepare_slot(control, renew=renew)
+        return busy
 
     async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
         """Read at the new slot's point, or at that of a temporary one."""
         exported, self._exported = self._exported, None
         if exported is None:
             name = temporary_name(self._slot, "snapshot")
-            with self._errors("snapshot"):
-                exported = await self._export(name, temporary=True)
+            try:
+                with self._errors("snapshot"):
+                    exported = await self._export(name, temporary=True)
+            except OperatorError as error:
+                if not isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded):
+                    raise
+                reason = "no_free_slot"
+                raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
         self._delivery.delivered(exported.point)
         workers = self._settings.snapshot_workers
         snapshot = TableSnapshot(self._dsn, exported, tables, workers=workers)
@@ -273,7 +281,8 @@ class WalCapture:
 
     async def _prepare_publication(
         self, control: AsyncConnection[Any], tables: Sequence[Table]
-    ) -> None:
+    ) -> frozenset[TableId]:
+        """Give the tables that are locked: they have to wait, the others need not."""
         names = [t.id for t in tables]
         lists = column_lists(tables, self._settings, control.info.server_version)
         found = await find_publication(control, self._publication)
@@ -288,11 +297,11 @@ class WalCapture:
             fault = check_publication(self._publication, found, names, lists)
             if fault is not None:
                 raise OperatorError(f"source {self._source}: {fault.what}", remedy=fault.remedy)
-            return
+            return frozenset()
         try:
             # Not on the connection that answers the decoder: a lock may take its time.
             async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
-                await keep_publication(connection, self._publication, names, lists)
+                return await self._keep_publication(connection, names, lists)
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
             raise TransientError(
                 f"source {self._source}: a table went while it was put into publication "
@@ -306,6 +315,15 @@ class WalCapture:
                 f"{error.diag.message_primary}",
                 remedy=f"{statement}  -- as the tables' owner; then set manage = false",
             ) from error
+
+    async def _keep_publication(
+        self, connection: AsyncConnection[Any], names: Sequence[TableId], lists: ColumnLists
+    ) -> frozenset[TableId]:
+        try:
+            await keep_publication(connection, self._publication, names, lists)
+        except psycopg.errors.LockNotAvailable:
+            return await keep_what_is_free(connection, self._publication, names, lists)
+        return frozenset()
 
     async def _prepare_slot(self, control: AsyncConnection[Any], *, renew: bool) -> None:
         slot = await find_slot(control, self._slot)

@@ -7,7 +7,7 @@ own columns: it may be older than the catalog, or newer than what was last read 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +17,13 @@ from ingestd.capture.catalog import (
     ColumnRow,
     TableRow,
     list_columns,
+    list_generated,
     list_tables,
     list_types,
     table_of,
 )
 from ingestd.capture.columns import as_published, controlled
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
 from ingestd.capture.type_parts import TypeParts, read_type_parts
@@ -39,6 +41,8 @@ from ingestd.recorded import RegisteredColumn, RegisteredTable, registered_colum
 from ingestd.schema import Table, TableId, with_before
 
 WHOLE = Published(None, None, None)
+LOCK_TIMEOUT_S = 10.0
+"""How long reading the catalog waits for a table's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
     `present`: every table, asked for or not. `columns` and `files` by OID, `types` by theirs;
-    `published` by name.
+    `published` by name; `unsent`: generated columns, sent or not, by OID of the table.
     `lsn`: all of it holds at that position.
     """
 
@@ -57,11 +61,12 @@ class Catalog:
     published: Mapping[TableId, Published] = field(default_factory=dict)
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
+    unsent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     lsn: Lsn = field(default=Lsn(0), compare=False)
 
     def storage(self, row: TableRow) -> Storage:
         """Give how a table's rows are stored."""
-        columns = (
+        columns = tuple(
             StoredColumn(
                 c.number, c.type_oid, c.typmod, c.xmin, c.missing is not None, digest(c.name)
             )
@@ -70,24 +75,25 @@ class Catalog:
         types = {t for c in self.columns.get(row.oid, ()) for t in self.types.get(c.type_oid, ())}
         how = self.published.get(row.id, WHOLE)
         return Storage(
-            tuple(columns),
+            columns,
             self.files.get(row.oid, {}),
             digest(how.row_filter),
+            frozenset(map(digest, self.unsent.get(row.oid, ()))) - {c.name for c in columns},
             membership=how.membership or 0,
             types=tuple(sorted(types, key=lambda t: t.oid)),
         )
 
 
-async def read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
-    """Read it. Takes no lock on the tables.
+async def read_catalog(settings: WalSettings) -> Catalog:
+    """Read it, on a connection of its own: the server locks published tables for a moment.
 
-    Columns and files belong together, or a rewrite would go unnoticed: as each query sees what was
-    committed before it, all is read again if files were replaced meanwhile.
+    All as it was at one instant: columns and files belong together, or a rewrite would go
+    unnoticed. Raises psycopg.Error.
     """
-    while True:
-        catalog = await _read_catalog(connection, settings)
-        if await read_files(connection, catalog.files) == catalog.files:
-            return catalog
+    dsn = settings.dsn.get_secret_value()
+    async with await connect(dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        return await _read_catalog(connection, settings)
 
 
 async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
@@ -103,6 +109,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings)
     sent = await published(connection, settings.publication, version)
     generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
     columns = await list_columns(connection, oids, generated)
+    unsent = await list_generated(connection, oids)
     type_oids = {c.type_oid for found in columns.values() for c in found}
     return Catalog(
         present=tuple(r.id for r in every),
@@ -110,6 +117,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings)
         columns=columns,
         files=files,
         types=await read_type_parts(connection, type_oids),
+        unsent=unsent,
         published={name: how for name, how in sent.items() if name in names},
         publication=await find_publication(connection, settings.publication),
         lsn=Lsn.parse(row[0]),
@@ -169,7 +177,6 @@ class Definitions:
     ) -> Table:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
-        before = {c.name for c in rows.values()}
         if any(_shape(c) not in rows for c in relation.columns):
             told = {relation.oid: [c.name for c in relation.columns]}
             found = await list_columns(connection, [relation.oid], told)
@@ -189,23 +196,19 @@ class Definitions:
             columns=tuple(replace(c, identity=identity[c.name]) for c in table.columns),
             replica_identity=relation.replica_identity,
         )
-        return self._captured(with_before(table, full=self._is_full), strict=False, known=before)
+        return self._captured(with_before(table, full=self._is_full), strict=False)
 
     @property
     def _is_full(self) -> bool:
         return self._settings.before == "full"
 
-    def _captured(
-        self, table: Table, *, strict: bool, known: Collection[str] | None = None
-    ) -> Table:
+    def _captured(self, table: Table, *, strict: bool) -> Table:
         """Apply the config and the publication, and choose the lake's columns."""
         settings = self._settings
         controls, key = settings.controls(table.id), settings.mask_key_bytes
         how = self._published.get(table.id, WHOLE)
         is_listed = how.columns is not None
-        table = controlled(
-            table, controls, key, self._types, strict=strict, known=known, is_listed=is_listed
-        )
+        table = controlled(table, controls, key, self._types, strict=strict, is_listed=is_listed)
         table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
         lake = self._lake.setdefault(table.id, {})
         columns = allocate(table.columns, lake)

@@ -44,7 +44,7 @@ class SourceTables:
         self, connection: AsyncConnection[Any], server: Server, known: Known
     ) -> Discovery:
         """See `ingestd.ports.ChangeCapture.discover`."""
-        catalog = await read_catalog(connection, self._settings)
+        catalog = await read_catalog(self._settings)
         await self._definitions.take(connection, catalog, known)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
         rewritten = {}
@@ -75,17 +75,17 @@ class SourceTables:
             tuple(accepted), tuple(refused), server.origin, interrupted, rewritten, catalog.lsn
         )
 
-    async def have_changed(self, connection: AsyncConnection[Any]) -> bool:
+    async def have_changed(self) -> bool:
         """Whether the catalog is another than at the last discovery, or we made it another."""
-        return not self._is_told or await read_catalog(connection, self._settings) != self._catalog
+        return not self._is_told or await read_catalog(self._settings) != self._catalog
 
-    async def take_publication(self, connection: AsyncConnection[Any]) -> bool:
+    async def take_publication(self) -> bool:
         """Take what we did to the publication ourselves.
 
         Entries that were replaced, for another column list, are no gap. Says whether there are any:
         `_tables` is to have the new ones, by another discovery.
         """
-        catalog = await read_catalog(connection, self._settings)
+        catalog = await read_catalog(self._settings)
         for table, now in catalog.published.items():
             then = self._catalog.published.get(table)
             if then and then.membership and now.membership not in {None, then.membership}:
@@ -100,9 +100,7 @@ class SourceTables:
     ) -> Table:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         if not self._catalog.rows:  # another capture discovered them
-            await self._definitions.take(
-                connection, await read_catalog(connection, self._settings), {}
-            )
+            await self._definitions.take(connection, await read_catalog(self._settings), {})
         return await self._definitions.of_relation(connection, relation, name)
 
     # --- one table ---------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def _server(server: Server, found: _Findings) -> None:
 async def _tables(
     connection: AsyncConnection[Any], settings: WalSettings, server: Server, found: _Findings
 ) -> list[Table]:
-    catalog = await read_catalog(connection, settings)
+    catalog = await read_catalog(settings)
     for missing in missing_tables(settings, catalog.present):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)

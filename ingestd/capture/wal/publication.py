@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 
 from ingestd.capture.wal.published import (
@@ -46,6 +47,7 @@ _BY_SCHEMA = """
 SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
                 WHERE p.pubname = %s)
 """
+ONE_LOCK_TIMEOUT = "500ms"
 _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 
 ColumnLists = Mapping[TableId, Sequence[str]]
@@ -134,6 +136,44 @@ async def keep_publication(
             statements = await _alterations(connection, name, found, set(tables), lists)
         for statement in statements:
             await connection.execute(statement)
+
+
+async def keep_what_is_free(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
+) -> frozenset[TableId]:
+    """Add tables one by one, for when one is locked (an index is built on it, say).
+
+    Gives those that are: what the publication has of them stays as it is. Tables that are not
+    wanted any more stay as well.
+    """
+    if await find_publication(connection, name) is None:
+        await connection.execute(create_statement(name, ()))
+    await connection.execute(f"SET lock_timeout = '{ONE_LOCK_TIMEOUT}'")
+    present = await published(connection, name, connection.info.server_version)
+    lists = await possible_lists(connection, name, lists)
+    stale = outdated(present, tables, lists)
+    locked = set()
+    for table in tables:
+        if table in present and table not in stale:
+            continue
+        filters = {table: present[table].row_filter} if table in present else {}
+        try:
+            async with connection.transaction():
+                if table in stale:
+                    await connection.execute(_drop_statement(name, table))
+                await connection.execute(add_statement(name, [table], lists, filters))
+        except psycopg.errors.LockNotAvailable:
+            locked.add(table)
+    return frozenset(locked)
+
+
+def _drop_statement(name: str, table: TableId) -> sql.Composed:
+    return sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(
+        sql.Identifier(name), sql.Identifier(table.schema, table.name)
+    )
 
 
 async def possible_lists(

