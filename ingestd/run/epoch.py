@@ -15,6 +15,8 @@ from ingestd.ports import EpochWriter
 from ingestd.positions import ZERO, Lsn
 from ingestd.schema import TableId
 
+COMMIT_TIMES_KEPT = 1 << 20
+"""Of how many transactions of an epoch the freshness is measured: a first load may take hours."""
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -85,6 +87,7 @@ class FillingEpoch:
     holds_rows_read: bool = False
     loads: list[int] = field(default_factory=list)
     awaits_load: int | None = None
+    transactions: int = 0
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
     tallies: dict[TableId, Tally] = field(default_factory=dict)
 
@@ -115,15 +118,12 @@ class FillingEpoch:
         if self.first_lsn is None:
             self.first_lsn = chunk.first_lsn
         if chunk.transactions:
-            self.commit_times.append(chunk.commit_times)
+            if self.transactions < COMMIT_TIMES_KEPT:
+                self.commit_times.append(chunk.commit_times)
+            self.transactions += chunk.transactions
             self.last_commit = _UNIX_EPOCH + timedelta(microseconds=int(chunk.commit_times[-1]))
         if self.opened_at is None and self.writer.rows:
             self.opened_at = now
-
-    @property
-    def transactions(self) -> int:
-        """How many whole transactions are in it."""
-        return sum(len(times) for times in self.commit_times)
 
     @property
     def oldest_us(self) -> int | None:

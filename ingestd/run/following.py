@@ -34,12 +34,10 @@ from ingestd.schema import Table, TableId
 
 READINGS = 2
 """How many snapshots are read at once: a new small table need not wait for a large one."""
-POSTPONED_S = 5.0
-"""When a table that was locked is tried again."""
+POSTPONED_S = 2.0
+"""When it is tried again where a table was locked, or had gone."""
 RETRY_S = 1.0
 RETRY_LIMIT_S = 30.0
-LOOKS = 10
-"""How often tables are looked at without a pause, while they go before they are prepared."""
 
 _PASSING = frozenset(
     {
@@ -48,6 +46,7 @@ _PASSING = frozenset(
         "no_free_slot",
         "recovery_conflict",
         "snapshot_gone",
+        "table_gone",
         "table_rewritten",
         "timeout",
     }
@@ -91,6 +90,7 @@ class Follower:
         self._first: Reading | None = None
         self._readings: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
+        self._is_held_up = False
         self._delay_s = RETRY_S
         self.gate = Gate()
 
@@ -141,21 +141,27 @@ class Follower:
             await _cancel(self._readings)
 
     async def _look(self) -> None:
-        """Discover, and have the stream bring what was found; again if that has gone by then."""
-        for attempt in range(1, LOOKS + 1):
+        """Discover, and have the stream bring what was found.
+
+        It is done again later if a table goes meanwhile, or is locked for long.
+        """
+        try:
             discovery = await self._capture.discover(self._book.known)
             self._book.update(discovery)
             self._watch.offered(discovery)
             await self._intake.record(self._book.departures(_now(), self._reached()))
-            try:
-                locked = await self._capture.prepare(discovery.tables)
-            except TransientError as error:
-                if error.reason != "table_gone" or attempt == LOOKS:
-                    raise
-            else:
-                self._book.postpone(locked)
-                break
-        await self._intake.record(self._book.changed(_now(), self.gate.position))
+            self._book.postpone(await self._capture.prepare(discovery.tables))
+        except TransientError as error:
+            if error.reason not in _PASSING:
+                raise
+            self._book.postpone([table.id for table in self._book.to_read()])
+            if not self._is_held_up:
+                self._watch.reading_failed(error, POSTPONED_S)
+            self._is_held_up = True
+            asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
+        else:
+            self._is_held_up = False
+            await self._intake.record(self._book.changed(_now(), self.gate.position))
 
     # --- reading ------------------------------------------------------------------------------
 

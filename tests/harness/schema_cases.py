@@ -117,6 +117,17 @@ ADDED = (
 NAMED = (
     Case("drop_column", (("ALTER TABLE {t} DROP note",),)),
     Case("rename_column", (("ALTER TABLE {t} RENAME n TO m",),), is_read_anew=True),
+    Case(
+        "rename_and_back",
+        (
+            ("ALTER TABLE {t} RENAME n TO m",),
+            ("INSERT INTO {t} (id, m) VALUES (-1, -1)",),
+            ("ALTER TABLE {t} RENAME m TO n",),
+            ("INSERT INTO {t} (id, n) VALUES (-2, -2)",),
+        ),
+        writes=(),
+        is_read_anew=True,
+    ),
     Case("rename_key", (("ALTER TABLE {t} RENAME id TO code",),), is_read_anew=True),
     Case(
         "swap_column_names",
@@ -181,6 +192,24 @@ CONSTRAINED = (
             "CREATE TYPE {t}_kind AS ENUM ('red', 'green')",
             "CREATE TABLE {t} (id int PRIMARY KEY, kind {t}_kind)",
         ),
+    ),
+    Case(
+        "default_rewritten",
+        (
+            ("ALTER TABLE {t} ADD x int DEFAULT 77",),
+            ("ALTER TABLE {t} ALTER x TYPE int USING x + 1",),
+        ),
+        is_read_anew=True,
+    ),
+    Case(
+        "generated_made_plain",
+        (("ALTER TABLE {t} ALTER g DROP EXPRESSION",), ("INSERT INTO {t} VALUES (-1, 1, 7)",)),
+        (
+            "CREATE TABLE {t} (id int PRIMARY KEY, n int, g int GENERATED ALWAYS AS (-n) STORED)",
+            "INSERT INTO {t} (id, n) SELECT -n - 10, n FROM generate_series(1, 20) n",
+        ),
+        writes=(),
+        is_read_anew=True,
     ),
     Case(
         "enum_label_renamed",

@@ -174,6 +174,43 @@ def test_i8_a_table_without_identity_stops_alone_until_it_has_one(
     assert restarts(daemon) == []
 
 
+def test_i8_a_locked_new_table_waits_alone(database: Database, daemon: Daemon, lake: Path) -> None:
+    """An index that is being built on it keeps it out of the publication."""
+    with database.connect(autocommit=False) as session:
+        session.execute("CREATE TABLE late (id int PRIMARY KEY)")
+        session.commit()
+        session.execute("CREATE INDEX ON late (id)")
+        session.execute("SAVEPOINT building")
+        for key in range(3, 30):  # longer than the daemon waits for a lock
+            database.execute(f"INSERT INTO t VALUES ({key}, 'on')", "SELECT pg_sleep(0.5)")
+        await_until(lambda: rows_of(lake, "t") >= 30, LIMIT_S, daemon.tail)
+        assert restarts(daemon) == []
+        session.rollback()
+    await_until(lambda: states(lake).get("public.late") == "live", LIMIT_S, daemon.tail)
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def test_i8_a_locked_partition_holds_nothing_back(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
+    """DDL has to be looked up in the catalog, whose functions lock partitions."""
+    database.execute(
+        "CREATE TABLE late (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE late_1 PARTITION OF late FOR VALUES FROM (0) TO (100)",
+    )
+    await_until(lambda: states(lake).get("public.late") == "live", LIMIT_S, daemon.tail)
+    with database.connect(autocommit=False) as session:
+        session.execute("LOCK TABLE late_1, late IN ACCESS EXCLUSIVE MODE")
+        database.execute("ALTER TABLE t ADD x int DEFAULT 1", "INSERT INTO t VALUES (3, 'c')")
+        await_until(lambda: rows_of(lake, "t") >= 4, 8, daemon.tail)
+        # Longer than the daemon waits for a lock.
+        database.execute("SELECT pg_sleep(12)", "INSERT INTO t VALUES (4, 'd')")
+        await_until(lambda: rows_of(lake, "t") >= 5, 8, daemon.tail)
+        session.rollback()
+    assert_lake_equals_source(database, lake, slot=database.name)
+    assert [e for e in daemon.events() if e["event"] == "source.failed"] == []
+
+
 def states(lake: Path) -> dict[str, str]:
     return {row["table"]: row["state"] for row in registry(lake)}
 

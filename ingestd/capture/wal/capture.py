@@ -122,7 +122,8 @@ class WalCapture:
                 async with asyncio.timeout(self._settings.discover_interval):
                     await self._relations.noticed.wait()
             self._relations.noticed.clear()
-            with self._errors("catalog"):
+            with self._errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
+                # A table that is locked for long is looked at later.
                 if await self._tables.have_changed():
                     return
 
