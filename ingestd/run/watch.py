@@ -122,7 +122,6 @@ class Watch:
 
     def reading_failed(self, error: TransientError, delay_s: float) -> None:
         """Take that tables are read again from the beginning; the stream goes on."""
-        self._metrics.restarted(self.source, error.reason)
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
 
     def lost(self, reason: str) -> None:

@@ -538,12 +538,17 @@ KEPT = (
         is_read_anew=None,
     ),
 )
+PUT_BACK = (
+    'DO $$ BEGIN ALTER PUBLICATION "{p}" ADD TABLE {t};'
+    " EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+)
+"""The daemon may have done so already."""
 PUBLISHED = (
     Case(
         "out_of_the_publication",
         (
             ('ALTER PUBLICATION "{p}" DROP TABLE {t}',),
-            ('ALTER PUBLICATION "{p}" ADD TABLE {t}',),
+            (PUT_BACK,),
         ),
         is_read_anew=True,
     ),
