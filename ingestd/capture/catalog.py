@@ -57,7 +57,9 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
           SELECT (l.attmissingval::text::text[])[1] FROM tree
             JOIN pg_catalog.pg_attribute l ON l.attrelid = tree.oid AND l.attname = a.attname
            WHERE l.atthasmissing LIMIT 1)) AS missing,
-       a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated
+       a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated,
+       coalesce((SELECT d.oid FROM pg_catalog.pg_attrdef d
+                  WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum), 0)::int8 AS default_oid
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
@@ -131,6 +133,7 @@ class ColumnRow:
     missing: str | None
     xmin: int
     generated: bool = False
+    default_oid: int = 0
 
 
 async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:

@@ -62,7 +62,7 @@ _TEXTS = {25, 1043}
 class StoredColumn:
     """A column's row in pg_attribute; `xmin`: the transaction that altered it last.
 
-    `name`: a digest of its name (see `digest`).
+    `name`: a digest of its name (see `digest`); `default_oid`: of its pg_attrdef row, 0 without.
     """
 
     number: int
@@ -71,6 +71,7 @@ class StoredColumn:
     xmin: int
     has_missing: bool
     name: str
+    default_oid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Storage:
     def __str__(self) -> str:
         """Write it for `_tables`."""
         columns = (
-            f"{c.number}:{c.type_oid}:{c.typmod}:{c.xmin}:{c.name}{':m' * c.has_missing}"
+            f"{c.number}:{c.type_oid}:{c.typmod}:{c.xmin}:{c.name}:{c.default_oid}"
+            f"{':m' * c.has_missing}"
             for c in self.columns
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
@@ -130,8 +132,10 @@ class Storage:
 
 
 def _column(text: str) -> StoredColumn:
-    number, type_oid, typmod, xmin, name, *missing = text.split(":")
-    return StoredColumn(int(number), int(type_oid), int(typmod), int(xmin), bool(missing), name)
+    *numbers, name, default_oid = text.removesuffix(":m").split(":")
+    number, type_oid, typmod, xmin = map(int, numbers)
+    has_missing = text.endswith(":m")
+    return StoredColumn(number, type_oid, typmod, xmin, has_missing, name, int(default_oid))
 
 
 def digest(text: str | None) -> str:
@@ -150,7 +154,10 @@ def is_altered(then: Storage, now: Storage) -> bool:
         old = before.get(column.number)
         if old is None or (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
             return True
-        if old.xmin != column.xmin and not (old.has_missing and not column.has_missing):
+        # ALTER TYPE makes the default's row anew, VACUUM FULL does not.
+        is_vacuumed = old.has_missing and not column.has_missing
+        is_vacuumed &= old.default_oid == column.default_oid
+        if old.xmin != column.xmin and not is_vacuumed:
             return True
     return False
 

@@ -68,7 +68,13 @@ class Catalog:
         """Give how a table's rows are stored."""
         columns = tuple(
             StoredColumn(
-                c.number, c.type_oid, c.typmod, c.xmin, c.missing is not None, digest(c.name)
+                c.number,
+                c.type_oid,
+                c.typmod,
+                c.xmin,
+                c.missing is not None,
+                digest(c.name),
+                c.default_oid,
             )
             for c in self.columns.get(row.oid, ())
         )
