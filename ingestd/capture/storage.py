@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import AsyncConnection, sql
@@ -45,6 +45,16 @@ SELECT EXISTS (
                  WHERE i.inhrelid = {oid}) attached
    WHERE age(r.xmin) > age(attached.xid) OR age(r.xmin) < 0
       OR r.xmin = attached.xid AND r.cmin::text::int8 < attached.command)
+"""
+# VACUUM FULL and CLUSTER make the TOAST table anew with the file, TRUNCATE does not.
+_REMADE = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c
+                 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.reltoastrelid AND a.attnum = 1
+                WHERE c.oid = {oid} AND a.xmin = c.xmin)
+"""
+_OLDER_THAN_FILE = """
+SELECT EXISTS (SELECT FROM ONLY {table} r CROSS JOIN pg_catalog.pg_class c
+                WHERE c.oid = {oid} AND (age(r.xmin) > age(c.xmin) OR age(r.xmin) < 0))
 """
 # TRUNCATE and ALTER TABLE leave the number of rows unknown (14 and later), VACUUM FULL and CLUSTER
 # count them.
@@ -227,10 +237,11 @@ async def _of_partitions(
     if then.files.keys() - now.files.keys():
         return "a partition was detached or dropped"
     for partition in now.files.keys() - then.files.keys():
-        if await _came_with_rows(connection, partition):
+        if await _holds(connection, partition, _CAME_WITH_ROWS, unknown=True):
             return "a partition was attached with its rows"
-    if await _are_uncounted(connection, replaced):
-        return "a partition was truncated by itself"
+    for partition in replaced:
+        if await _was_truncated(connection, partition):
+            return "a partition was truncated by itself"
     return None
 
 
@@ -241,17 +252,28 @@ async def _are_uncounted(connection: AsyncConnection[Any], files: Iterable[int])
     return row is not None and bool(row[0])
 
 
-async def _came_with_rows(connection: AsyncConnection[Any], partition: int) -> bool:
-    """Whether rows were in it before it became a partition; yes if they can't be looked at."""
+async def _was_truncated(connection: AsyncConnection[Any], partition: int) -> bool:
+    """Whether a partition's file was replaced by TRUNCATE. An ANALYZE after it counts the rows."""
+    if await _are_uncounted(connection, [partition]):
+        return True
+    if await _holds(connection, partition, _REMADE, unknown=False):
+        return False
+    return not await _holds(connection, partition, _OLDER_THAN_FILE, unknown=False)
+
+
+async def _holds(
+    connection: AsyncConnection[Any], partition: int, query: LiteralString, *, unknown: bool
+) -> bool:
+    """Whether `query` holds for a partition; `unknown` if its rows can't be looked at."""
     cursor = await connection.execute(_NAME, (partition,))
     name = await cursor.fetchone()
     if name is None:
-        return True
-    query = sql.SQL(_CAME_WITH_ROWS).format(table=sql.Identifier(*name), oid=partition)
+        return unknown
+    question = sql.SQL(query).format(table=sql.Identifier(*name), oid=partition)
     try:
-        row = await (await connection.execute(query)).fetchone()
+        row = await (await connection.execute(question)).fetchone()
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):
-        return True
+        return unknown
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return False  # it has gone again: the next look says so
     return row is None or bool(row[0])

@@ -403,6 +403,12 @@ PARTITIONS = (
     ),
     Case("drop_partition", (("DROP TABLE {t}_old",),), RANGES, is_read_anew=True),
     Case("truncate_partition", (("TRUNCATE {t}_old",),), RANGES, is_read_anew=True),
+    Case(
+        "truncate_and_analyze_partition",
+        (("TRUNCATE {t}_old", "ANALYZE {t}_old"),),
+        RANGES,
+        is_read_anew=True,
+    ),
     Case("alter_partitioned", (("ALTER TABLE {t} ADD x int DEFAULT 5",),), PARTITIONED),
     Case(
         "retype_partitioned",
@@ -517,6 +523,7 @@ IN_TRANSACTIONS = (
 )
 KEPT = (
     Case("vacuum_full", (("VACUUM FULL {t}",),)),
+    Case("vacuum_full_partitions", (("VACUUM FULL {t}",),), RANGES),
     Case(
         "vacuum_full_with_missing",
         (("ALTER TABLE {t} ADD x int DEFAULT 5",), ("VACUUM FULL {t}",)),

@@ -27,6 +27,7 @@ from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
 from ingestd.capture.type_parts import TypeParts, read_type_parts
+from ingestd.capture.wal.positions import insert_position
 from ingestd.capture.wal.published import (
     Publication,
     Published,
@@ -103,9 +104,7 @@ async def read_catalog(settings: WalSettings) -> Catalog:
 
 
 async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
-    cursor = await connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text")
-    row = await cursor.fetchone()
-    assert row is not None
+    lsn = await insert_position(connection)
     every = await list_tables(connection)
     wanted = tuple(r for r in every if settings.includes(r.schema, r.name))
     oids = [r.oid for r in wanted]
@@ -126,7 +125,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings)
         unsent=unsent,
         published={name: how for name, how in sent.items() if name in names},
         publication=await find_publication(connection, settings.publication),
-        lsn=Lsn.parse(row[0]),
+        lsn=lsn,
     )
 
 

@@ -44,6 +44,9 @@ class SourceTables:
         self, connection: AsyncConnection[Any], server: Server, known: Known
     ) -> Discovery:
         """See `ingestd.ports.ChangeCapture.discover`."""
+        # As it is before the catalog is read: the stream goes on, and what it tells meanwhile would
+        # look as if the catalog had brought back what it lacks.
+        known = dict(known)
         catalog = await read_catalog(self._settings)
         await self._definitions.take(connection, catalog, known)
         accepted, refused = [], missing_tables(self._settings, catalog.present)

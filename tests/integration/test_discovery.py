@@ -1,0 +1,78 @@
+"""What the catalog says, held against what the stream tells at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import SecretStr
+
+from ingestd.capture.session import connect
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal import discovery
+from ingestd.capture.wal.definitions import read_catalog
+from ingestd.capture.wal.positions import insert_position
+from ingestd.capture.wal.server import inspect_server
+from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState, registered
+
+if TYPE_CHECKING:
+    from ingestd.capture.wal.definitions import Catalog
+    from ingestd.ports import Discovery
+    from tests.harness.databases import Database
+
+
+def test_a_column_dropped_while_the_catalog_is_read_is_no_gap(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream may tell of the drop before the (older) catalog is looked through."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    settings = WalSettings(
+        kind="wal", dsn=SecretStr(database.dsn), tables=["public.*"], publication="p", slot="s"
+    )
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    read = read_catalog
+
+    async def look_twice() -> Discovery:
+        async with await connect(database.dsn) as connection:
+            server = await inspect_server(connection)
+            tables = discovery.SourceTables(settings)
+            [table] = (await tables.discover(connection, server, {})).tables
+            at = datetime.now(UTC)
+            live = registered(TableEvent(table, TableState.LIVE, at, Lsn(1)), None)
+            known = {table.id: live}
+
+            async def read_slowly(settings: WalSettings) -> Catalog:
+                catalog = await read(settings)
+                without = replace(table, columns=table.columns[:1])
+                event = TableEvent(without, TableState.LIVE, at, Lsn(2))
+                known[table.id] = registered(event, live)
+                return catalog
+
+            monkeypatch.setattr(discovery, "read_catalog", read_slowly)
+            return await tables.discover(connection, server, known)
+
+    found = asyncio.run(look_twice())
+    assert found.interrupted == frozenset()
+    assert found.rewritten == {}
+
+
+def test_the_insert_position_is_not_below_an_asynchronous_commit(database: Database) -> None:
+    """It is the end of a record: an idle stream reaches it."""
+    database.execute("CREATE TABLE t (id int)")
+
+    async def look() -> tuple[Lsn, Lsn]:
+        async with await connect(database.dsn) as connection:
+            await connection.execute("SET synchronous_commit = off")
+            await connection.execute("INSERT INTO t VALUES (1)")
+            position = await insert_position(connection)
+            cursor = await connection.execute("SELECT pg_current_wal_insert_lsn()::text")
+            row = await cursor.fetchone()
+            assert row is not None
+            return position, Lsn.parse(row[0])
+
+    position, written = asyncio.run(look())
+    assert written - 40 <= position <= written
