@@ -7,15 +7,13 @@ sides. What does not suit that, and all others, comes row by row.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
 import numpy as np
 import psycopg
-import pyarrow as pa
 from numpy.typing import NDArray
 from psycopg import sql
 
@@ -29,7 +27,7 @@ from ingestd.changes import TableBatch
 from ingestd.decode.columnar import ColumnarDecoder, UnexpectedNullError
 from ingestd.decode.copy import CopyDecoder
 from ingestd.ports import Split
-from ingestd.positions import ZERO, Lsn
+from ingestd.positions import Lsn
 
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: some thousands of rows. Its packed columns are one message, which can be a
@@ -113,39 +111,3 @@ class TablePages:
                 yield batch
         decoder.finish()
         await self.close()
-
-
-class CopyPageSource:
-    """A split's rows in lake types, for readers other than the daemon.
-
-    See `ingestd.ports.PageSource`. It accepts no predicates: all come back as `remaining`.
-    """
-
-    def __init__(
-        self,
-        dsn: str,
-        split: Split,
-        columns: Sequence[str] | None = None,
-        predicates: Sequence[str] = (),
-    ) -> None:
-        table = split.table
-        if columns is not None:
-            table = replace(table, columns=tuple(map(table.column, columns)), key=(), before=())
-        self._columns = [c.name for c in table.columns]
-        self._remaining = tuple(predicates)
-        self._pages = TablePages(dsn, replace(split, table=table), ZERO, datetime.now(UTC))
-
-    @property
-    def remaining(self) -> Sequence[str]:
-        """All predicates."""
-        return self._remaining
-
-    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Give the columns asked for, and `_cdc_raw`."""
-        async with contextlib.aclosing(self._pages.batches()) as batches:
-            async for batch in batches:
-                yield batch.rows.select([*self._columns, "_cdc_raw"])
-
-    async def close(self) -> None:
-        """Stop reading."""
-        await self._pages.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from ingestd.capture.pages import CopyPageSource
+from ingestd.capture.page_source import CopyPageSource
 from ingestd.capture.session import connect
 from ingestd.capture.splits import CtidSplits
 from ingestd.decode.types import lake_type

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from ingestd.capture.metadata import PostgresMetadata
-from ingestd.capture.pages import CopyPageSource
+from ingestd.capture.page_source import CopyPageSource
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import CtidSplits
 from ingestd.capture.wal.capture import WalCapture
