@@ -1,0 +1,84 @@
+"""Has the publication send the captured tables, whoever it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.capture.session import connect
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.publication import (
+    ColumnLists,
+    check_publication,
+    column_lists,
+    keep_publication,
+    keep_what_is_free,
+    owners_statement,
+)
+from ingestd.capture.wal.published import find_publication
+from ingestd.errors import OperatorError, TransientError
+from ingestd.schema import Table, TableId
+
+LOCK_TIMEOUT_S = 10.0
+"""How long a change of the publication waits for a table's lock before it is tried again later."""
+
+
+async def prepare_publication(
+    control: AsyncConnection[Any],
+    settings: WalSettings,
+    tables: Sequence[Table],
+    *,
+    is_live: bool,
+    where: str,
+) -> frozenset[TableId]:
+    """Make, alter or check it; give the tables that are locked: they have to wait.
+
+    `is_live`: the stream runs. `where` begins an error's text. Raises psycopg.Error, OperatorError,
+    TransientError (``publication_lost``, ``table_gone``).
+    """
+    name = settings.publication
+    names = [t.id for t in tables]
+    lists = column_lists(tables, settings, control.info.server_version)
+    found = await find_publication(control, name)
+    if found is None and is_live:
+        # Made anew it would be unknown to the WAL that is still to be decoded: `continuity`
+        # has to see that it is gone.
+        raise TransientError(
+            f"{where}: publication {name!r} was dropped",
+            reason="publication_lost",
+        )
+    if not settings.manage or not (found is None or found.owned):
+        fault = check_publication(name, found, names, lists)
+        if fault is not None:
+            raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
+        return frozenset()
+    try:
+        # Not on the connection that answers the decoder: a lock may take its time.
+        dsn = settings.dsn.get_secret_value()
+        async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+            return await _keep(connection, name, names, lists)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        raise TransientError(
+            f"{where}: a table went while it was put into publication {name!r}: "
+            f"{error.diag.message_primary}",
+            reason="table_gone",
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        statement = await owners_statement(control, name, names, lists)
+        raise OperatorError(
+            f"{where}: no right to keep publication {name!r}: {error.diag.message_primary}",
+            remedy=f"{statement}  -- as the tables' owner; then set manage = false",
+        ) from error
+
+
+async def _keep(
+    connection: AsyncConnection[Any], name: str, names: Sequence[TableId], lists: ColumnLists
+) -> frozenset[TableId]:
+    try:
+        await keep_publication(connection, name, names, lists)
+    except psycopg.errors.LockNotAvailable:
+        return await keep_what_is_free(connection, name, names, lists)
+    return frozenset()
