@@ -1,0 +1,116 @@
+"""The relations that hold a table's rows: the table itself, or the leaves of a partitioned one.
+
+Source: PostgreSQL documentation, "System Administration Functions", "Database Object Size
+Functions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+from ingestd.errors import TableError
+from ingestd.schema import Table, TableId
+
+# Under the snapshot, so that the partitions are those of that point; the sizes are those of now.
+_TREE = """
+WITH RECURSIVE tree AS (
+  SELECT %(oid)s::oid AS oid
+  UNION ALL
+  SELECT i.inhrelid FROM tree t
+    JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS name,
+       c.relkind::text AS kind, c.oid = %(oid)s::oid AS is_root,
+       pg_catalog.has_table_privilege(c.oid, 'SELECT') AS is_readable,
+       CASE WHEN c.relkind = 'r' THEN
+         pg_catalog.pg_relation_size(c.oid)
+           / pg_catalog.current_setting('block_size')::int8 ELSE 0 END AS blocks,
+       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS nbytes,
+       CASE WHEN c.reltoastrelid > 0 THEN pg_catalog.pg_relation_size(c.reltoastrelid)
+         ELSE 0 END AS toast_bytes,
+       pg_catalog.current_setting('server_encoding') IN ('UTF8', 'SQL_ASCII') AS is_sent_as_stored
+  FROM tree
+  JOIN pg_catalog.pg_class c ON c.oid = tree.oid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ ORDER BY c.oid
+"""
+_TABLE, _PARTITIONED = "r", "p"
+
+
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """The table or one of its partitions. `nbytes`: with TOAST.
+
+    `is_sent_as_stored`: texts have at the server the length that they arrive with, and so can be
+    packed behind their lengths.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    is_root: bool
+    is_readable: bool | None
+    blocks: int | None
+    nbytes: int | None
+    toast_bytes: int | None
+    is_sent_as_stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A relation with rows of the table; no row is in two. `nbytes`: with TOAST.
+
+    `is_whole`: it stands for the whole table, which has no blocks of its own and can't be taken
+    leaf by leaf. `is_packed`: small values only, so that the server can pack them by column.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    blocks: int
+    nbytes: int
+    is_whole: bool = False
+    is_packed: bool = False
+
+
+async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf]:
+    """Give the relations with the table's rows, as the connection's snapshot sees them.
+
+    Raises TableError for what is not a table any more, or never was one.
+    """
+    async with connection.cursor(row_factory=class_row(_Relation)) as cursor:
+        await cursor.execute(_TREE, {"oid": table.oid})
+        return _leaves(table.id, await cursor.fetchall())
+
+
+def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
+    root = next((r for r in relations if r.is_root), None)
+    if root is None:
+        raise TableError(table, "does not exist", remedy="take it out of `tables`")
+    if root.kind not in {_TABLE, _PARTITIONED}:
+        raise TableError(table, "is not a table", remedy="take it out of `tables`")
+    leaves = [r for r in relations if r.kind != _PARTITIONED]
+    if root.kind == _PARTITIONED and not all(r.kind == _TABLE and r.is_readable for r in leaves):
+        # A foreign partition has no blocks; and who may read the root may not always read its
+        # partitions.
+        leaves = []
+    if not leaves:
+        nbytes = sum(r.nbytes or 0 for r in relations)
+        return [Leaf(root.oid, root.schema, root.name, 0, nbytes, is_whole=True)]
+    return [
+        Leaf(
+            r.oid,
+            r.schema,
+            r.name,
+            r.blocks or 0,
+            r.nbytes or 0,
+            is_packed=r.is_sent_as_stored and not r.toast_bytes,
+        )
+        for r in leaves
+    ]
