@@ -7,7 +7,7 @@ own columns: it may be older than the catalog, or newer than what was last read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -172,9 +172,9 @@ class Definitions:
         if new:
             self._types.update(await list_types(connection, new))
 
-    def table(self, row: TableRow) -> Table:
+    def table(self, row: TableRow, columns: Sequence[ColumnRow]) -> Table:
         """Describe a table of the catalog. Raises TableError where the config asks too much."""
-        table = table_of(row, self._columns.get(row.oid, ()), self._types)
+        table = table_of(row, columns, self._types)
         return self._captured(with_before(table, full=self._is_full), strict=True)
 
     async def of_relation(

@@ -52,6 +52,7 @@ class SourceTables:
         accepted, refused = [], missing_tables(self._settings, catalog.present)
         rewritten = {}
         absent = set()
+        seen = {}
         for row in catalog.rows:
             found = self._described(row, catalog, server.role)
             if isinstance(found, Refused):
@@ -60,10 +61,12 @@ class SourceTables:
             then = self._stored(row.oid, known.get(row.id))
             if then and self._is_put_back(then.membership, catalog.storage(row).membership):
                 absent.add(row.oid)
-            reason = await self._rewritten(catalog, row, then)
+            now = catalog.storage(row)
+            now = seen[row.oid] = now if then is None else now.after(then)
+            reason = await self._rewritten(row, then, now)
             if reason is not None:
                 rewritten[row.id] = reason
-            storage = _storage(self._seen[row.oid], row.oid, known.get(row.id))
+            storage = _storage(now, row.oid, known.get(row.id))
             accepted.append(replace(found, storage=storage))
         interrupted = frozenset(
             t.id
@@ -72,6 +75,8 @@ class SourceTables:
             or self._is_interrupted(t, catalog)
             or _is_wider(t, catalog, known.get(t.id))
         )
+        # Only now: what differs would else be forgotten where looking at it failed.
+        self._seen |= seen
         self._catalog = catalog
         self._is_told = True
         return Discovery(
@@ -113,7 +118,8 @@ class SourceTables:
         settings = self._settings
         published = catalog.published.get(row.id)
         try:
-            table = self._definitions.table(row)
+            # Of this catalog: a RELATION message may have been described since by a later one.
+            table = self._definitions.table(row, catalog.columns.get(row.oid, ()))
         except TableError as error:
             return Refused(Table(row.id, row.oid, ()), error)
         no = refusal(row, table, role)
@@ -136,12 +142,8 @@ class SourceTables:
             then = Storage.parse(known.storage)
         return then
 
-    async def _rewritten(self, catalog: Catalog, row: TableRow, then: Storage | None) -> str | None:
+    async def _rewritten(self, row: TableRow, then: Storage | None, now: Storage) -> str | None:
         """Say why a table's rows have other values than the stream told; None if they have not."""
-        now = catalog.storage(row)
-        if then is not None:
-            now = now.after(then)
-        self._seen[row.oid] = now
         if then is None or then == now:
             return None
         # It may look through a partition: not on the connection that answers the decoder.
