@@ -81,6 +81,7 @@ class Metrics:
         self._table_state = self._gauge("table_state", "1 for the present state.", "table", "state")
         self._source_state = self._gauge("source_state", "1 for the present state.", "state")
         self._progress = self._gauge("snapshot_progress_ratio", "Part of a table read.", "table")
+        self._eta = self._gauge("snapshot_eta_seconds", "Time until a table is read.", "table")
 
     # --- positions ---
 
@@ -150,13 +151,17 @@ class Metrics:
             _remove(self._table_state, source, table, each.value)
         self.no_snapshot(source, table)
 
-    def snapshot_progress(self, source: str, table: str, ratio: float) -> None:
+    def snapshot_progress(
+        self, source: str, table: str, ratio: float, eta_s: float | None = None
+    ) -> None:
         """Take how much of a table's snapshot is read, 0 to 1 (by the server's estimate)."""
         self._progress.labels(source, table).set(min(max(ratio, 0.0), 1.0))
+        self._eta.labels(source, table).set(_known(eta_s))
 
     def no_snapshot(self, source: str, table: str) -> None:
         """Show no progress: no snapshot of the table is under way."""
         _remove(self._progress, source, table)
+        _remove(self._eta, source, table)
 
     def restarted(self, source: str, reason: str) -> None:
         """Count a start after a fault; `reason` is a constant word."""

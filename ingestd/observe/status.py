@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ingestd.observe.freshness import RecentFreshness
+from ingestd.observe.progress import SnapshotProgress
 from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
@@ -37,12 +38,21 @@ class SourceState(StrEnum):
     CLOSED = "closed"
 
 
+class SnapshotOutcome(StrEnum):
+    """How a snapshot ended. `LOST`: it had not begun when its pipeline ended."""
+
+    DONE = "done"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
 @dataclass(slots=True)
 class TableStatus:
     """A table of a source. `rows`: committed by this daemon since it started.
 
-    `snapshot_lsn`: the point its rows were read at. `snapshot_progress`: how much of a snapshot
-    under way is read, 0 to 1. `snapshot_requested`: one was asked for and has not begun.
+    `snapshot_lsn`: the point its rows were read at. `snapshot`: one that is under way.
+    `snapshot_requested`: one was asked for and has not begun. `last_snapshot`: when and how the
+    last one ended, since this daemon started.
     """
 
     table: str
@@ -51,10 +61,24 @@ class TableStatus:
     reason: str | None = None
     remedy: str | None = None
     snapshot_lsn: Lsn | None = None
-    snapshot_progress: float | None = None
+    snapshot: SnapshotProgress | None = None
     snapshot_requested: bool = False
+    last_snapshot: tuple[datetime, SnapshotOutcome] | None = None
     rows: int = 0
     last_change: datetime | None = None
+
+    def read(self, ratio: float, nbytes: int, now: datetime) -> SnapshotProgress:
+        """Take how much of a snapshot is read: the ratio, and bytes sent since the last call."""
+        self.snapshot_requested = False
+        if self.snapshot is None:
+            self.snapshot = SnapshotProgress(now)
+        self.snapshot.observe(ratio, nbytes, now)
+        return self.snapshot
+
+    def end_snapshot(self, outcome: SnapshotOutcome, now: datetime) -> None:
+        """Take that no snapshot is asked for or under way any more."""
+        self.snapshot, self.snapshot_requested = None, False
+        self.last_snapshot = (now, outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +188,17 @@ class SourceStatus:
         what = None if error is None else error.what
         if error is not None and state is TableState.STOPPED and what != status.reason:
             self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
+        is_read = snapshot_lsn is not None and snapshot_lsn != status.snapshot_lsn
+        if status.state is TableState.SNAPSHOTTING and state is TableState.LIVE and is_read:
+            status.last_snapshot = (now, SnapshotOutcome.DONE)
         if state is not status.state:
             status.since = now
+            status.snapshot = None
         status.state = state
         status.reason = what
         status.remedy = None if error is None else error.remedy
         if state is not TableState.LIVE:
             status.snapshot_requested = False
-        if state is not TableState.SNAPSHOTTING:
-            status.snapshot_progress = None
         if snapshot_lsn is not None:
             status.snapshot_lsn = snapshot_lsn
 
@@ -246,11 +272,29 @@ def _table_to_json(table: TableStatus) -> dict[str, Any]:
         "reason": table.reason,
         "remedy": table.remedy,
         "snapshot_lsn": _lsn(table.snapshot_lsn),
-        "snapshot_progress": table.snapshot_progress,
+        "snapshot_progress": None if table.snapshot is None else round(table.snapshot.ratio, 3),
         "snapshot_requested": table.snapshot_requested,
+        "snapshot": _snapshot_to_json(table.snapshot),
+        "last_snapshot": _last_to_json(table.last_snapshot),
         "rows": table.rows,
         "last_change": _time(table.last_change),
     }
+
+
+def _snapshot_to_json(snapshot: SnapshotProgress | None) -> dict[str, Any] | None:
+    if snapshot is None:
+        return None
+    return {
+        "ratio": round(snapshot.ratio, 3),
+        "bytes": snapshot.nbytes,
+        "total_bytes": snapshot.total_bytes,
+        "started_at": _time(snapshot.started_at),
+        "eta_s": None if snapshot.eta_s is None else round(snapshot.eta_s, 1),
+    }
+
+
+def _last_to_json(last: tuple[datetime, SnapshotOutcome] | None) -> dict[str, Any] | None:
+    return None if last is None else {"at": _time(last[0]), "outcome": str(last[1])}
 
 
 def _lsn(position: Lsn | None) -> str | None:

@@ -239,8 +239,8 @@ class Follower:
         if isinstance(item.content, TableChangedError):
             self._wait_before_next()
         elif isinstance(item.content, TableBatch):
-            table = item.content.table.id
-            self._watch.snapshot_progress(table, snapshot.progress(table))
+            table, nbytes = item.content.table.id, item.content.nbytes
+            self._watch.snapshot_progress(table, snapshot.progress(table), nbytes=nbytes)
 
     # --- waiting ------------------------------------------------------------------------------
 

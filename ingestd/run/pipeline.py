@@ -128,16 +128,32 @@ class Pipeline:
             except IngestdError as error:
                 self._watch.not_removed(error)
 
-    def request_snapshot(self, tables: Sequence[TableId]) -> None:
-        """Have these tables read anew, while all goes on.
+    def request_snapshot(self, tables: Sequence[TableId], where: str | None = None) -> None:
+        """Have these tables read anew, or only the rows for which the condition `where` holds.
 
-        Raises OperatorError for a table that is not captured, TransientError before the start.
+        All goes on meanwhile. Raises OperatorError for a table that is not captured, TransientError
+        before the start.
         """
+        follower = self._started()
+        if where is not None:
+            raise OperatorError("rows can't be read by a condition", remedy="leave `where` out")
+        follower.request(tables)
+
+    def cancel_snapshot(self, tables: Sequence[TableId]) -> None:
+        """Give up the snapshots of these tables that were asked for or are under way.
+
+        Raises OperatorError for a table that has none, TransientError before the start.
+        """
+        self._started()
+        names = ", ".join(map(str, tables))
+        raise OperatorError(f"the snapshot of {names} can't be cancelled")
+
+    def _started(self) -> Follower:
         if self._follower is None:
             raise TransientError(
                 f"source {self._watch.source}: is starting", reason="starting", remedy="ask again"
             )
-        self._follower.request(tables)
+        return self._follower
 
     async def _run(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)

@@ -67,19 +67,33 @@ class Supervisor:
             for name, source in self._sources.items():
                 group.create_task(self._keep(name, source, stop), name=f"source {name}")
 
-    def request_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
-        """Have tables of a source read anew, while all goes on.
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
+        """Have tables of a source read anew, or the rows that `where` (SQL) holds for.
 
-        Raises KeyError for an unknown source, OperatorError for a table that is not captured,
+        All goes on meanwhile. Raises KeyError for an unknown source, OperatorError for a table that
+        is not captured, TransientError while the source does not run.
+        """
+        self._pipeline(source).request_snapshot(tables, where)
+        watch = self._sources[source].watch
+        watch.snapshot_requested(tables, partial=where is not None)
+
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        """Give up the snapshots of these tables, asked for or under way; the old rows stay.
+
+        Raises KeyError for an unknown source, OperatorError for a table that has none,
         TransientError while the source does not run.
         """
-        watch = self._sources[source].watch
-        fault = watch.not_running()
+        self._pipeline(source).cancel_snapshot(tables)
+        self._sources[source].watch.snapshot_cancelled(tables)
+
+    def _pipeline(self, source: str) -> Pipeline:
+        fault = self._sources[source].watch.not_running()
         pipeline = self._running.get(source)
         if fault is not None or pipeline is None:
             raise fault or TransientError(f"source {source} is starting", reason="not_running")
-        pipeline.request_snapshot(tables)
-        watch.snapshot_requested(tables)
+        return pipeline
 
     async def _keep(self, name: str, source: Supervised, stop: asyncio.Event) -> None:
         attempt = 0

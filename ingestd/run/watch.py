@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from ingestd.changes import Chunk, CommittedEpoch
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import SourceState, SourceStatus
+from ingestd.observe.status import SnapshotOutcome, SourceState, SourceStatus
 from ingestd.ports import Discovery, Lag
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, TableEvent, TableState
@@ -52,6 +52,7 @@ class Watch:
         self._is_measured = True
         self._refused: frozenset[str] = frozenset()
         self._told_raw: set[tuple[TableId, str]] = set()
+        self._partial: set[str] = set()
         metrics.source_state(self.source, status.state)
 
     # --- the source --------------------------------------------------------------------------
@@ -162,16 +163,22 @@ class Watch:
             self._metrics.forget_table(self.source, name)
 
     def _forget_requests(self) -> None:
-        """Say which snapshots were asked for and had not begun when their pipeline ended."""
-        forgotten = [t for t in self._status.tables.values() if t.snapshot_requested]
+        """Say which snapshots were asked for and went with their pipeline.
+
+        Those that had begun are taken up again by the next, but for partial ones.
+        """
+        tables = self._status.tables.values()
+        for table in tables:
+            table.snapshot = None
+        forgotten = [t for t in tables if t.snapshot_requested or t.table in self._partial]
         for table in forgotten:
-            table.snapshot_requested = False
+            self._end_snapshot(table.table, SnapshotOutcome.LOST)
         if forgotten:
             names = [t.table for t in forgotten]
             self._log.warning(
                 "snapshot.request_lost",
                 tables=names,
-                reason="the source began anew before the snapshot did",
+                reason="the source began anew meanwhile",
                 remedy=f"ingestd snapshot {self.source} {shlex.join(names)}",
             )
 
@@ -208,23 +215,52 @@ class Watch:
     ) -> None:
         self._status.table(name, state, self._now(), error, snapshot_lsn=snapshot_lsn)
         self._metrics.table_state(self.source, name, state)
-        if state is not TableState.SNAPSHOTTING:
+        if self._status.tables[name].snapshot is None:
             self._metrics.no_snapshot(self.source, name)
+        if state is not TableState.LIVE:
+            self._partial.discard(name)
 
-    def snapshot_requested(self, tables: Sequence[TableId]) -> None:
-        """Take that these tables are to be read anew, because somebody asked."""
+    def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
+        """Take that somebody asked for these tables to be read anew, or for some of their rows."""
         for table in tables:
             status = self._status.tables.get(str(table))
             if status is not None:  # else it is new, and about to be read
                 status.snapshot_requested = True
-        self._log.info("snapshot.requested", tables=[str(t) for t in tables])
+                if partial:
+                    self._partial.add(str(table))
+        self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=partial)
 
-    def snapshot_progress(self, table: TableId, ratio: float) -> None:
-        """Take how much of a table's snapshot is read, 0 to 1; gone when it is live or stopped."""
-        status = self._status.tables.get(str(table))
-        if status is not None and status.state is TableState.SNAPSHOTTING:
-            status.snapshot_progress = round(min(max(ratio, 0.0), 1.0), 3)
-            self._metrics.snapshot_progress(self.source, str(table), ratio)
+    def snapshot_progress(self, table: TableId, ratio: float, *, nbytes: int = 0) -> None:
+        """Take how much of a table's snapshot is read, 0 to 1; gone when it is live or stopped.
+
+        `nbytes`: what the source has sent since the last call. A snapshot that goes on where an
+        earlier daemon was is told of first with the ratio it goes on from, and no bytes. A partial
+        one, whose table stays live, begins with the first call and ends with `snapshot_ended`.
+        """
+        name = str(table)
+        status = self._status.tables.get(name)
+        if status is None:
+            return
+        if status.state is TableState.SNAPSHOTTING or name in self._partial:
+            progress = status.read(ratio, nbytes, self._now())
+            self._metrics.snapshot_progress(self.source, name, progress.ratio, progress.eta_s)
+
+    def snapshot_ended(self, table: TableId) -> None:
+        """Take that all rows of a snapshot are durable. Needed for partial ones only."""
+        self._end_snapshot(str(table), SnapshotOutcome.DONE)
+
+    def snapshot_cancelled(self, tables: Sequence[TableId]) -> None:
+        """Take that somebody gave up the snapshots of these tables."""
+        for table in tables:
+            self._end_snapshot(str(table), SnapshotOutcome.CANCELLED)
+        self._log.info("snapshot.cancelled", tables=[str(t) for t in tables])
+
+    def _end_snapshot(self, name: str, outcome: SnapshotOutcome) -> None:
+        self._partial.discard(name)
+        status = self._status.tables.get(name)
+        if status is not None:
+            status.end_snapshot(outcome, self._now())
+            self._metrics.no_snapshot(self.source, name)
 
     # --- positions and rows ------------------------------------------------------------------
 

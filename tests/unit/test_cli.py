@@ -318,7 +318,7 @@ def test_no_daemon_is_named_with_its_address(tmp_path: Path) -> None:
 def test_snapshots_under_way_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     shop = SourceStatus("shop", T0)
     shop.table("public.orders", TableState.SNAPSHOTTING, T0)
-    shop.tables["public.orders"].snapshot_progress = 0.421
+    shop.tables["public.orders"].read(0.421, 100, T0)
     shop.table("public.items", TableState.LIVE, T0)
     shop.tables["public.items"].snapshot_requested = True
     status_table.print_status(to_json(DaemonStatus("0", T0, {"shop": shop})))

@@ -71,7 +71,7 @@ def test_it_is_over_when_every_table_was_read_again() -> None:
     ]
     assert following.look(daemon.json()) == []
     daemon.enter(A, TableState.SNAPSHOTTING)
-    daemon.shop.tables[A].snapshot_progress = 0.5
+    daemon.shop.tables[A].read(0.5, 100, daemon.now)
     assert following.look(daemon.json()) == [f"{A}: snapshotting, 50% read"]
     daemon.enter(A, TableState.LIVE, lsn=2)
     daemon.enter(B, TableState.SNAPSHOTTING)

@@ -151,7 +151,7 @@ def test_json_has_a_tables_snapshot(status: DaemonStatus) -> None:
     shop.table("public.items", TableState.LIVE, LATER)  # a new column, say
     assert shown() == ("live", t0, "0/10", None, True)
     shop.table("public.items", TableState.SNAPSHOTTING, LATER)
-    shop.tables["public.items"].snapshot_progress = 0.5
+    shop.tables["public.items"].read(0.5, 100, LATER)
     assert shown() == ("snapshotting", later, "0/10", 0.5, False)
     shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x20))
     assert shown() == ("live", later, "0/20", None, False)

@@ -54,7 +54,8 @@ class ScriptedPipeline:
         self._attempt = attempt
         self.requested: list[TableId] = []
 
-    def request_snapshot(self, tables: Sequence[TableId]) -> None:
+    def request_snapshot(self, tables: Sequence[TableId], where: str | None = None) -> None:
+        assert where is None
         if any(t.name == "nope" for t in tables):
             raise OperatorError("table public.nope is not captured")
         self.requested += tables

@@ -16,7 +16,7 @@ from ingestd.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_s
 from ingestd.errors import TableError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
+from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus, ready
 from ingestd.ports import Discovery, Refused
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, TableEvent, TableState, registered
@@ -53,6 +53,10 @@ class Watched:
                     states = found.setdefault(sample.labels["table"], [])
                     states += [sample.labels["state"]] * int(sample.value)
         return found
+
+    def ratio(self, table: Table) -> float | None:
+        snapshot = self.status.tables[str(table.id)].snapshot
+        return None if snapshot is None else snapshot.ratio
 
     def progress(self, table: Table) -> float | None:
         labels = {"source": "shop", "table": str(table.id)}
@@ -155,14 +159,14 @@ def test_progress_is_shown_while_a_snapshot_is_read(watched: Watched) -> None:
     watched.watch.tables_changed([event(A, TableState.SNAPSHOTTING)])
     assert watched.progress(A) is None
     watched.watch.snapshot_progress(A.id, 0.25)
-    assert (watched.progress(A), watched.status.tables["public.a"].snapshot_progress) == (
+    assert (watched.progress(A), watched.ratio(A)) == (
         0.25,
         0.25,
     )
     watched.watch.snapshot_progress(A.id, 1.3)
     assert watched.progress(A) == 1
     watched.watch.tables_changed([event(A, TableState.LIVE)])
-    assert (watched.progress(A), watched.status.tables["public.a"].snapshot_progress) == (
+    assert (watched.progress(A), watched.ratio(A)) == (
         None,
         None,
     )
@@ -180,6 +184,51 @@ def test_a_request_is_shown_until_it_is_taken_up(watched: Watched) -> None:
     assert watched.status.tables["public.a"].snapshot_requested
     watched.watch.tables_changed([event(A, TableState.SNAPSHOTTING)])
     assert not watched.status.tables["public.a"].snapshot_requested
+
+
+def test_a_partial_snapshot_is_shown_while_its_table_is_live(watched: Watched) -> None:
+    watched.watch.discovered(live(A, B), offer(A, B))
+    watched.watch.snapshot_requested([A.id], partial=True)
+    table = watched.status.tables["public.a"]
+    watched.watch.snapshot_progress(A.id, 0.5, nbytes=100)
+    assert (table.snapshot_requested, watched.ratio(A), watched.progress(A)) == (False, 0.5, 0.5)
+    watched.watch.tables_changed([event(A, TableState.LIVE)])  # a new column, say
+    assert watched.progress(A) == 0.5
+    watched.watch.snapshot_ended(A.id)
+    assert (watched.ratio(A), watched.progress(A)) == (None, None)
+    assert table.last_snapshot is not None
+    assert table.last_snapshot[1] is SnapshotOutcome.DONE
+    watched.watch.snapshot_progress(A.id, 0.5)  # too late
+    assert watched.progress(A) is None
+
+
+def test_a_partial_snapshot_goes_with_its_pipeline(watched: Watched) -> None:
+    watched.watch.discovered(live(A, B), offer(A, B))
+    watched.watch.snapshot_requested([A.id], partial=True)
+    watched.watch.snapshot_progress(A.id, 0.5, nbytes=100)
+    with capture_logs() as logged:
+        watched.watch.discovered(live(A, B), offer(A, B))
+    [lost] = [e for e in logged if e["event"] == "snapshot.request_lost"]
+    assert lost["tables"] == ["public.a"]
+    table = watched.status.tables["public.a"]
+    assert table.last_snapshot is not None
+    assert table.last_snapshot[1] is SnapshotOutcome.LOST
+    assert watched.progress(A) is None
+
+
+def test_a_cancelled_snapshot_is_over(watched: Watched) -> None:
+    watched.watch.discovered(live(A, B), offer(A, B))
+    watched.watch.snapshot_requested([A.id])
+    watched.watch.tables_changed([event(A, TableState.SNAPSHOTTING)])
+    watched.watch.snapshot_progress(A.id, 0.5, nbytes=100)
+    with capture_logs() as logged:
+        watched.watch.snapshot_cancelled([A.id])
+    assert [(e["event"], e["tables"]) for e in logged] == [("snapshot.cancelled", ["public.a"])]
+    watched.watch.tables_changed([event(A, TableState.LIVE)])
+    table = watched.status.tables["public.a"]
+    assert table.last_snapshot is not None
+    assert table.last_snapshot[1] is SnapshotOutcome.CANCELLED
+    assert (watched.ratio(A), watched.progress(A), table.snapshot_requested) == (None, None, False)
 
 
 def test_a_request_that_went_with_its_pipeline_is_told(watched: Watched) -> None:
