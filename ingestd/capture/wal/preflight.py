@@ -113,7 +113,7 @@ async def _tables(
         sent = catalog.published.get(row.id)
         subject = f"table {row.id}"
         try:
-            table = definitions.table(row)
+            table = definitions.table(row, catalog.columns.get(row.oid, ()))
         except TableError as error:
             found.note(subject, "fail", error.reason, error.remedy)
             continue
