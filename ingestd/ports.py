@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
     from datetime import datetime
 
     import pyarrow as pa
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 
     from ingestd.changes import Chunk, CommittedEpoch, EpochSummary, TableBatch
     from ingestd.checks import CheckLine
-    from ingestd.errors import TableError
+    from ingestd.keys import Key
     from ingestd.recorded import Committed, RegisteredTable, TableEvent
     from ingestd.schema import Table, TableId
+    from ingestd.visibility import Visibility
 
+from ingestd.errors import TableError
 from ingestd.positions import ZERO, Lsn
 
 # --- capture ---------------------------------------------------------------------------------
@@ -103,12 +105,55 @@ class Lag:
     safe_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotPage:
+    """Rows of a table as `r` rows at (`position`, 0).
+
+    `seen`: what the snapshot saw that they were read in; None where that is all that committed
+    below `position` and nothing else. Nothing visible in it commits at or above `position`.
+    """
+
+    batch: TableBatch
+    position: Lsn
+    seen: Visibility | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRead:
+    """All pages of a table's split `where` have been given before this."""
+
+    table: TableId
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableRead:
+    """All splits of a table have been read."""
+
+    table: TableId
+
+
+SnapshotItem = SnapshotPage | SplitRead | TableRead | TableError
+
+
 class Snapshot(Protocol):
-    """Tables being read at one consistent point. Close it always; closing twice is fine."""
+    """Tables being read, at one consistent point or in chunks. Close it always; twice is fine.
+
+    At one point: every row is at (`point`, 0). In chunks (`is_chunked`): each page has its own
+    position above `point` and says what its snapshot saw; the stream's changes have to be held
+    against that (design section 8.9, docs/snapshots.md).
+    """
+
+    @property
+    def is_chunked(self) -> bool: ...
 
     @property
     def point(self) -> Lsn:
-        """Changes with commit_lsn >= this are not in it; all below are."""
+        """Position of the tables' `t`.
+
+        At one point: changes with commit_lsn >= this are not in it; all below are. In chunks: all
+        changes from here on are to be taken from the stream.
+        """
         ...
 
     @property
@@ -116,16 +161,38 @@ class Snapshot(Protocol):
         """When it was taken (aware)."""
         ...
 
-    def pages(self) -> AsyncGenerator[TableBatch | TableError, None]:
-        """Give every table's rows as `r` rows at (`point`, 0), tables in any order or mixed.
+    def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        """Give every table's pages, tables and splits in any order or mixed.
 
-        A TableError in place of a batch: that table failed, nothing more of it comes, the others go
-        on (I8). Bounded memory. Ends when all tables are read. Call once.
+        A TableError: that table failed, nothing more of it comes, the others go on (I8). Bounded
+        memory. Ends when all tables are read. Call once.
         """
+        ...
+
+    def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
+        """Give the rows with these keys (of `Table.identifying`), in chunks; at least one page.
+
+        For a chunked snapshot only. A key without a row is left out. Raises TableError.
+        """
+        ...
+
+    async def seen(self) -> Visibility:
+        """What a snapshot taken now sees; every chunk that begins later sees that as well."""
+        ...
+
+    def abandon(self, table: TableId) -> None:
+        """Give nothing more of a table."""
         ...
 
     def progress(self, table: TableId) -> float:
         """How much of a table has been given, by the source's estimate of its size: 0 to 1."""
+        ...
+
+    def left(self, table: TableId, done: Collection[str]) -> str:
+        """Write what a later snapshot has to read if these splits (`where`) are durable.
+
+        For `ChangeCapture.snapshot`; empty where it would have to begin anew.
+        """
         ...
 
     async def move_on(self) -> None:
@@ -186,11 +253,28 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
-        """Begin to read these prepared tables at a new point, which `live` will reach and pass.
+    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+        """Say which of these tables are to be read in chunks rather than at one point.
 
-        Several may be open at once.
-        Before `live` or while it runs; a chunk taken from `live` later may lie below the point.
+        `initial`: the lake has nothing of them. Raises nothing that a snapshot would not.
+        """
+        ...
+
+    async def snapshot(
+        self,
+        tables: Sequence[Table],
+        *,
+        chunked: bool = False,
+        left: str = "",
+        where: str | None = None,
+    ) -> Snapshot:
+        """Begin to read these prepared tables at a point that `live` will reach and pass.
+
+        `chunked`: in chunks, of which `chunked` above is true, and only while `live` runs. `left`:
+        of one table, what an earlier snapshot left (`Snapshot.left`); its `point` is that one's.
+        `where`: of one table, only the rows for which this SQL condition holds. Several may be open
+        at once. Before `live` or while it runs; a chunk taken from `live` later may lie below the
+        point. Raises TableChangedError where `left` does not hold any more.
         """
         ...
 
@@ -416,10 +500,11 @@ class EpochWriter(Protocol):
         """Rows taken so far, including those the lake had already (I3)."""
         ...
 
-    async def append(self, batch: TableBatch) -> None:
+    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
         """Take rows; those the table's raw table holds already are counted and dropped (I3).
 
-        A row is held already when its `_cdc_lsn` is below the table's watermark at `Sink.open`.
+        A row is held already when its `_cdc_lsn` is below the table's watermark at `Sink.open`; but
+        not one that was read (`is_read`): no replay brings that again.
         Returns when there is room for more. Raises TableError if this table can't take them.
         """
         ...
@@ -461,6 +546,13 @@ class Sink(Protocol):
 
     async def record(self, events: Sequence[TableEvent]) -> None:
         """Append to `_tables`, durably, one row an event."""
+        ...
+
+    async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
+        """Give the durable changes with `_cdc_lsn` >= `since` that lack values that were not sent.
+
+        Of the change schema, the columns of `ingestd.keys.key_columns` and `_cdc_unchanged`.
+        """
         ...
 
     async def advance(self, position: Lsn) -> None:

@@ -30,7 +30,8 @@ class TableEvent:
     """A row of `_tables` to be: the table's present state and schema.
 
     `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
-    from which this holds. `remedy` is for people and not recorded.
+    from which this holds. `remedy` is for people and not recorded. `progress`: what is left to be
+    read of the snapshot at `snapshot_lsn` (`Snapshot.left`), empty if nothing of it is kept.
     """
 
     table: Table
@@ -40,6 +41,7 @@ class TableEvent:
     snapshot_lsn: Lsn | None = None
     reason: str | None = None
     remedy: str | None = None
+    progress: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class RegisteredTable:
     lake_columns: Mapping[str, RegisteredColumn] = field(default_factory=dict)
     storage: str = ""
     replica_identity: str = "d"
+    progress: str = ""
 
     def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
         """Give it with what an earlier row had and this one leaves open."""
@@ -107,6 +110,7 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
         columns=registered_columns(table),
         storage=table.storage,
         replica_identity=table.replica_identity,
+        progress=event.progress,
     ).carrying(before)
     if before is None:
         return found
@@ -136,6 +140,11 @@ class Committed:
     def floor(self) -> Lsn | None:
         """The first epoch does not close below this (I4)."""
         return max(self.watermarks.values(), default=None)
+
+    @property
+    def needs_continuity(self) -> bool:
+        """Whether there are rows in the lake that go on being right only without a gap."""
+        return any(t.state is TableState.LIVE or t.progress for t in self.tables.values())
 
     def is_live(self, table: TableId) -> bool:
         """Whether the table's snapshot is complete and its changes are taken."""

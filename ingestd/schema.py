@@ -123,6 +123,11 @@ class Table:
         """Names of the replica identity's columns, in column order."""
         return tuple(c.name for c in self.columns if c.identity)
 
+    @property
+    def identifying(self) -> tuple[str, ...]:
+        """Names of the columns by which a change finds its row; empty where rows are a multiset."""
+        return self.key if self.replica_identity == "f" else self.identity
+
 
 def with_before(table: Table, *, full: bool) -> Table:
     """Give the table with `before` decided: which columns `_cdc_before` has (design section 2).

@@ -18,10 +18,11 @@ from ingestd.changes import (
     TableInEpoch,
 )
 from ingestd.errors import OperatorError, TableError, TransientError
+from ingestd.keys import key_columns
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, RegisteredTable, TableEvent, registered
-from ingestd.schema import TableId
+from ingestd.schema import Table, TableId
 
 
 @dataclass(slots=True)
@@ -125,6 +126,17 @@ class MemoryLake:
             self.disk.events.append(event)
             self.disk.registered[name] = registered(event, self.disk.registered.get(name))
 
+    async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
+        """Look through the rows."""
+        held = self.disk.tables.get(table.id)
+        if held is None:
+            return []
+        rows = held.rows()
+        recent = pc.greater_equal(rows["_cdc_lsn"], int(since))
+        rows = rows.filter(pc.and_(recent, rows["_cdc_unchanged"].is_valid()))
+        columns = [*key_columns(table), "_cdc_unchanged"]
+        return list(rows.select(columns).combine_chunks().to_batches())
+
     async def advance(self, position: Lsn) -> None:
         """Record a later position."""
         if self.disk.position is None or position > self.disk.position:
@@ -176,13 +188,13 @@ class MemoryEpochWriter:
         """Whether it is committed, failed or aborted."""
         return self._over.is_set()
 
-    async def append(self, batch: TableBatch) -> None:
+    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
         """Take rows."""
         self._refuse_if_closed()
         table, rows = batch.table.id, pa.Table.from_batches([batch.rows])
         self._taken[table] = self._taken.get(table, 0) + rows.num_rows
         watermark = self._lake.watermarks.get(table)
-        if watermark is not None:
+        if watermark is not None and not is_read:
             rows = rows.filter(pc.greater_equal(rows["_cdc_lsn"], int(watermark)))
         if rows.num_rows:
             self._refuse_other_types(table, rows)

@@ -86,13 +86,13 @@ class DeltaEpochWriter:
         """Whether it is committed, failed or aborted."""
         return self._over.is_set()
 
-    async def append(self, batch: TableBatch) -> None:
-        """Take rows; count and drop those below the watermark at `open` (I3)."""
+    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
+        """Take rows; count and drop changes below the watermark at `open` (I3)."""
         self._refuse_if_closed()
         table = batch.table.id
         raw = self._lake.raw_table(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
-        rows = _above(batch.rows, raw.watermark)
+        rows = batch.rows if is_read else _above(batch.rows, raw.watermark)
         if rows.num_rows == 0:
             return
         rows = _with_epoch(rows, self._number)

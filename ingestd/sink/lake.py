@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pyarrow as pa
+
 from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, TableInEpoch
 from ingestd.ports import EpochWriter
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, RegisteredColumn, RegisteredTable, TableEvent
-from ingestd.schema import TableId, delta_type
+from ingestd.schema import Table, TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability
 from ingestd.sink.epochs import EpochTable
@@ -120,6 +122,10 @@ class DeltaLake:
         if events:
             async with self._registry_lock:
                 await self.jobs.run(self._registry.record, events)
+
+    async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
+        """Look through the raw table as it was when last read or committed."""
+        return await self.jobs.run(self.raw_table(table.id).unsent, table, since)
 
     async def advance(self, position: Lsn) -> None:
         """Record, durably, that nothing captured lies between the last epoch and `position`."""

@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 
 from ingestd.changes import EPOCH_FIELD
 from ingestd.errors import TableError
+from ingestd.keys import key_columns
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.sink.evolution import SchemaConflictError, additions, evolved
-from ingestd.sink.read import read_files
+from ingestd.sink.read import read_each, read_files
 from ingestd.sink.statistics import has_statistics
 
 POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_ts")
@@ -67,6 +68,30 @@ class RawTable:
             keep=may_hold,
         )
         return int(pc.sum(pc.equal(rows.column(0), epoch)).as_py() or 0)
+
+    def unsent(self, table: Table, since: Lsn) -> list[pa.RecordBatch]:
+        """See `ingestd.ports.Sink.unsent`. Blocks; while commits go on."""
+        log = AppendLog(self.log.store, self.log.folder, self.log.app_id)
+        log.load()
+        present = log.schema()
+        if present is None:
+            return []
+
+        def may_hold(statistics: Mapping[str, Any]) -> bool:
+            high = statistics.get("maxValues", {}).get("_cdc_lsn")
+            return high is None or high >= since
+
+        wanted = [*key_columns(table), "_cdc_unchanged", "_cdc_lsn"]
+        schema = pa.schema([present.field(name) for name in wanted])
+        parts = read_each(
+            log.handle, log.store, log.folder, schema, keep=may_hold, unless_null="_cdc_unchanged"
+        )
+        found: list[pa.RecordBatch] = []
+        for part in parts:
+            recent = pc.greater_equal(part["_cdc_lsn"], int(since))
+            lacking = part.filter(pc.and_(recent, part["_cdc_unchanged"].is_valid()))
+            found += lacking.drop_columns("_cdc_lsn").combine_chunks().to_batches()
+        return found
 
     def admit(self, rows: pa.Schema) -> pa.Schema:
         """Give the schema the table must have for such rows. Raises TableError."""

@@ -5,7 +5,7 @@ Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -59,13 +59,26 @@ def read_files(
         schema = pa.schema(handle.schema().to_arrow())
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
-    with storage_faults(store.uri(folder)):
-        parts = [
-            conform(_read_file(store, f"{folder}/{path}", schema), schema)
-            for path, statistics in _files(pa.table(handle.get_add_actions()))
-            if keep is None or keep(statistics)
-        ]
+    parts = list(read_each(handle, store, folder, schema, keep=keep))
     return pa.concat_tables(parts) if parts else schema.empty_table()
+
+
+def read_each(
+    handle: DeltaTable,
+    store: Store,
+    folder: str,
+    schema: pa.Schema,
+    *,
+    keep: KeepFile | None = None,
+    unless_null: str | None = None,
+) -> Iterator[pa.Table]:
+    """Give the rows file by file, as `read_files` does; not of files where a column is all null."""
+    with storage_faults(store.uri(folder)):
+        for path, statistics in _files(pa.table(handle.get_add_actions())):
+            if keep is None or keep(statistics):
+                found = _read_file(store, f"{folder}/{path}", schema, unless_null)
+                if found is not None:
+                    yield conform(found, schema)
 
 
 def _files(actions: pa.Table) -> list[tuple[str, dict[str, Any]]]:
@@ -82,9 +95,15 @@ def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_file(store: Store, path: str, schema: pa.Schema) -> pa.Table:
+def _read_file(
+    store: Store, path: str, schema: pa.Schema, unless_null: str | None
+) -> pa.Table | None:
     with store.open(path) as source, pq.ParquetFile(source) as file:
         present = set(file.schema_arrow.names)
+        if unless_null is not None:
+            looked_at = file.read(columns=[unless_null])
+            if looked_at.column(0).null_count == looked_at.num_rows:
+                return None
         return file.read(columns=[n for n in schema.names if n in present])
 
 

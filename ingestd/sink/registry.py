@@ -45,6 +45,7 @@ SCHEMA = pa.schema(
         ("replica_identity", pa.string()),
         ("columns", pa.list_(pa.field("element", _COLUMN))),
         ("storage", pa.string()),
+        ("progress", pa.string()),
     ]
 )
 
@@ -122,6 +123,7 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
         "replica_identity": table.replica_identity,
         "columns": [_column(c) for c in table.columns],
         "storage": table.storage,
+        "progress": event.progress or None,
     }
     if before is None:
         return {**row, "schema_version": 1}
@@ -169,4 +171,5 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
         ),
         storage=row["storage"] or "",
         replica_identity=row["replica_identity"],
+        progress=row["progress"] or "",
     )

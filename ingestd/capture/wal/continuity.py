@@ -41,7 +41,7 @@ async def continuity_of(
     reached = max(committed.position or ZERO, committed.floor or ZERO)
     if current < reached:
         raise _foreign_lake(where, f"ends at {reached}, the server is at {current}")
-    if not any(committed.is_live(t) for t in committed.tables) or committed.position is None:
+    if not committed.needs_continuity or committed.position is None:
         return Fresh()
     if timeline != str(server.timeline):
         return Lost(f"the server was promoted: timeline {timeline}, now {server.timeline}")
