@@ -12,6 +12,7 @@ from psycopg import sql
 class BlockRange:
     """Blocks `start` to `end` (exclusive; None: to the table's end) of one table or partition.
 
+    `oid`, `file`: of that relation, pg_relation_filenode when it was cut; 0 where it does not matter.
     `is_whole`: the relation has no blocks of its own to choose from, read all of it (and its
     partitions). `is_packed`: small values only, so that the server can pack them by column.
     """
@@ -22,6 +23,8 @@ class BlockRange:
     end: int | None = None
     is_whole: bool = False
     is_packed: bool = False
+    oid: int = 0
+    file: int = 0
 
     def to_text(self) -> str:
         """Write it for `Split.where`."""

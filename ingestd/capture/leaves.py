@@ -27,6 +27,7 @@ WITH RECURSIVE tree AS (
 SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS name,
        c.relkind::text AS kind, c.oid = %(oid)s::oid AS is_root,
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AS is_readable,
+       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::int8 AS file,
        CASE WHEN c.relkind = 'r' THEN
          pg_catalog.pg_relation_size(c.oid)
            / pg_catalog.current_setting('block_size')::int8 ELSE 0 END AS blocks,
@@ -56,6 +57,7 @@ class _Relation:
     kind: str
     is_root: bool
     is_readable: bool | None
+    file: int
     blocks: int | None
     nbytes: int | None
     toast_bytes: int | None
@@ -66,6 +68,7 @@ class _Relation:
 class Leaf:
     """A relation with rows of the table; no row is in two. `nbytes`: with TOAST.
 
+    `file`: pg_relation_filenode: another one after a rewrite.
     `is_whole`: it stands for the whole table, which has no blocks of its own and can't be taken
     leaf by leaf. `is_packed`: small values only, so that the server can pack them by column.
     """
@@ -73,6 +76,7 @@ class Leaf:
     oid: int
     schema: str
     name: str
+    file: int
     blocks: int
     nbytes: int
     is_whole: bool = False
@@ -102,12 +106,13 @@ def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
         leaves = []
     if not leaves:
         nbytes = sum(r.nbytes or 0 for r in relations)
-        return [Leaf(root.oid, root.schema, root.name, 0, nbytes, is_whole=True)]
+        return [Leaf(root.oid, root.schema, root.name, root.file, 0, nbytes, is_whole=True)]
     return [
         Leaf(
             r.oid,
             r.schema,
             r.name,
+            r.file,
             r.blocks or 0,
             r.nbytes or 0,
             is_packed=r.is_sent_as_stored and not r.toast_bytes,

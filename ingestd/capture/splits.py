@@ -7,6 +7,7 @@ A range is read by a TID range scan, PostgreSQL 14 or newer. Source: PostgreSQL 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -44,22 +45,29 @@ class CtidSplits:
         return [
             Split(table, snapshot, blocks.to_text(), nbytes)
             for leaf in leaves
-            for blocks, nbytes in _ranges(leaf, target_bytes)
+            for blocks, nbytes in ranges_of(leaf, target_bytes)
         ]
 
 
-def _ranges(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
+def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
     """Cut by blocks, with sizes. The last range is open: what was added since is in it."""
     if leaf.is_whole:
         return [(BlockRange(leaf.schema, leaf.name, is_whole=True), leaf.nbytes)]
-    count = max(1, min(leaf.blocks, -(-leaf.nbytes // target_bytes)))
-    bounds = [leaf.blocks * i // count for i in range(count)]
+    return cut(leaf, 0, None, target_bytes)
+
+
+def cut(leaf: Leaf, first: int, end: int | None, target_bytes: int) -> list[tuple[BlockRange, int]]:
+    """Cut the blocks from `first` to `end` (None: the last one there is, and after) of a leaf."""
+    blocks = max(0, (leaf.blocks if end is None else end) - first)
+    nbytes = leaf.nbytes * blocks // max(1, leaf.blocks)
+    count = max(1, min(blocks, -(-nbytes // target_bytes)))
+    bounds = [first + blocks * i // count for i in range(count)]
+    whole = BlockRange(
+        leaf.schema, leaf.name, is_packed=leaf.is_packed, oid=leaf.oid, file=leaf.file
+    )
     return [
-        (
-            BlockRange(leaf.schema, leaf.name, start, end, is_packed=leaf.is_packed),
-            leaf.nbytes // count,
-        )
-        for start, end in zip(bounds, [*bounds[1:], None], strict=True)
+        (replace(whole, start=start, end=until), nbytes // count)
+        for start, until in zip(bounds, [*bounds[1:], end], strict=True)
     ]
 
 
