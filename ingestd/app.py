@@ -58,9 +58,7 @@ async def _run(config: Config) -> None:
     supervisor = Supervisor(sources)
     async with AsyncExitStack() as stack:
         if config.http.listen is not None:
-            server = HttpServer(
-                config.http.listen, metrics, status, config.redactor, supervisor.request_snapshot
-            )
+            server = HttpServer(config.http.listen, metrics, status, config.redactor, supervisor)
             await stack.enter_async_context(server)
             log.info("http.listening", address=str(server.address))
         log.info("daemon.started", version=__version__, sources=len(sources))

@@ -1,12 +1,13 @@
 """The command line. Everything heavy is imported inside the commands: help comes at once.
 
 Exit codes (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong usage or
-config, 75 a transient fault that was given up on.
+config, 75 a transient fault that was given up on. (130: Ctrl-C ended the watching of a snapshot.)
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from contextlib import contextmanager
@@ -20,10 +21,9 @@ from ingestd import __version__
 from ingestd.errors import ConfigError, IngestdError, OperatorError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
     from types import TracebackType
 
-    from ingestd.checks import CheckLine
     from ingestd.config import Config
     from ingestd.quantities import Address
     from ingestd.redaction import Redactor
@@ -140,6 +140,8 @@ def check(config: ConfigFile, *, debug: Debug = False) -> None:
 
         lines = composition.check(config)
         redactor = redactor_of(config)
+    from ingestd.checks_table import print_checks  # noqa: PLC0415
+
     print_checks(lines, redactor)
     if any(line.level == "fail" for line in lines):
         raise typer.Exit(EXIT_OPERATOR)
@@ -181,35 +183,46 @@ def snapshot(
         str | None,
         typer.Option("--url", metavar="URL", help="Or where it is, like http://127.0.0.1:9464."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until they are live again.")] = False,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", metavar="SQL", help="Read only the rows that this holds for."),
+    ] = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Give up their snapshots instead; the old rows stay.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Watch until the rows are in the lake.")
+    ] = True,
     limit: Annotated[
-        str, typer.Option("--limit", metavar="DURATION", help="How long to wait at most.")
-    ] = "1h",
+        str, typer.Option("--limit", metavar="DURATION", help="How long to watch at most.")
+    ] = "1d",
     debug: Debug = False,
 ) -> None:
     """Have the running daemon read tables anew; meanwhile the old rows serve."""
-    limit_s = _duration(limit)
+    limit_s = _duration(limit, "--limit")
+    if cancel and where is not None:
+        msg = "a snapshot is cancelled whole: leave --where out"
+        raise typer.BadParameter(msg, param_hint="--cancel")
     with reporting(debug=debug, config=config):
         address = _daemon_address(config, url)
-        from ingestd.observe.snapshot_request import ask_for_snapshot, follow  # noqa: PLC0415
+        from ingestd.snapshot_command import SnapshotCommand  # noqa: PLC0415
 
         sources = None if config is None else set(_load(config).sources)
-        following = ask_for_snapshot(address, source, tables, sources=sources)
-        typer.echo(f"source {source}: asked for a new snapshot of {', '.join(following.tables)}")
-        if wait:
-            follow(address, following, limit_s, tell=lambda line: typer.echo(f"  {line}"))
+        daemon = shlex.join(["--url", str(url)] if config is None else ["-c", str(config)])
+        command = SnapshotCommand(address, source, tables, sources, daemon)
+        if cancel:
+            command.cancel()
         else:
-            where = f"curl {url}/status" if config is None else f"ingestd status -c {config}"
-            typer.echo(f"  follow it with: {where}")
+            raise typer.Exit(command.ask(where, limit_s if wait else None))
 
 
-def _duration(text: str) -> float:
+def _duration(text: str, option: str) -> float:
     from ingestd.quantities import seconds  # noqa: PLC0415
 
     try:
         return seconds(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--limit") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _daemon_address(config: Path | None, url: str | None) -> Address:
@@ -266,25 +279,3 @@ def daemon_status(config: Path) -> dict[str, Any] | None:
     if found is None or set(found["sources"]) != set(loaded.sources):
         return None
     return found
-
-
-_STYLES = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
-
-
-def print_checks(lines: Sequence[CheckLine], redactor: Redactor) -> None:
-    """Print each line; a remedy stands below it, unwrapped, so that it can be pasted."""
-    widths = [max((len(t) for t in column), default=0) for column in _columns(lines)]
-    for line in lines:
-        level = typer.style(f"{line.level:<4}", fg=_STYLES[line.level])
-        place = f"{line.source:<{widths[0]}}  {line.subject:<{widths[1]}}".strip()
-        typer.echo(f"{level}  {place}  {redactor.text(line.detail)}")
-        for remedy in redactor.text(line.remedy or "").splitlines():
-            typer.echo(f"        {remedy}")
-    failed = sum(line.level == "fail" for line in lines)
-    warned = sum(line.level == "warn" for line in lines)
-    typer.echo(f"{len(lines)} checks: {failed} failed, {warned} with a warning")
-
-
-def _columns(lines: Sequence[CheckLine]) -> Iterable[list[str]]:
-    yield [line.source for line in lines]
-    yield [line.subject for line in lines]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _STATE_STYLES = {"streaming": "green", "live": "green", "stopped": "red", "backing_off": "yellow"}
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000
+_MINUTE, _HOUR = 60, 3600
 _PIPE_WIDTH = 200
 
 
@@ -71,8 +72,14 @@ def _print_snapshots(out: Console, name: str, source: Mapping[str, Any]) -> None
         where = f"source {name}, table {table['table']} is {table['state']}"
         if table["snapshot_requested"]:
             out.print(Text(f"{where}: a new snapshot is asked for"), soft_wrap=True)
-        elif table["snapshot_progress"] is not None:
-            out.print(Text(f"{where}: {table['snapshot_progress']:.0%} read"), soft_wrap=True)
+        elif table["snapshot"] is not None:
+            out.print(Text(f"{where}: {_read(table['snapshot'])}"), soft_wrap=True)
+
+
+def _read(snapshot: Mapping[str, Any]) -> str:
+    eta_s = snapshot["eta_s"]
+    left = "" if eta_s is None else f", {duration(eta_s)} left"
+    return f"{snapshot['ratio']:.0%} read{left}"
 
 
 def size(nbytes: float | None) -> str:
@@ -84,6 +91,17 @@ def size(nbytes: float | None) -> str:
             break
         nbytes /= _STEP
     return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration as a person reads it: its two largest units."""
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} m {whole % _MINUTE:02} s"
+    hours, minutes = whole // _HOUR, whole % _HOUR // _MINUTE
+    return f"{hours} h {minutes:02} m"
 
 
 def _seconds(value: float | None) -> str:

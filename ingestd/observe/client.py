@@ -1,4 +1,4 @@
-"""Asking a running daemon: for its status, for a snapshot."""
+"""Asking a running daemon: for its status, for a snapshot, for the end of one."""
 
 from __future__ import annotations
 
@@ -45,18 +45,38 @@ def fetch_status(listen: Address) -> dict[str, Any] | None:
     return found if is_ours else None
 
 
-def request_snapshot(listen: Address, source: str, tables: Sequence[str]) -> None:
+def request_snapshot(
+    listen: Address, source: str, tables: Sequence[str], where: str | None = None
+) -> None:
     """Ask the daemon that listens there to read tables of a source anew.
 
+    `where`: an SQL condition, if only the rows are wanted that it holds for.
     Raises ConfigError for an unknown source, OperatorError for an unknown table or where it takes
     no commands, TransientError while the source does not run or nothing answers in time.
     """
+    asked: dict[str, object] = {"tables": list(tables)}
+    if where is not None:
+        asked["where"] = where
+    _command(listen, "POST", source, asked, HTTPStatus.ACCEPTED)
+
+
+def cancel_snapshot(listen: Address, source: str, tables: Sequence[str]) -> None:
+    """Ask the daemon that listens there to give up snapshots of tables of a source.
+
+    Raises as `request_snapshot`, and OperatorError for a table that has none.
+    """
+    _command(listen, "DELETE", source, {"tables": list(tables)}, HTTPStatus.OK)
+
+
+def _command(
+    listen: Address, method: str, source: str, asked: dict[str, object], done: HTTPStatus
+) -> None:
     connection = _connection(listen)
     try:
         connection.request(
-            "POST",
+            method,
             f"/sources/{quote(source, safe='')}/snapshot",
-            json.dumps({"tables": list(tables)}),
+            json.dumps(asked),
             {"Content-Type": "application/json"},
         )
         response = connection.getresponse()
@@ -69,7 +89,7 @@ def request_snapshot(listen: Address, source: str, tables: Sequence[str]) -> Non
         ) from error
     finally:
         connection.close()
-    if code != HTTPStatus.ACCEPTED:
+    if code != done:
         raise _refusal(listen, code, body)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
@@ -17,11 +18,23 @@ if TYPE_CHECKING:
 
     from ingestd.redaction import Redactor
 
-    RequestSnapshot = Callable[[str, Sequence[TableId]], None]
-    """Has tables of a source read anew. Raises OperatorError, TransientError."""
-
 _JSON = "application/json"
-_SHAPE = '{"tables": ["public.orders"]}'
+_TABLES = '{"tables": ["public.orders"]}'
+_MAY_HAVE_WHERE = ', with or without "where": "id < 1000"'
+
+
+class SnapshotControl(Protocol):
+    """Who acts on the commands. Raises OperatorError, and TransientError while it can't."""
+
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
+        """Have tables of a source read anew, or the rows that `where` (SQL) holds for."""
+        ...
+
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        """Give up the snapshots of these tables, asked for or under way."""
+        ...
 
 
 class RefusedError(IngestdError):
@@ -32,38 +45,62 @@ class RefusedError(IngestdError):
         self.code = code
 
 
-class SnapshotCommand:
-    """``POST /sources/{source}/snapshot``: asks for a new snapshot of tables of a source.
+class SnapshotCommands:
+    """``/sources/{source}/snapshot``: POST asks for a snapshot of tables, DELETE cancels it.
 
-    Body and answer are JSON: ``{"tables": ["public.orders"]}``, and 202 with the same and
-    ``source``. Else ``{"error": ..., "remedy": ...}`` with 400 (not that), 403 (not on loopback),
-    404 (no such source), 409 (not running now), 415 (not sent as JSON), 422 (no such table).
+    Body and answer are JSON: ``{"tables": ["public.orders"]}``, and for POST ``"where"`` with an
+    SQL condition, if only the rows are wanted that it holds for. The answer, 202 to POST and 200 to
+    DELETE, is the same with ``source``. Else ``{"error": ..., "remedy": ...}`` with 400 (not that),
+    403 (not on loopback), 404 (no such source), 409 (not running now), 415 (not sent as JSON), 422
+    (no such table, no snapshot of it).
     Browsers send application/json to another site only where that site allows it, which this one
     never does; that the Host is loopback shuts out names that were bound to it anew.
     """
 
     def __init__(
-        self, request_snapshot: RequestSnapshot, sources: Collection[str], redactor: Redactor
+        self, control: SnapshotControl, sources: Collection[str], redactor: Redactor
     ) -> None:
-        self._request_snapshot = request_snapshot
+        self._control = control
         self._sources = sources
         self._redactor = redactor
 
-    async def answer(self, request: web.Request, listening: Sequence[str]) -> web.Response:
-        """Answer a request; `listening`: the hosts that the server listens on."""
+    async def request(self, request: web.Request, listening: Sequence[str]) -> web.Response:
+        """Answer a POST; `listening`: the hosts that the server listens on."""
+
+        def act(source: str, body: bytes) -> dict[str, Any]:
+            asked = _asked(body, may_have_where=True)
+            self._control.request_snapshot(source, asked.tables, asked.where)
+            return asked.to_json()
+
+        return await self._answer(request, listening, act, HTTPStatus.ACCEPTED)
+
+    async def cancel(self, request: web.Request, listening: Sequence[str]) -> web.Response:
+        """Answer a DELETE; `listening`: the hosts that the server listens on."""
+
+        def act(source: str, body: bytes) -> dict[str, Any]:
+            asked = _asked(body, may_have_where=False)
+            self._control.cancel_snapshot(source, asked.tables)
+            return asked.to_json()
+
+        return await self._answer(request, listening, act, HTTPStatus.OK)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        listening: Sequence[str],
+        act: Callable[[str, bytes], dict[str, Any]],
+        done: HTTPStatus,
+    ) -> web.Response:
         source = request.match_info["source"]
         try:
             _refuse_unless_local(request, listening)
             if source not in self._sources:
                 raise RefusedError(HTTPStatus.NOT_FOUND, self._no_source(source))
-            tables = _tables(await request.read())
-            self._request_snapshot(source, tables)
+            answer = act(source, await request.read())
         except IngestdError as error:
             body = {"error": error.what, "remedy": error.remedy}
             return self._json(_code(error), body)
-        return self._json(
-            HTTPStatus.ACCEPTED, {"source": source, "tables": [str(t) for t in tables]}
-        )
+        return self._json(done, {"source": source, **answer})
 
     def _no_source(self, source: str) -> str:
         return f"sources.{source}: no such source; there is {', '.join(sorted(self._sources))}"
@@ -112,16 +149,34 @@ def _refuse_unless_local(request: web.Request, listening: Sequence[str]) -> None
         )
 
 
-def _tables(body: bytes) -> list[TableId]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a body asks for."""
+
+    tables: Sequence[TableId]
+    where: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        where = {} if self.where is None else {"where": self.where}
+        return {"tables": [str(t) for t in self.tables], **where}
+
+
+def _asked(body: bytes, *, may_have_where: bool) -> _Asked:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
         document = None
-    names = document.get("tables") if isinstance(document, dict) and len(document) == 1 else None
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        raise RefusedError(HTTPStatus.BAD_REQUEST, f"the body is not JSON like {_SHAPE}")
+    keys = {"tables", "where"} if may_have_where else {"tables"}
+    known = document if isinstance(document, dict) and document.keys() <= keys else {}
+    names, where = known.get("tables"), known.get("where")
+    are_names = isinstance(names, list) and names and all(isinstance(n, str) for n in names)
+    is_condition = isinstance(where, str) and where.strip() and "\0" not in where
+    if not are_names or not (where is None or is_condition):
+        shape = _TABLES + (_MAY_HAVE_WHERE if may_have_where else "")
+        raise RefusedError(HTTPStatus.BAD_REQUEST, f"the body is not JSON like {shape}")
+    assert isinstance(names, list)
     try:
-        return [TableId.parse(name) for name in dict.fromkeys(names)]
+        return _Asked([TableId.parse(name) for name in dict.fromkeys(names)], where)
     except ValueError as error:
         raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 

@@ -1,4 +1,4 @@
-"""The HTTP side: /metrics, /healthz, /readyz, /status, and asking for a snapshot."""
+"""The HTTP side: /metrics, /healthz, /readyz, /status, and commands about snapshots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aiohttp import web
 
 from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
-from ingestd.observe.commands import SnapshotCommand
+from ingestd.observe.commands import SnapshotCommands
 from ingestd.observe.status import ready, to_json
 from ingestd.quantities import Address
 
 if TYPE_CHECKING:
-    from ingestd.observe.commands import RequestSnapshot
+    from ingestd.observe.commands import SnapshotControl
     from ingestd.observe.metrics import Metrics
     from ingestd.observe.status import DaemonStatus
     from ingestd.redaction import Redactor
@@ -45,13 +45,13 @@ class HttpServer:
         metrics: Metrics,
         status: DaemonStatus,
         redactor: Redactor,
-        request_snapshot: RequestSnapshot,
+        control: SnapshotControl,
     ) -> None:
         self._listen = listen
         self._metrics = metrics
         self._status = status
         self._redactor = redactor
-        self._snapshot = SnapshotCommand(request_snapshot, status.sources, redactor)
+        self._commands = SnapshotCommands(control, status.sources, redactor)
         app = web.Application()
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
@@ -59,6 +59,7 @@ class HttpServer:
         app.router.add_get("/readyz", self._get_ready)
         app.router.add_get("/status", self._get_status)
         app.router.add_post("/sources/{source}/snapshot", self._post_snapshot)
+        app.router.add_delete("/sources/{source}/snapshot", self._delete_snapshot)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_CLOSE_WITHIN_S, handle_signals=False
         )
@@ -107,8 +108,15 @@ class HttpServer:
         return web.Response(text=body + "\n", content_type="application/json")
 
     async def _post_snapshot(self, request: web.Request) -> web.Response:
-        listening = [str(address[0]) for address in self._runner.addresses]
-        return await self._snapshot.answer(request, listening)
+        return await self._commands.request(request, self._listening)
+
+    async def _delete_snapshot(self, request: web.Request) -> web.Response:
+        return await self._commands.cancel(request, self._listening)
+
+    @property
+    def _listening(self) -> list[str]:
+        """The hosts that it listens on."""
+        return [str(address[0]) for address in self._runner.addresses]
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:

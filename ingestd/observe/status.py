@@ -39,11 +39,22 @@ class SourceState(StrEnum):
 
 
 class SnapshotOutcome(StrEnum):
-    """How a snapshot ended. `LOST`: it had not begun when its pipeline ended."""
+    """How a snapshot ended. `LOST`: its pipeline ended, and the next knows nothing of it."""
 
     DONE = "done"
     CANCELLED = "cancelled"
+    FAILED = "failed"
     LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class LastSnapshot:
+    """When and how the last snapshot of a table ended, and why it failed."""
+
+    at: datetime
+    outcome: SnapshotOutcome
+    reason: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(slots=True)
@@ -51,8 +62,8 @@ class TableStatus:
     """A table of a source. `rows`: committed by this daemon since it started.
 
     `snapshot_lsn`: the point its rows were read at. `snapshot`: one that is under way.
-    `snapshot_requested`: one was asked for and has not begun. `last_snapshot`: when and how the
-    last one ended, since this daemon started.
+    `snapshot_requested`: one was asked for and has not begun. `last_snapshot`: how the last one
+    ended, since this daemon started.
     """
 
     table: str
@@ -63,7 +74,7 @@ class TableStatus:
     snapshot_lsn: Lsn | None = None
     snapshot: SnapshotProgress | None = None
     snapshot_requested: bool = False
-    last_snapshot: tuple[datetime, SnapshotOutcome] | None = None
+    last_snapshot: LastSnapshot | None = None
     rows: int = 0
     last_change: datetime | None = None
 
@@ -75,10 +86,13 @@ class TableStatus:
         self.snapshot.observe(ratio, nbytes, now)
         return self.snapshot
 
-    def end_snapshot(self, outcome: SnapshotOutcome, now: datetime) -> None:
+    def end_snapshot(
+        self, outcome: SnapshotOutcome, now: datetime, error: IngestdError | None = None
+    ) -> None:
         """Take that no snapshot is asked for or under way any more."""
         self.snapshot, self.snapshot_requested = None, False
-        self.last_snapshot = (now, outcome)
+        what, remedy = (None, None) if error is None else (error.what, error.remedy)
+        self.last_snapshot = LastSnapshot(now, outcome, what, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +204,7 @@ class SourceStatus:
             self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
         is_read = snapshot_lsn is not None and snapshot_lsn != status.snapshot_lsn
         if status.state is TableState.SNAPSHOTTING and state is TableState.LIVE and is_read:
-            status.last_snapshot = (now, SnapshotOutcome.DONE)
+            status.last_snapshot = LastSnapshot(now, SnapshotOutcome.DONE)
         if state is not status.state:
             status.since = now
             status.snapshot = None
@@ -293,8 +307,15 @@ def _snapshot_to_json(snapshot: SnapshotProgress | None) -> dict[str, Any] | Non
     }
 
 
-def _last_to_json(last: tuple[datetime, SnapshotOutcome] | None) -> dict[str, Any] | None:
-    return None if last is None else {"at": _time(last[0]), "outcome": str(last[1])}
+def _last_to_json(last: LastSnapshot | None) -> dict[str, Any] | None:
+    if last is None:
+        return None
+    return {
+        "at": _time(last.at),
+        "outcome": str(last.outcome),
+        "reason": last.reason,
+        "remedy": last.remedy,
+    }
 
 
 def _lsn(position: Lsn | None) -> str | None:

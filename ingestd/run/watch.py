@@ -255,11 +255,18 @@ class Watch:
             self._end_snapshot(str(table), SnapshotOutcome.CANCELLED)
         self._log.info("snapshot.cancelled", tables=[str(t) for t in tables])
 
-    def _end_snapshot(self, name: str, outcome: SnapshotOutcome) -> None:
+    def snapshot_failed(self, table: TableId, error: IngestdError) -> None:
+        """Take that a snapshot can't be read, while its table goes on as before."""
+        self._end_snapshot(str(table), SnapshotOutcome.FAILED, error)
+        self._log.error("snapshot.failed", table=str(table), reason=error.what, remedy=error.remedy)
+
+    def _end_snapshot(
+        self, name: str, outcome: SnapshotOutcome, error: IngestdError | None = None
+    ) -> None:
         self._partial.discard(name)
         status = self._status.tables.get(name)
         if status is not None:
-            status.end_snapshot(outcome, self._now())
+            status.end_snapshot(outcome, self._now(), error)
             self._metrics.no_snapshot(self.source, name)
 
     # --- positions and rows ------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_snapshot_boundary_a_live_table_is_read_anew_while_it_changes(
 ) -> None:
     before = shown(daemon, "public.t")["snapshot_lsn"]
     database.execute("UPDATE t SET note = 'b' WHERE id < 50", "DELETE FROM t WHERE id = 60")
-    done = snapshot(daemon, "shop", "public.t", "--wait")
+    done = snapshot(daemon, "shop", "public.t")
     assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
     lines = done.stdout.splitlines()
     assert lines[0] == "source shop: asked for a new snapshot of public.t"
@@ -92,7 +92,7 @@ def test_snapshot_boundary_a_live_table_is_read_anew_while_it_changes(
 
 
 def test_without_wait_it_says_how_to_follow(daemon: Daemon, lake: Path) -> None:
-    done = snapshot(daemon, "shop", "public.t", "public.other")
+    done = snapshot(daemon, "shop", "public.t", "public.other", "--no-wait")
     assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
     assert "ingestd status -c ingestd.toml" in done.stdout
     await_until(
@@ -176,7 +176,7 @@ def test_isolated_a_stopped_table_comes_back(
     assert remedy.endswith("then: ingestd snapshot shop public.secret")
     assert table_state(daemon, "public.secret") == ["stopped"]
 
-    done = snapshot(daemon, "shop", "public.secret", "--wait")
+    done = snapshot(daemon, "shop", "public.secret")
     assert done.returncode == 1
     assert "table public.secret is stopped: " in done.stderr
     assert "row-level security" in done.stderr
@@ -184,7 +184,7 @@ def test_isolated_a_stopped_table_comes_back(
     database.execute(
         "ALTER TABLE secret DISABLE ROW LEVEL SECURITY", "INSERT INTO secret VALUES (2)"
     )
-    done = snapshot(daemon, "shop", "public.secret", "--wait")
+    done = snapshot(daemon, "shop", "public.secret")
     assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
     daemon.await_ready()
     assert table_state(daemon, "public.secret") == ["live"]

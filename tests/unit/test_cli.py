@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from ingestd import cli, status_table
 from ingestd.checks import CheckLine
+from ingestd.checks_table import print_checks
 from ingestd.errors import (
     ConfigError,
     IngestdError,
@@ -24,7 +26,13 @@ from ingestd.errors import (
 )
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
+from ingestd.observe.status import (
+    DaemonStatus,
+    SnapshotOutcome,
+    SourceState,
+    SourceStatus,
+    to_json,
+)
 from ingestd.positions import Lsn
 from ingestd.quantities import Address
 from ingestd.recorded import TableState
@@ -142,7 +150,7 @@ def test_an_unexpected_fault_is_two_lines_without_its_text(
 
 def test_checks_are_printed_with_their_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     sql = "ALTER TABLE public.orders ADD PRIMARY KEY (id); -- " + "long " * 40
-    cli.print_checks(
+    print_checks(
         [
             CheckLine("", "lake", "ok", "lake sesame"),
             CheckLine("shop", "wal_level", "warn", "[bold]logical"),
@@ -160,7 +168,7 @@ def test_checks_are_printed_with_their_remedies(capsys: pytest.CaptureFixture[st
 
 def table(name: str, state: str, reason: str | None = None) -> dict[str, object]:
     shown = {"table": name, "state": state, "reason": reason, "remedy": None}
-    return {**shown, "snapshot_progress": None, "snapshot_requested": False}
+    return {**shown, "snapshot": None, "snapshot_requested": False}
 
 
 def test_a_status_is_a_table_with_faults_below(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,17 +213,30 @@ class Shop:
         self.source.table("public.orders", TableState.LIVE, T0)
         status = DaemonStatus("0", T0, {"shop": self.source})
         self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.is_slow = False
         self.error: IngestdError | None = None
-        self.server = HttpServer(
-            Address("127.0.0.1", 0), Metrics(), status, Redactor(), self.request
-        )
+        self.server = HttpServer(Address("127.0.0.1", 0), Metrics(), status, Redactor(), self)
 
-    def request(self, source: str, tables: Sequence[TableId]) -> None:
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
         if self.error is not None:
             raise self.error
         for table in tables:
-            self.asked.append(f"{source} {table}")
-            self.source.tables[str(table)].snapshot_lsn = Lsn(len(self.asked))
+            found = self.source.tables[str(table)]
+            self.asked.append(f"{source} {table}" if where is None else f"{source} {table} {where}")
+            if self.is_slow:
+                found.snapshot_requested = True
+            elif where is None:
+                found.snapshot_lsn = Lsn(len(self.asked))
+            else:
+                found.end_snapshot(SnapshotOutcome.DONE, T0)
+
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.cancelled += [f"{source} {table}" for table in tables]
 
 
 async def invoke(*args: str) -> Result:
@@ -236,6 +257,7 @@ def config_at(tmp_path: Path, listen: str, source: str = "shop") -> str:
         ["shop", "public.orders", "--config", "c.toml", "--url", "http://127.0.0.1:1"],
         ["shop", "public.orders", "--url", "https://127.0.0.1:1"],
         ["shop", "public.orders", "--url", "http://127.0.0.1:1", "--limit", "soon"],
+        ["shop", "public.orders", "--url", "http://127.0.0.1:1", "--cancel", "--where", "true"],
         ["shop", "orders", "--url", "http://127.0.0.1:1"],
     ],
 )
@@ -249,20 +271,70 @@ async def test_a_snapshot_is_asked_for_at_a_url(tmp_path: Path) -> None:
     shop = Shop()
     async with shop.server as server:
         url = f"http://{server.address}"
-        result = await invoke("shop", "public.orders", "--url", url)
+        result = await invoke("shop", "public.orders", "--url", url, "--no-wait")
         assert (result.exit_code, result.stderr) == (0, "")
         assert result.stdout == (
             "source shop: asked for a new snapshot of public.orders\n"
             f"  follow it with: curl {url}/status\n"
         )
         config = config_at(tmp_path, str(server.address))
-        result = await invoke("shop", "public.orders", "-c", config)
+        result = await invoke("shop", "public.orders", "-c", config, "--no-wait")
         assert (result.exit_code, result.stderr) == (0, "")
         assert f"ingestd status -c {config}\n" in result.stdout
-        result = await invoke("shop", "public.orders", "-c", config, "--wait")
+        result = await invoke("shop", "public.orders", "-c", config)
         assert (result.exit_code, result.stderr) == (0, "")
         assert result.stdout.splitlines()[1:] == ["  public.orders: live"]
     assert shop.asked == ["shop public.orders"] * 3
+
+
+async def test_only_some_rows_are_asked_for() -> None:
+    shop = Shop()
+    async with shop.server as server:
+        url = f"http://{server.address}"
+        result = await invoke("shop", "public.orders", "--url", url, "--where", "id > 7")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "source shop: asked for the rows where id > 7 of public.orders",
+        "  public.orders: live",
+    ]
+    assert shop.asked == ["shop public.orders id > 7"]
+
+
+async def test_a_snapshot_is_cancelled() -> None:
+    shop = Shop()
+    async with shop.server as server:
+        url = f"http://{server.address}"
+        result = await invoke("shop", "public.orders", "--url", url, "--cancel")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout == "source shop: gave up the snapshot of public.orders\n"
+        assert (shop.asked, shop.cancelled) == ([], ["shop public.orders"])
+        shop.error = OperatorError("table public.orders: no snapshot is under way")
+        result = await invoke("shop", "public.orders", "--url", url, "--cancel")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "ingestd: table public.orders: no snapshot is under way\n"
+
+
+async def test_ctrl_c_leaves_the_snapshot_running_and_says_how_to_cancel(tmp_path: Path) -> None:
+    shop = Shop()
+    shop.is_slow = True
+    async with shop.server as server:
+        config = config_at(tmp_path, str(server.address))
+        command = [sys.executable, "-m", "ingestd", "snapshot", "shop", "public.orders"]
+        process = await asyncio.create_subprocess_exec(
+            *command, "-c", config, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        asked = await process.stdout.readline()
+        assert asked == b"source shop: asked for a new snapshot of public.orders\n"
+        assert await process.stdout.readline() == b"  public.orders: waits for its snapshot\n"
+        process.send_signal(signal.SIGINT)
+        rest, _ = await process.communicate()
+    assert process.returncode == 130
+    assert rest.decode().splitlines() == [
+        f"the daemon goes on with it; follow it with: ingestd status -c {config}",
+        f"  or cancel it with: ingestd snapshot --cancel shop public.orders -c {config}",
+    ]
+    assert (shop.asked, shop.cancelled) == (["shop public.orders"], [])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(ingestd.__file__).parent
 
 VOCABULARY = (
-    "__init__ changes checks config config_errors errors keys ports positions quantities recorded "
+    "__init__ changes checks config config_errors errors keys ports positions predicates quantities recorded "
     "redaction references schema visibility"
 )
 LAYERS = (
@@ -24,7 +24,7 @@ LAYERS = (
     "decode observe",
     "capture sink fakes",
     "run",
-    "__main__ app cli demo status_table",
+    "__main__ app checks_table cli demo snapshot_command snapshot_display status_table",
 )
 """The first part of a module's name below `ingestd`; a layer may import those above it here."""
 

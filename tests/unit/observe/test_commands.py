@@ -13,8 +13,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ingestd.errors import ConfigError, IngestdError, OperatorError, TableError, TransientError
-from ingestd.observe.client import address_of, request_snapshot
-from ingestd.observe.commands import SnapshotCommand, host_of, is_loopback
+from ingestd.observe.client import address_of, cancel_snapshot, request_snapshot
+from ingestd.observe.commands import SnapshotCommands, host_of, is_loopback
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceStatus
@@ -35,12 +35,22 @@ class Asked:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, list[str]]] = []
+        self.conditions: list[str | None] = []
+        self.cancelled: list[tuple[str, list[str]]] = []
         self.error: IngestdError | None = None
 
-    def __call__(self, source: str, tables: Sequence[TableId]) -> None:
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
         if self.error is not None:
             raise self.error
         self.requests.append((source, [str(t) for t in tables]))
+        self.conditions.append(where)
+
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.cancelled.append((source, [str(t) for t in tables]))
 
 
 @pytest.fixture
@@ -63,6 +73,7 @@ async def post(
     server: HttpServer,
     body: str | bytes,
     *,
+    method: str = "POST",
     source: str = "shop",
     host: str | None = None,
     content_type: str = "application/json",
@@ -71,7 +82,7 @@ async def post(
     url = f"http://127.0.0.1:{server.address.port}/sources/{source}/snapshot"
     async with (
         aiohttp.ClientSession() as session,
-        session.post(url, data=body, headers=headers) as response,
+        session.request(method, url, data=body, headers=headers) as response,
     ):
         assert "Access-Control-Allow-Origin" not in response.headers
         return response.status, json.loads(await response.text())
@@ -83,18 +94,32 @@ async def test_a_request_is_passed_on_and_repeated(server: HttpServer, asked: As
     assert code == 202
     assert answer == {"source": "shop", "tables": ["public.orders", '"a.b".c']}
     assert asked.requests == [("shop", ["public.orders", '"a.b".c'])]
+    assert asked.conditions == [None]
 
 
+async def test_a_condition_is_passed_on_and_repeated(server: HttpServer, asked: Asked) -> None:
+    body = {**ORDERS, "where": "id > 7 AND note <> ';'"}
+    assert await post(server, json.dumps(body)) == (202, {"source": "shop", **body})
+    assert asked.conditions == [body["where"]]
+
+
+async def test_a_snapshot_is_cancelled(server: HttpServer, asked: Asked) -> None:
+    answer = await post(server, json.dumps(ORDERS), method="DELETE")
+    assert answer == (200, {"source": "shop", **ORDERS})
+    assert (asked.requests, asked.cancelled) == ([], [("shop", ["public.orders"])])
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:9464", "10.0.0.1", "127.0.0.1.evil.example", "[::2]:1"]
 )
 async def test_a_name_bound_to_loopback_is_refused(
-    server: HttpServer, asked: Asked, host: str
+    server: HttpServer, asked: Asked, host: str, method: str
 ) -> None:
-    code, answer = await post(server, json.dumps(ORDERS), host=host)
+    code, answer = await post(server, json.dumps(ORDERS), host=host, method=method)
     assert code == 403
     assert "Host" in answer["error"]
-    assert asked.requests == []
+    assert (asked.requests, asked.cancelled) == ([], [])
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9464", "127.0.0.1", "[::1]:9464"])
@@ -103,27 +128,29 @@ async def test_every_name_of_loopback_is_taken(server: HttpServer, asked: Asked,
     assert len(asked.requests) == 1
 
 
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
 @pytest.mark.parametrize("listening", [["0.0.0.0"], ["127.0.0.1", "10.0.0.5"], ["::"], []])
 async def test_a_server_that_others_reach_takes_no_commands(
-    asked: Asked, listening: list[str]
+    asked: Asked, listening: list[str], method: str
 ) -> None:
-    command = SnapshotCommand(asked, {"shop"}, Redactor())
+    commands = SnapshotCommands(asked, {"shop"}, Redactor())
+    answering = {"POST": commands.request, "DELETE": commands.cancel}[method]
 
     async def answer_there(request: web.Request) -> web.Response:
-        return await command.answer(request, listening)
+        return await answering(request, listening)
 
     app = web.Application()
-    app.router.add_post("/{source}", answer_there)
+    app.router.add_route(method, "/{source}", answer_there)
     async with (
         TestServer(app, host="127.0.0.1") as server,
         aiohttp.ClientSession() as session,
-        session.post(server.make_url("/shop"), json=ORDERS) as response,
+        session.request(method, server.make_url("/shop"), json=ORDERS) as response,
     ):
         code, answer = response.status, await response.json()
     assert code == 403
     assert all(host in answer["error"] for host in listening if host != "127.0.0.1")
     assert 'listen = "127.0.0.1:9464"' in answer["remedy"]
-    assert asked.requests == []
+    assert (asked.requests, asked.cancelled) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -154,13 +181,30 @@ async def test_what_a_page_may_send_unasked_is_refused(
         b"[" * 100_000,
     ],
 )
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
 async def test_a_body_of_another_shape_is_refused(
-    server: HttpServer, asked: Asked, body: bytes
+    server: HttpServer, asked: Asked, body: bytes, method: str
 ) -> None:
-    code, answer = await post(server, body)
+    code, answer = await post(server, body, method=method)
     assert code == 400
     assert '{"tables": ["public.orders"]}' in answer["error"]
+    assert (asked.requests, asked.cancelled) == ([], [])
+
+
+@pytest.mark.parametrize("where", ["", " ", 1, ["id > 1"], "id > '\0'"])
+async def test_a_condition_of_another_shape_is_refused(
+    server: HttpServer, asked: Asked, where: object
+) -> None:
+    code, answer = await post(server, json.dumps({**ORDERS, "where": where}))
+    assert code == 400
+    assert '"where": "id < 1000"' in answer["error"]
     assert asked.requests == []
+
+
+async def test_cancelling_takes_no_condition(server: HttpServer, asked: Asked) -> None:
+    body = json.dumps({**ORDERS, "where": "id > 1"})
+    assert (await post(server, body, method="DELETE"))[0] == 400
+    assert asked.cancelled == []
 
 
 async def test_a_table_without_schema_is_refused(server: HttpServer, asked: Asked) -> None:
@@ -188,9 +232,10 @@ async def test_a_refusal_is_told_without_secrets(
     server: HttpServer, asked: Asked, error: IngestdError, code: int
 ) -> None:
     asked.error = error
-    found, answer = await post(server, json.dumps(ORDERS))
-    assert (found, answer["error"]) == (code, error.what)
-    assert answer["remedy"] == (error.remedy or "").replace("sesame", "***")
+    for method in ("POST", "DELETE"):
+        found, answer = await post(server, json.dumps(ORDERS), method=method)
+        assert (found, answer["error"]) == (code, error.what)
+        assert answer["remedy"] == (error.remedy or "").replace("sesame", "***")
 
 
 async def test_a_request_by_get_changes_nothing(server: HttpServer, asked: Asked) -> None:
@@ -205,7 +250,11 @@ async def test_a_request_by_get_changes_nothing(server: HttpServer, asked: Asked
 
 async def test_the_client_asks(server: HttpServer, asked: Asked) -> None:
     await asyncio.to_thread(request_snapshot, server.address, "shop", ["public.orders"])
-    assert asked.requests == [("shop", ["public.orders"])]
+    await asyncio.to_thread(request_snapshot, server.address, "shop", ["public.orders"], "id > 'ü'")
+    assert asked.requests == [("shop", ["public.orders"])] * 2
+    assert asked.conditions == [None, "id > 'ü'"]
+    await asyncio.to_thread(cancel_snapshot, server.address, "shop", ["public.orders"])
+    assert asked.cancelled == [("shop", ["public.orders"])]
 
 
 @pytest.mark.parametrize(

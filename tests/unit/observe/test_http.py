@@ -27,9 +27,16 @@ T0 = datetime(2026, 1, 2, tzinfo=UTC)
 ANY_PORT = Address("127.0.0.1", 0)
 
 
-def unasked(source: str, tables: Sequence[TableId]) -> None:
-    msg = f"nobody asked for a snapshot of {source}, {tables}"
-    raise AssertionError(msg)
+class Unasked:
+    """A daemon that nobody sends commands to."""
+
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
+        raise AssertionError((source, tables, where))
+
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        raise AssertionError((source, tables))
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ def status() -> DaemonStatus:
 
 @pytest.fixture
 async def server(status: DaemonStatus) -> AsyncIterator[HttpServer]:
-    async with HttpServer(ANY_PORT, Metrics(), status, Redactor(["sesame"]), unasked) as server:
+    async with HttpServer(ANY_PORT, Metrics(), status, Redactor(["sesame"]), Unasked()) as server:
         yield server
 
 
@@ -92,7 +99,7 @@ async def test_a_port_in_use_is_named_with_the_remedy(status: DaemonStatus) -> N
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(OperatorError) as caught:
-            async with HttpServer(listen, Metrics(), status, Redactor(), unasked):
+            async with HttpServer(listen, Metrics(), status, Redactor(), Unasked()):
                 pass
     assert caught.value.what == f"http.listen: {listen} is in use"
     assert caught.value.remedy is not None
@@ -100,12 +107,12 @@ async def test_a_port_in_use_is_named_with_the_remedy(status: DaemonStatus) -> N
 
 async def test_an_address_of_another_machine_is_refused(status: DaemonStatus) -> None:
     with pytest.raises(OperatorError, match=r"http\.listen: 192\.0\.2\.1:80 can't be used"):
-        async with HttpServer(Address("192.0.2.1", 80), Metrics(), status, Redactor(), unasked):
+        async with HttpServer(Address("192.0.2.1", 80), Metrics(), status, Redactor(), Unasked()):
             pass
 
 
 async def test_it_closes_while_a_client_stays_connected(status: DaemonStatus) -> None:
-    async with HttpServer(ANY_PORT, Metrics(), status, Redactor(), unasked) as server:
+    async with HttpServer(ANY_PORT, Metrics(), status, Redactor(), Unasked()) as server:
         address = server.address
         reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -12,15 +12,27 @@ from ingestd.errors import ConfigError, OperatorError, TransientError
 from ingestd.observe import snapshot_request as module
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.snapshot_request import Following, ask_for_snapshot, follow
-from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
+from ingestd.observe.snapshot_request import (
+    Following,
+    TableProgress,
+    ask_for_snapshot,
+    ask_to_cancel,
+    follow,
+)
+from ingestd.observe.status import (
+    DaemonStatus,
+    SnapshotOutcome,
+    SourceState,
+    SourceStatus,
+    to_json,
+)
 from ingestd.positions import Lsn
 from ingestd.quantities import Address
 from ingestd.recorded import TableState
 from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ingestd.schema import TableId
 
@@ -35,6 +47,7 @@ class Daemon:
         self.now = T0
         self.shop = SourceStatus("shop", T0)
         self.status = DaemonStatus("0", T0, {"shop": self.shop})
+        self.where: str | None = None
         self.shop.enter(SourceState.STREAMING, T0)
         for name in (A, B):
             self.enter(name, TableState.LIVE, lsn=1)
@@ -47,16 +60,29 @@ class Daemon:
         at = None if lsn is None else Lsn(lsn)
         self.shop.table(name, state, self.now, error, snapshot_lsn=at)
 
-    def request(self, source: str, tables: Sequence[TableId]) -> None:
+    def end(self, name: str, outcome: SnapshotOutcome, why: str | None = None) -> None:
+        self.now += timedelta(seconds=1)
+        error = None if why is None else OperatorError(why, remedy="mend it")
+        self.shop.tables[name].end_snapshot(outcome, self.now, error)
+
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
         assert source == "shop"
+        self.where = where
         for table in tables:
             self.shop.tables[str(table)].snapshot_requested = True
 
-    def ask(self, *names: str) -> Following:
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        assert source == "shop"
+        for table in tables:
+            self.end(str(table), SnapshotOutcome.CANCELLED)
+
+    def ask(self, *names: str, is_partial: bool = False) -> Following:
         before = to_json(self.status)
         for name in names:
             self.shop.tables[name].snapshot_requested = True
-        return Following("shop", names, before)
+        return Following("shop", names, before, is_partial=is_partial)
 
     def json(self) -> dict[str, Any]:
         return to_json(self.status)
@@ -65,21 +91,71 @@ class Daemon:
 def test_it_is_over_when_every_table_was_read_again() -> None:
     daemon = Daemon()
     following = daemon.ask(A, B)
-    assert following.look(daemon.json()) == [
-        f"{A}: waits for its snapshot",
-        f"{B}: waits for its snapshot",
-    ]
-    assert following.look(daemon.json()) == []
+    assert shown(following, daemon) == [(A, "waiting", 0.0), (B, "waiting", 0.0)]
     daemon.enter(A, TableState.SNAPSHOTTING)
-    daemon.shop.tables[A].read(0.5, 100, daemon.now)
-    assert following.look(daemon.json()) == [f"{A}: snapshotting, 50% read"]
+    daemon.shop.tables[A].read(0.0, 0, daemon.now)
+    daemon.shop.tables[A].read(0.5, 100, daemon.now + timedelta(seconds=3))
+    assert following.look(daemon.json())[0] == TableProgress(
+        A, "snapshotting", 0.5, 100, 200, 3.0, is_over=False
+    )
     daemon.enter(A, TableState.LIVE, lsn=2)
     daemon.enter(B, TableState.SNAPSHOTTING)
-    assert following.look(daemon.json()) == [f"{A}: live", f"{B}: snapshotting"]
+    assert shown(following, daemon) == [(A, "live", 1.0), (B, "snapshotting", 0.0)]
     assert (following.is_over, following.left) == (False, [B])
     daemon.enter(B, TableState.LIVE, lsn=2)
-    assert following.look(daemon.json()) == [f"{B}: live"]
+    assert following.look(daemon.json()) == [
+        TableProgress(B, "live", 1.0, 0, None, None, is_over=True)
+    ]
     assert following.is_over
+    assert following.look(daemon.json()) == []
+
+
+def shown(following: Following, daemon: Daemon) -> list[tuple[str, str, float]]:
+    return [(p.table, p.state, p.ratio) for p in following.look(daemon.json())]
+
+
+def test_a_partial_snapshot_is_over_when_it_is_said_to_be() -> None:
+    daemon = Daemon()
+    daemon.end(A, SnapshotOutcome.DONE)  # one before
+    following = daemon.ask(A, is_partial=True)
+    assert shown(following, daemon) == [(A, "waiting", 0.0)]
+    daemon.shop.tables[A].read(0.25, 10, daemon.now)
+    daemon.enter(A, TableState.LIVE)
+    assert shown(following, daemon) == [(A, "live", 0.25)]
+    daemon.end(A, SnapshotOutcome.DONE)
+    assert shown(following, daemon) == [(A, "live", 1.0)]
+    assert following.is_over
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_cancelled_snapshot_ends_the_watching(*, is_partial: bool) -> None:
+    daemon = Daemon()
+    following = daemon.ask(A, is_partial=is_partial)
+    if not is_partial:
+        daemon.enter(A, TableState.SNAPSHOTTING)
+    daemon.shop.tables[A].read(0.25, 10, daemon.now)
+    following.look(daemon.json())
+    daemon.end(A, SnapshotOutcome.CANCELLED)
+    with pytest.raises(OperatorError, match=r"public\.a: its snapshot was cancelled"):
+        following.look(daemon.json())
+
+
+def test_a_partial_snapshot_that_fails_says_why() -> None:
+    daemon = Daemon()
+    following = daemon.ask(A, is_partial=True)
+    daemon.end(A, SnapshotOutcome.FAILED, "no column x")
+    with pytest.raises(OperatorError) as caught:
+        following.look(daemon.json())
+    assert (caught.value.what, caught.value.remedy) == (f"table {A}: no column x", "mend it")
+
+
+def test_a_partial_snapshot_that_went_with_its_daemon_is_transient() -> None:
+    daemon = Daemon()
+    following = daemon.ask(A, is_partial=True)
+    again = Daemon()
+    again.status.started_at += timedelta(seconds=9)
+    with pytest.raises(TransientError, match="the daemon began anew"):
+        following.look(again.json())
 
 
 def test_a_snapshot_between_two_looks_is_seen() -> None:
@@ -139,10 +215,11 @@ def test_a_daemon_that_starts_again_in_the_midst_is_followed() -> None:
     again = Daemon()
     del again.shop.tables[A]
     again.shop.enter(SourceState.STARTING, T0)
-    assert following.look(again.json()) == ["source shop: starting"]
+    assert (following.look(again.json()), following.source_line(again.json())) == ([], "starting")
     again.shop.enter(SourceState.SNAPSHOTTING, T0)
     again.enter(A, TableState.SNAPSHOTTING)
-    assert following.look(again.json()) == ["source shop: goes on"]
+    assert shown(following, again) == [(A, "snapshotting", 0.0)]
+    assert following.source_line(again.json()) == ""
     again.enter(A, TableState.LIVE, lsn=3)
     following.look(again.json())
     assert following.is_over
@@ -153,35 +230,63 @@ def test_a_source_that_fails_meanwhile_is_told() -> None:
     following = daemon.ask(A)
     following.look(daemon.json())
     daemon.shop.enter(SourceState.BACKING_OFF, T0, OperatorError("connection lost"))
-    assert following.look(daemon.json()) == ["source shop: backing_off: connection lost"]
+    assert following.source_line(daemon.json()) == "backing_off: connection lost"
 
 
 # --- with a server ---------------------------------------------------------------------------
 
 
 def server(daemon: Daemon) -> HttpServer:
-    return HttpServer(Address("127.0.0.1", 0), Metrics(), daemon.status, Redactor(), daemon.request)
+    return HttpServer(Address("127.0.0.1", 0), Metrics(), daemon.status, Redactor(), daemon)
+
+
+class Seen:
+    """A display that notes what it is told; `then`: what to do at the first, the second look..."""
+
+    def __init__(self, *then: Callable[[], object]) -> None:
+        self.sources: list[str] = []
+        self.tables: list[TableProgress] = []
+        self._then = list(then)
+
+    def source(self, line: str) -> None:
+        self.sources.append(line)
+
+    def table(self, progress: TableProgress) -> None:
+        self.tables.append(progress)
+        if self._then:
+            self._then.pop(0)()
 
 
 async def test_ask_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
-    daemon, told = Daemon(), list[str]()
+    daemon = Daemon()
     loop = asyncio.get_running_loop()
-
-    def tell(line: str) -> None:
-        told.append(line)
-        if len(told) == 1:
-            loop.call_soon_threadsafe(daemon.enter, A, TableState.SNAPSHOTTING)
-        elif len(told) == 2:
-            loop.call_soon_threadsafe(lambda: daemon.enter(A, TableState.LIVE, lsn=2))
-
+    seen = Seen(
+        lambda: loop.call_soon_threadsafe(daemon.enter, A, TableState.SNAPSHOTTING),
+        lambda: loop.call_soon_threadsafe(lambda: daemon.enter(A, TableState.LIVE, lsn=2)),
+    )
     async with server(daemon) as at:
         asked = await asyncio.to_thread(
             ask_for_snapshot, at.address, "shop", [A, A], sources={"shop"}
         )
-        assert asked.tables == [A]
-        await asyncio.to_thread(follow, at.address, asked, 15.0, tell=tell)
-    assert told == [f"{A}: waits for its snapshot", f"{A}: snapshotting", f"{A}: live"]
+        assert (asked.tables, asked.is_partial, daemon.where) == ([A], False, None)
+        await asyncio.to_thread(follow, at.address, asked, 15.0, seen)
+    assert {p.state for p in seen.tables} == {"waiting", "snapshotting", "live"}
+    assert [p.is_over for p in seen.tables[-2:]] == [False, True]
+    assert set(seen.sources) == {""}
+
+
+async def test_ask_for_some_rows_then_cancel() -> None:
+    daemon = Daemon()
+    async with server(daemon) as at:
+        asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A], where="id > 1")
+        assert (asked.is_partial, daemon.where) == (True, "id > 1")
+        names = await asyncio.to_thread(ask_to_cancel, at.address, "shop", [A, A], sources={"shop"})
+        assert names == [A]
+        with pytest.raises(OperatorError, match="was cancelled"):
+            await asyncio.to_thread(follow, at.address, asked, 15.0, Seen())
+        with pytest.raises(OperatorError, match="is another"):
+            await asyncio.to_thread(ask_to_cancel, at.address, "crm", [A], sources={"crm"})
 
 
 async def test_a_limit_ends_the_waiting_only() -> None:
@@ -189,7 +294,7 @@ async def test_a_limit_ends_the_waiting_only() -> None:
     async with server(daemon) as at:
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A])
         with pytest.raises(TransientError, match=r"not live within the limit: public\.a") as caught:
-            await asyncio.to_thread(follow, at.address, asked, 0.001, tell=lambda _: None)
+            await asyncio.to_thread(follow, at.address, asked, 0.001, Seen())
     assert caught.value.remedy == "the daemon goes on all the same: see `ingestd status`"
 
 
@@ -203,7 +308,7 @@ async def test_a_daemon_that_answers_no_more_ends_the_waiting(
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A])
         gone = at.address
     with pytest.raises(TransientError, match="answers no more"):
-        await asyncio.to_thread(follow, gone, asked, 15.0, tell=lambda _: None)
+        await asyncio.to_thread(follow, gone, asked, 15.0, Seen())
     with pytest.raises(OperatorError, match="no ingestd daemon answers on 127"):
         await asyncio.to_thread(ask_for_snapshot, gone, "shop", [A])
 

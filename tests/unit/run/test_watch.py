@@ -13,7 +13,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from ingestd.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_schema
-from ingestd.errors import TableError
+from ingestd.errors import OperatorError, TableError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus, ready
@@ -197,7 +197,7 @@ def test_a_partial_snapshot_is_shown_while_its_table_is_live(watched: Watched) -
     watched.watch.snapshot_ended(A.id)
     assert (watched.ratio(A), watched.progress(A)) == (None, None)
     assert table.last_snapshot is not None
-    assert table.last_snapshot[1] is SnapshotOutcome.DONE
+    assert table.last_snapshot.outcome is SnapshotOutcome.DONE
     watched.watch.snapshot_progress(A.id, 0.5)  # too late
     assert watched.progress(A) is None
 
@@ -212,7 +212,7 @@ def test_a_partial_snapshot_goes_with_its_pipeline(watched: Watched) -> None:
     assert lost["tables"] == ["public.a"]
     table = watched.status.tables["public.a"]
     assert table.last_snapshot is not None
-    assert table.last_snapshot[1] is SnapshotOutcome.LOST
+    assert table.last_snapshot.outcome is SnapshotOutcome.LOST
     assert watched.progress(A) is None
 
 
@@ -227,8 +227,22 @@ def test_a_cancelled_snapshot_is_over(watched: Watched) -> None:
     watched.watch.tables_changed([event(A, TableState.LIVE)])
     table = watched.status.tables["public.a"]
     assert table.last_snapshot is not None
-    assert table.last_snapshot[1] is SnapshotOutcome.CANCELLED
+    assert table.last_snapshot.outcome is SnapshotOutcome.CANCELLED
     assert (watched.ratio(A), watched.progress(A), table.snapshot_requested) == (None, None, False)
+
+
+def test_isolated_a_partial_snapshot_that_fails_leaves_its_table_live(watched: Watched) -> None:
+    watched.watch.discovered(live(A, B), offer(A, B))
+    watched.watch.snapshot_requested([A.id], partial=True)
+    with capture_logs() as logged:
+        watched.watch.snapshot_failed(A.id, OperatorError("no column x", remedy="look"))
+    [failed] = logged
+    assert (failed["event"], failed["table"]) == ("snapshot.failed", "public.a")
+    assert (failed["reason"], failed["remedy"]) == ("no column x", "look")
+    assert watched.readiness() == (True, [])
+    last = watched.status.tables["public.a"].last_snapshot
+    assert last is not None
+    assert (last.outcome, last.reason) == (SnapshotOutcome.FAILED, "no column x")
 
 
 def test_a_request_that_went_with_its_pipeline_is_told(watched: Watched) -> None:

@@ -1,0 +1,30 @@
+"""What a preflight found, for a person to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ingestd.checks import CheckLine
+    from ingestd.redaction import Redactor
+
+_STYLES = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
+
+
+def print_checks(lines: Sequence[CheckLine], redactor: Redactor) -> None:
+    """Print each line; a remedy stands below it, unwrapped, so that it can be pasted."""
+    columns = [line.source for line in lines], [line.subject for line in lines]
+    widths = [max((len(text) for text in column), default=0) for column in columns]
+    for line in lines:
+        level = typer.style(f"{line.level:<4}", fg=_STYLES[line.level])
+        place = f"{line.source:<{widths[0]}}  {line.subject:<{widths[1]}}".strip()
+        typer.echo(f"{level}  {place}  {redactor.text(line.detail)}")
+        for remedy in redactor.text(line.remedy or "").splitlines():
+            typer.echo(f"        {remedy}")
+    failed = sum(line.level == "fail" for line in lines)
+    warned = sum(line.level == "warn" for line in lines)
+    typer.echo(f"{len(lines)} checks: {failed} failed, {warned} with a warning")

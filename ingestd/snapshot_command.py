@@ -1,0 +1,87 @@
+"""`ingestd snapshot`: has a running daemon read tables anew, and watches it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from ingestd.observe.snapshot_request import ask_for_snapshot, ask_to_cancel, follow
+from ingestd.snapshot_display import SnapshotBars, SnapshotLines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+
+    from ingestd.quantities import Address
+
+EXIT_INTERRUPTED = 130
+"""The shells' code for an end by Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCommand:
+    """Tables of a source of the daemon at `address`.
+
+    `sources`: those that it must have to be the one meant. `daemon`: the option that names it, for
+    commands that are proposed.
+    """
+
+    address: Address
+    source: str
+    tables: Sequence[str]
+    sources: AbstractSet[str] | None
+    daemon: str
+
+    def cancel(self) -> None:
+        """Have snapshots given up. Raises as `ask_to_cancel`."""
+        names = ask_to_cancel(self.address, self.source, self.tables, sources=self.sources)
+        _tell(_console(), f"source {self.source}: gave up the snapshot of {', '.join(names)}")
+
+    def ask(self, where: str | None, wait_s: float | None) -> int:
+        """Have tables read, and watch for `wait_s` at most, None: not at all; gives the exit code.
+
+        Raises as `ask_for_snapshot` and `follow`.
+        """
+        following = ask_for_snapshot(
+            self.address, self.source, self.tables, where=where, sources=self.sources
+        )
+        console = _console()
+        names = ", ".join(following.tables)
+        what = "a new snapshot of" if where is None else f"the rows where {where} of"
+        _tell(console, f"source {self.source}: asked for {what} {names}")
+        if wait_s is None:
+            _tell(console, f"  follow it with: {self._status}")
+            return 0
+        display: SnapshotBars | SnapshotLines
+        if console.is_terminal:
+            display = SnapshotBars(self.source, len(following.tables), console)
+        else:
+            display = SnapshotLines(self.source, lambda line: _tell(console, f"  {line}"))
+        try:
+            with display:
+                follow(self.address, following, wait_s, display)
+        except KeyboardInterrupt:
+            _tell(console, f"the daemon goes on with it; follow it with: {self._status}")
+            _tell(console, f"  or cancel it with: {self._cancel(following.left)}")
+            return EXIT_INTERRUPTED
+        return 0
+
+    @property
+    def _status(self) -> str:
+        url = f"curl http://{self.address}/status"
+        return f"ingestd status {self.daemon}" if self.sources is not None else url
+
+    def _cancel(self, tables: Sequence[str]) -> str:
+        words = shlex.join([self.source, *tables])
+        return f"ingestd snapshot --cancel {words} {self.daemon}"
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _tell(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True)  # unwrapped: it is there to be pasted
