@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ingestd.changes import Chunk, CommittedEpoch, EpochSummary, TableBatch
     from ingestd.checks import CheckLine
     from ingestd.keys import Key
+    from ingestd.predicates import Predicate
     from ingestd.recorded import Committed, RegisteredTable, TableEvent
     from ingestd.schema import Table, TableId
     from ingestd.visibility import Visibility
@@ -378,12 +379,18 @@ class PageSource(Protocol):
     """A split's rows as Arrow batches. Always closed; not reusable."""
 
     @property
-    def remaining(self) -> Sequence[str]:
-        """Predicates that it was given and can't apply: the reader must."""
+    def remaining(self) -> Sequence[Predicate]:
+        """Predicates that it was given and does not apply: the reader must.
+
+        Known from the start. The others are applied exactly as the reader would do it.
+        """
         ...
 
     def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Give the rows: the projected columns, lake types, plus `_cdc_raw`. Bounded memory."""
+        """Give the rows: the projected columns, lake names and types, plus `_cdc_raw`.
+
+        Bounded memory.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -396,12 +403,26 @@ class Connector(Protocol):
 
     def capture(self) -> ChangeCapture: ...
 
-    def splits(self) -> SplitManager: ...
+    def splits(self, *, resumable: bool = False) -> SplitManager:
+        """Give what cuts tables in the way that is read fastest.
+
+        With `resumable` a split has the same rows under a later snapshot too, but for those that
+        came, went or changed; the price is slower reading, and one split for each table or
+        partition where nothing could be cut like that.
+        """
+        ...
 
     def page_source(
-        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
     ) -> PageSource:
-        """Read a split: `columns` None for all."""
+        """Read a split: `columns` None for all, else by the source's names, in this order.
+
+        Rows for which one of the `predicates` is not true are left out, as far as it can be done
+        (`PageSource.remaining`). KeyError for a column that the table has not.
+        """
         ...
 
     async def check(self) -> Sequence[CheckLine]:

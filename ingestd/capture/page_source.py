@@ -8,16 +8,23 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from psycopg import sql
 
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.key_range import KeyRange
 from ingestd.capture.pages import TablePages
+from ingestd.capture.pushdown import condition
 from ingestd.ports import Split
 from ingestd.positions import ZERO
+from ingestd.predicates import Predicate
+from ingestd.schema import Table
 
 
 class CopyPageSource:
-    """A split's rows in lake types, for readers other than the daemon.
+    """The rows of a range of blocks or of the key, in lake types. See `ingestd.ports.PageSource`.
 
-    See `ingestd.ports.PageSource`. It accepts no predicates: all come back as `remaining`.
+    What the server can't apply exactly as the lake's values want it remains: see
+    `ingestd.capture.pushdown`. Raises KeyError for a column that the table has not.
     """
 
     def __init__(
@@ -25,18 +32,22 @@ class CopyPageSource:
         dsn: str,
         split: Split,
         columns: Sequence[str] | None = None,
-        predicates: Sequence[str] = (),
+        predicates: Sequence[Predicate] = (),
     ) -> None:
         table = split.table
+        applied = [condition(table.column(p.column), p) for p in predicates]
+        self._remaining = tuple(
+            p for p, found in zip(predicates, applied, strict=True) if found is None
+        )
         if columns is not None:
             table = replace(table, columns=tuple(map(table.column, columns)), key=(), before=())
-        self._columns = [c.name for c in table.columns]
-        self._remaining = tuple(predicates)
-        self._pages = TablePages(dsn, replace(split, table=table), ZERO, datetime.now(UTC))
+        self._columns = [c.lake_name for c in table.columns]
+        conditions = [found for found in applied if found is not None]
+        self._pages = TablePages(dsn, _of_rows(split, table, conditions), ZERO, datetime.now(UTC))
 
     @property
-    def remaining(self) -> Sequence[str]:
-        """All predicates."""
+    def remaining(self) -> Sequence[Predicate]:
+        """Those that are the reader's."""
         return self._remaining
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
@@ -48,3 +59,20 @@ class CopyPageSource:
     async def close(self) -> None:
         """Stop reading."""
         await self._pages.close()
+
+
+def _of_rows(split: Split, table: Table, conditions: Sequence[sql.Composable]) -> Split:
+    """Give the split with these columns and conditions, as a range of blocks.
+
+    A condition is one more row filter, and so is a range of the key: of all blocks, those rows.
+    """
+    keys = KeyRange.parse(split.where)
+    where = split.where
+    if keys is not None:
+        conditions = [*keys.bounds, *conditions]
+        where = BlockRange(keys.schema, keys.name).to_text()
+    texts = [found.as_string(None) for found in conditions]
+    if table.row_filter is not None:
+        texts.append(f"({table.row_filter})")
+    row_filter = " AND ".join(texts) if texts else None
+    return replace(split, table=replace(table, row_filter=row_filter), where=where)

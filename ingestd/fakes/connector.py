@@ -11,6 +11,7 @@ from ingestd.checks import CheckLine
 from ingestd.fakes.capture import FakeCapture, FakeDatabase
 from ingestd.fakes.tables import FakeMetadata, FakePageSource, FakeSplitManager, FakeTables
 from ingestd.ports import ChangeCapture, Connector, Metadata, PageSource, Split, SplitManager
+from ingestd.predicates import Predicate
 
 
 class FakeSettings(BaseModel):
@@ -39,12 +40,16 @@ class FakeConnector:
         self._captures.append(made)
         return made
 
-    def splits(self) -> SplitManager:
-        """Cut by numbers of rows."""
+    def splits(self, *, resumable: bool = False) -> SplitManager:
+        """Cut by numbers of rows, whatever is asked for."""
+        del resumable
         return FakeSplitManager(self._tables)
 
     def page_source(
-        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
     ) -> PageSource:
         """Read a split."""
         return FakePageSource(self._tables, split, columns, predicates)

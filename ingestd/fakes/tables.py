@@ -12,6 +12,7 @@ import pyarrow as pa
 from ingestd.changes import change_schema
 from ingestd.errors import TransientError
 from ingestd.ports import Split, TableInfo
+from ingestd.predicates import Predicate
 from ingestd.schema import Table, TableId
 
 Row = Mapping[str, object]
@@ -112,7 +113,7 @@ class FakePageSource:
         tables: FakeTables,
         split: Split,
         columns: Sequence[str] | None = None,
-        predicates: Sequence[str] = (),
+        predicates: Sequence[Predicate] = (),
         *,
         rows_per_batch: int = 100,
     ) -> None:
@@ -123,11 +124,13 @@ class FakePageSource:
         schema = change_schema(table)
         self._schema = pa.schema([schema.field(n) for n in [*self._names, "_cdc_raw"]])
         self._remaining = tuple(predicates)
+        for predicate in predicates:
+            table.column(predicate.column)
         self._rows_per_batch = rows_per_batch
         self._is_closed = False
 
     @property
-    def remaining(self) -> Sequence[str]:
+    def remaining(self) -> Sequence[Predicate]:
         """All predicates."""
         return self._remaining
 

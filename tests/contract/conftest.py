@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from ingestd.capture.key_splits import KeySplits
 from ingestd.capture.page_source import CopyPageSource
 from ingestd.capture.session import connect
 from ingestd.capture.splits import CtidSplits
@@ -15,10 +16,11 @@ from ingestd.fakes.tables import FakePageSource, FakeSplitManager, FakeTables
 from ingestd.schema import Column, Table, TableId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from ingestd.ports import PageSource, Split, SplitManager
+    from ingestd.predicates import Predicate
     from tests.harness.databases import Database
 
 NAME = TableId("public", "Größe x")
@@ -40,7 +42,10 @@ class TableWorld(Protocol):
     def splits(self) -> SplitManager: ...
 
     def page_source(
-        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
     ) -> PageSource: ...
 
 
@@ -77,14 +82,22 @@ class FakeWorld:
         return FakeSplitManager(self._tables)
 
     def page_source(
-        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
     ) -> PageSource:
         return FakePageSource(self._tables, split, columns, predicates)
 
 
 class PostgresWorld:
-    def __init__(self, database: Database) -> None:
+    """Cut by blocks, or by the key."""
+
+    def __init__(
+        self, database: Database, cutter: Callable[[str], SplitManager] = CtidSplits
+    ) -> None:
         self._database = database
+        self._cutter = cutter
         database.execute('CREATE TABLE "Größe x" (id bigint PRIMARY KEY, name text)')
         self.table = make_table(database.value("""SELECT '"Größe x"'::regclass::oid::int8"""))
 
@@ -103,10 +116,13 @@ class PostgresWorld:
             yield name
 
     def splits(self) -> SplitManager:
-        return CtidSplits(self._database.dsn)
+        return self._cutter(self._database.dsn)
 
     def page_source(
-        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
     ) -> PageSource:
         return CopyPageSource(self._database.dsn, split, columns, predicates)
 
@@ -119,8 +135,9 @@ async def exported_snapshot(dsn: str) -> AsyncGenerator[str, None]:
         yield row[0]
 
 
-@pytest.fixture(params=["fake", "postgres"])
+@pytest.fixture(params=["fake", "blocks", "keys"])
 def world(request: pytest.FixtureRequest) -> TableWorld:
     if request.param == "fake":
         return FakeWorld()
-    return PostgresWorld(request.getfixturevalue("database"))
+    cutter = CtidSplits if request.param == "blocks" else KeySplits
+    return PostgresWorld(request.getfixturevalue("database"), cutter)

@@ -8,9 +8,11 @@ import pytest
 
 from ingestd.changes import change_schema
 from ingestd.errors import TransientError
+from ingestd.predicates import Comparison, IsNull, NotNull, OneOf, kept
 
 if TYPE_CHECKING:
     from ingestd.ports import PageSource, Split
+    from ingestd.predicates import Predicate
     from tests.contract.conftest import TableWorld
 
 MANY = range(1, 200_001)
@@ -19,6 +21,18 @@ MANY = range(1, 200_001)
 async def whole(world: TableWorld, snapshot: str) -> Split:
     [split] = await world.splits().splits(world.table, snapshot, 1 << 40)
     return split
+
+
+async def batches(source: PageSource) -> list[pa.RecordBatch]:
+    try:
+        return [batch async for batch in source.batches()]
+    finally:
+        await source.close()
+
+
+def ids(batch: pa.RecordBatch) -> list[int]:
+    found: list[int] = batch.column("id").to_pylist()
+    return found
 
 
 async def read(source: PageSource) -> list[dict[str, Any]]:
@@ -32,12 +46,10 @@ async def test_it_gives_the_lakes_types_and_cdc_raw(world: TableWorld) -> None:
     world.insert(range(1, 11))
     schema = change_schema(world.table)
     async with world.snapshot() as snapshot:
-        source = world.page_source(await whole(world, snapshot))
-        batches = [batch async for batch in source.batches()]
-        await source.close()
+        found = await batches(world.page_source(await whole(world, snapshot)))
     expected = pa.schema([schema.field(n) for n in ("id", "name", "_cdc_raw")])
-    assert [b.schema for b in batches] == [expected] * len(batches)
-    rows = [row for b in batches for row in b.to_pylist()]
+    assert [b.schema for b in found] == [expected] * len(found)
+    rows = [row for b in found for row in b.to_pylist()]
     assert sorted(rows, key=lambda r: r["id"]) == [
         {"id": i, "name": None if i == 7 else f"row {i}", "_cdc_raw": None} for i in range(1, 11)
     ]
@@ -60,16 +72,52 @@ async def test_an_unknown_column_is_refused(world: TableWorld) -> None:
             world.page_source(split, ["nothing"])
 
 
-async def test_what_it_cannot_apply_remains_and_nothing_is_missing(world: TableWorld) -> None:
+@pytest.mark.parametrize(
+    "predicates",
+    [
+        [Comparison("id", ">", 100)],
+        [Comparison("id", "=", 3)],
+        [Comparison("name", "=", "row 4")],
+        [Comparison("name", "<>", "row 4")],
+        [Comparison("name", ">=", "row 4")],
+        [OneOf("id", (2, 7, 1000))],
+        [OneOf("id", ())],
+        [IsNull("name")],
+        [NotNull("name"), Comparison("id", "<=", 8)],
+        [],
+    ],
+    ids=str,
+)
+async def test_what_it_applies_and_what_remains_leave_the_rows_asked_for(
+    world: TableWorld, predicates: list[Predicate]
+) -> None:
     world.insert(range(1, 11))
-    predicate = "id > 100"
     async with world.snapshot() as snapshot:
-        source = world.page_source(await whole(world, snapshot), ["id"], [predicate])
-        rows = await read(source)
-    if predicate in source.remaining:
-        assert sorted(row["id"] for row in rows) == list(range(1, 11))
-    else:
-        assert rows == []
+        everything = await batches(world.page_source(await whole(world, snapshot)))
+        source = world.page_source(await whole(world, snapshot), None, predicates)
+        remaining = source.remaining
+        assert set(remaining) <= set(predicates)
+        left = [kept(batch, remaining) for batch in await batches(source)]
+        assert source.remaining == remaining
+    expected = [id_ for b in everything for id_ in ids(kept(b, predicates))]
+    assert sorted(id_ for batch in left for id_ in ids(batch)) == sorted(expected)
+
+
+async def test_a_predicate_may_be_about_a_column_that_is_not_asked_for(world: TableWorld) -> None:
+    world.insert(range(1, 11))
+    predicate = Comparison("id", ">", 8)
+    async with world.snapshot() as snapshot:
+        source = world.page_source(await whole(world, snapshot), ["name"], [predicate])
+        names = [row["name"] for row in await read(source)]
+    assert {"row 9", "row 10"} <= set(names)
+    assert len(names) == (10 if predicate in source.remaining else 2)
+
+
+async def test_a_predicate_about_an_unknown_column_is_refused(world: TableWorld) -> None:
+    async with world.snapshot() as snapshot:
+        split = await whole(world, snapshot)
+        with pytest.raises(KeyError):
+            world.page_source(split, None, [IsNull("nothing")])
 
 
 async def test_a_table_larger_than_a_batch_comes_in_several(world: TableWorld) -> None:
@@ -92,8 +140,8 @@ async def test_it_can_be_closed_before_during_and_after_twice(world: TableWorld)
         unused = world.page_source(split)
         await unused.close()
         begun = world.page_source(split)
-        async with aclosing(begun.batches()) as batches:  # type: ignore[type-var]
-            assert (await anext(aiter(batches))).num_rows > 0
+        async with aclosing(begun.batches()) as running:  # type: ignore[type-var]
+            assert (await anext(aiter(running))).num_rows > 0
             await begun.close()
             await begun.close()
         ended = world.page_source(split, ["id"])

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(ingestd.__file__).parent
 
 VOCABULARY = (
-    "__init__ changes checks config config_errors errors keys ports positions predicates quantities recorded "
-    "redaction references schema visibility"
+    "__init__ changes checks config config_errors errors keys ports positions predicates "
+    "quantities recorded redaction references schema visibility"
 )
 LAYERS = (
     VOCABULARY,

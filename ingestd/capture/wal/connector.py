@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
+from ingestd.capture.key_splits import KeySplits
 from ingestd.capture.metadata import PostgresMetadata
 from ingestd.capture.page_source import CopyPageSource
 from ingestd.capture.settings import WalSettings
@@ -15,6 +16,7 @@ from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
 from ingestd.capture.wal.preflight import preflight
 from ingestd.checks import CheckLine
 from ingestd.ports import ChangeCapture, Connector, Metadata, PageSource, Split, SplitManager
+from ingestd.predicates import Predicate
 
 
 class WalConnector:
@@ -42,12 +44,15 @@ class WalConnector:
             catch_up=self._catch_up,
         )
 
-    def splits(self) -> SplitManager:
-        """Cut tables by blocks."""
-        return CtidSplits(self._dsn)
+    def splits(self, *, resumable: bool = False) -> SplitManager:
+        """Cut tables by blocks, which lie together and can be packed; `resumable`: by the key."""
+        return KeySplits(self._dsn) if resumable else CtidSplits(self._dsn)
 
     def page_source(
-        self, split: Split, columns: Sequence[str] | None = None, predicates: Sequence[str] = ()
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
     ) -> PageSource:
         """Read a split by COPY."""
         return CopyPageSource(self._dsn, split, columns, predicates)

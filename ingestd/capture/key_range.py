@@ -1,0 +1,106 @@
+"""A range of a table's key: what a split by key reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from psycopg import sql
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """A column of the key, and how its index compares it.
+
+    `type`: schema and name. `operators`: their schema, the names of < and >=. `collation`: schema
+    and name, None for a type without.
+    """
+
+    name: str
+    type: tuple[str, str]
+    operators: tuple[str, str, str]
+    collation: tuple[str, str] | None = None
+
+    @property
+    def text(self) -> sql.Composable:
+        """What the type's output function writes, which its input function reads back."""
+        return sql.SQL("pg_catalog.concat({})").format(sql.Identifier(self.name))
+
+    @property
+    def value(self) -> sql.Composable:
+        """The column, with the index's collation."""
+        name = sql.Identifier(self.name)
+        if self.collation is None:
+            return name
+        return sql.SQL("{} COLLATE {}").format(name, sql.Identifier(*self.collation))
+
+    @property
+    def ordering(self) -> sql.Composable:
+        """What stands after ORDER BY."""
+        schema, less, _ = self.operators
+        return sql.SQL("{} USING {}").format(self.value, _operator(schema, less))
+
+    def literal(self, text: str) -> sql.Composable:
+        """Give a value of the column's type."""
+        return sql.SQL("{}::{}").format(text, sql.Identifier(*self.type))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Rows of one table or partition from `lower` on, up to `upper` (exclusive); None: no bound.
+
+    The bounds are texts, one for each column of `key`, which all have the same operators.
+    """
+
+    schema: str
+    name: str
+    key: tuple[KeyColumn, ...]
+    lower: tuple[str, ...] | None
+    upper: tuple[str, ...] | None
+
+    def to_text(self) -> str:
+        """Write it for `Split.where`."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: str) -> KeyRange | None:
+        """Read `Split.where`; None if it is not a range of the key."""
+        found = json.loads(text)
+        if "key" not in found:
+            return None
+        key = tuple(
+            KeyColumn(
+                column["name"],
+                tuple(column["type"]),
+                tuple(column["operators"]),
+                None if column["collation"] is None else tuple(column["collation"]),
+            )
+            for column in found["key"]
+        )
+        lower, upper = (
+            None if bound is None else tuple(bound) for bound in (found["lower"], found["upper"])
+        )
+        return cls(found["schema"], found["name"], key, lower, upper)
+
+    @property
+    def bounds(self) -> list[sql.Composable]:
+        """The conditions, to be joined with AND; none for everything."""
+        schema, less, not_less = self.key[0].operators
+        bounds: list[sql.Composable] = []
+        if self.lower is not None:
+            bounds.append(self._compared(_operator(schema, not_less), self.lower))
+        if self.upper is not None:
+            bounds.append(self._compared(_operator(schema, less), self.upper))
+        return bounds
+
+    def _compared(self, operator: sql.Composable, bound: Sequence[str]) -> sql.Composable:
+        return sql.SQL("ROW({}) {} ROW({})").format(
+            sql.SQL(", ").join(column.value for column in self.key),
+            operator,
+            sql.SQL(", ").join(c.literal(t) for c, t in zip(self.key, bound, strict=True)),
+        )
+
+
+def _operator(schema: str, name: str) -> sql.Composable:
+    return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name))

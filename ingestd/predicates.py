@@ -1,0 +1,96 @@
+"""Conditions on a table's rows, as readers hand them to a `ingestd.ports.PageSource`.
+
+Each is about one column, by the source's name of it, and about the value as the lake has it: null
+where the column's type can't hold the source's value. As in SQL, a comparison with null is not
+true. Several stand for all of them (AND).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Value = bool | int | float | Decimal | str | bytes | date | datetime
+"""Never null. A datetime is aware for timestamptz, naive for timestamp."""
+Operator = Literal["=", "<>", "<", "<=", ">", ">="]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`column` `operator` `value`."""
+
+    column: str
+    operator: Operator
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """`column` IN `values`; none of them is true for no row."""
+
+    column: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """`column` IS NULL."""
+
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotNull:
+    """`column` IS NOT NULL."""
+
+    column: str
+
+
+Predicate = Comparison | OneOf | IsNull | NotNull
+
+_COMPARE: Mapping[Operator, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        "=": operator.eq,
+        "<>": operator.ne,
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
+    }
+)
+
+
+def kept(rows: pa.RecordBatch, predicates: Sequence[Predicate]) -> pa.RecordBatch:
+    """Give the rows for which all predicates are true: what a reader does with `remaining`.
+
+    The columns have the predicates' names here. Raises pyarrow.ArrowInvalid for values that can't
+    be compared with the column, KeyError for a column that is not there.
+    """
+    for predicate in predicates:
+        if rows.schema.get_field_index(predicate.column) < 0:
+            raise KeyError(predicate.column)
+        rows = rows.filter(_expression(predicate))
+    return rows
+
+
+def _expression(predicate: Predicate) -> pc.Expression:
+    field = pc.field(predicate.column)
+    match predicate:
+        case Comparison(_, chosen, value):
+            return _COMPARE[chosen](field, value)
+        case OneOf(_, values):
+            nothing = pc.scalar(False)  # noqa: FBT003 - SQL's false
+            return functools.reduce(operator.or_, [field == v for v in values], nothing)
+        case IsNull():
+            return field.is_null()
+        case NotNull():
+            return field.is_valid()
