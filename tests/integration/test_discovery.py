@@ -38,7 +38,7 @@ def test_a_column_dropped_while_the_catalog_is_read_is_no_gap(
 
     async def look_twice() -> Discovery:
         async with await connect(database.dsn) as connection:
-            server = await inspect_server(connection)
+            server = await inspect_server(connection, database.dsn)
             tables = discovery.SourceTables(settings)
             [table] = (await tables.discover(connection, server, {})).tables
             at = datetime.now(UTC)

@@ -165,7 +165,7 @@ class WalCapture:
         control = await self._connected()
         with self._errors("live"):
             await self._drop_export()
-            server = await inspect_server(control)
+            server = await inspect_server(control, self._dsn)
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
@@ -237,7 +237,7 @@ class WalCapture:
         )
 
     async def _checked_server(self, control: AsyncConnection[Any]) -> Server:
-        server = await inspect_server(control)
+        server = await inspect_server(control, self._dsn)
         for fault in server.faults():
             raise OperatorError(f"{self._where}: {fault.what}", remedy=fault.remedy)
         return server

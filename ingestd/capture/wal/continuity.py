@@ -1,19 +1,61 @@
-"""Whether the slot still has every change after the lake's position."""
+"""Whether the slot still has every change after the lake's position, or why not.
+
+What is compared, in this order, and what it says:
+
+    the server's WAL ends below what the lake has     refused: LSNs would tell nothing
+    nothing in the lake needs continuity              Fresh
+    another system identifier                         Lost: another server
+    another timeline, which does not have all of the  Lost
+    lake in its history, or did not keep the slot
+    no publication, no slot, one that was given up    Lost
+    a slot that was moved beyond the lake             Lost
+    else                                              Resumed
+
+A table is read anew at a point above all that the lake has of it, so a server that is behind has to
+pass that first: then its next start says Lost. Source: PostgreSQL documentation, "Timelines",
+"Replication Slot Synchronization".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from psycopg import AsyncConnection
 
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.positions import current_position
 from ingestd.capture.wal.published import find_publication
-from ingestd.capture.wal.server import Server
-from ingestd.capture.wal.slot import find_slot, gap_before
-from ingestd.errors import OperatorError
+from ingestd.capture.wal.server import (
+    FIRST_DECODING_STANDBY,
+    FIRST_WITH_FAILOVER,
+    Server,
+    switch_points,
+)
+from ingestd.capture.wal.slot import Slot, find_slot, gap_before
+from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.ports import Continuity, Fresh, Lost, Resumed
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed
+
+WAL_SEGMENT_BYTES = 16 << 20
+"""What initdb chooses; only for a remedy's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The server and what it has for us.
+
+    `current`: where its WAL ends. `switched`: timelines that its own came from, and where each was
+    left (empty where that was not asked for).
+    """
+
+    server: Server
+    current: Lsn
+    slot: Slot | None
+    has_publication: bool
+    switched: Mapping[int, Lsn]
 
 
 async def continuity_of(
@@ -26,34 +68,85 @@ async def continuity_of(
 ) -> Continuity:
     """Compare slot and server with what the lake holds. Changes nothing.
 
-    `where` begins an error's text. Raises psycopg.Error; OperatorError for a lake whose LSNs can't
-    be compared with this server's.
+    `where` begins an error's text. Raises psycopg.Error; OperatorError or TransientError for a lake
+    whose LSNs can't be compared with this server's, OperatorError for a slot that can't be ours.
     """
     slot = await find_slot(control, settings.slot)
     publication = await find_publication(control, settings.publication)
-    cursor = await control.execute("SELECT pg_current_wal_lsn()::text")
-    row = await cursor.fetchone()
-    assert row is not None
-    current = Lsn.parse(row[0])
+    current = await current_position(control)
+    switched: Mapping[int, Lsn] = {}
+    if committed.origin not in {None, server.origin}:
+        switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
+    found = Standing(server, current, slot, publication is not None, switched)
+    return judge(found, settings, committed, where=where)
+
+
+def judge(
+    found: Standing, settings: WalSettings, committed: Committed, *, where: str
+) -> Continuity:
+    """Decide; see the module for the order, and `continuity_of` for what is raised."""
+    server, slot, position = found.server, found.slot, committed.position
+    reached = max(position or ZERO, committed.floor or ZERO)
+    if found.current < reached:
+        raise _behind(found, settings.slot, reached, where)
+    fault = None if slot is None else slot.fault(settings.slot, server.database)
+    if fault is not None:
+        raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
+    if position is None or not committed.needs_continuity:
+        return Fresh()
     system, _, timeline = (committed.origin or server.origin).partition("/")
     if system != server.system_identifier:
-        raise _foreign_lake(where, f"came from server {system}, this is another")
-    reached = max(committed.position or ZERO, committed.floor or ZERO)
-    if current < reached:
-        raise _foreign_lake(where, f"ends at {reached}, the server is at {current}")
-    if not committed.needs_continuity or committed.position is None:
-        return Fresh()
+        return Lost(
+            f"this is another server (system identifier {server.system_identifier}) than the one "
+            f"that the lake's rows came from ({system})"
+        )
     if timeline != str(server.timeline):
-        return Lost(f"the server was promoted: timeline {timeline}, now {server.timeline}")
-    if publication is None:
+        parted = _parted(found, settings.slot, timeline, reached)
+        if parted is not None:
+            return Lost(parted)
+    if not found.has_publication:
         # Made anew it is unknown to the WAL that the slot still has to decode.
         return Lost(f"publication {settings.publication!r} does not exist any more")
-    gap = gap_before(slot, settings.slot, committed.position)
+    gap = gap_before(slot, settings.slot, position)
     return Resumed() if gap is None else Lost(gap)
 
 
-def _foreign_lake(where: str, what: str) -> OperatorError:
+def _parted(found: Standing, name: str, timeline: str, reached: Lsn) -> str | None:
+    """Say why a server on another timeline does not go on where the lake ends; None if it may."""
+    server, slot = found.server, found.slot
+    promoted = f"the server was promoted or restored (timeline {timeline}, now {server.timeline})"
+    switched = found.switched.get(int(timeline)) if timeline.isdigit() else None
+    if switched is None:
+        return f"{promoted}: its history does not have the lake's timeline"
+    if server.version < FIRST_DECODING_STANDBY:
+        return f"{promoted}: PostgreSQL {server.version_text} keeps no slot through that"
+    if slot is None:
+        hint = ""
+        if server.version >= FIRST_WITH_FAILOVER:
+            hint = " (a standby with sync_replication_slots = on keeps a copy)"
+        return f"{promoted}: it has no slot {name!r}{hint}"
+    # A slot that was confirmed beyond the switch was read on this timeline already.
+    if reached > switched and (slot.confirmed_lsn or ZERO) <= switched:
+        return (
+            f"{promoted} at {switched}, the lake ends at {reached}: it has changes that this "
+            "server never got (synchronized_standby_slots on the primary prevents that)"
+        )
+    return None
+
+
+def _behind(found: Standing, slot: str, reached: Lsn, where: str) -> IngestdError:
+    what = f"{where}: the lake ends at {reached}, the server is at {found.current}"
+    if found.server.in_recovery:
+        return TransientError(
+            f"{what}: the standby has not replayed all that the lake has",
+            reason="standby_behind",
+            remedy="wait, or look at what holds up its replay",
+        )
+    segments = reached // WAL_SEGMENT_BYTES - found.current // WAL_SEGMENT_BYTES + 1
+    advance = "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()"
     return OperatorError(
-        f"{where}: the lake {what} (restored, replaced or promoted server)",
-        remedy="give this server a lake.uri or a source name of its own",
+        f"{what}: it was restored from an older backup, or is another one",
+        remedy="give this server a lake.uri or a source name of its own. Or, to have all tables "
+        f"read anew into this lake: drop slot {slot!r} if it is there, and then "
+        f"{advance} FROM generate_series(1, {segments});",
     )

@@ -69,13 +69,13 @@ class _Findings:
 
 
 async def _look(connection: AsyncConnection[Any], settings: WalSettings, found: _Findings) -> None:
-    server = await inspect_server(connection)
+    server = await inspect_server(connection, settings.dsn.get_secret_value())
     info = connection.info
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
     _server(server, found)
     tables = await _tables(connection, settings, server, found)
     await _publication(connection, settings, server, tables, found)
-    slot = None if server.in_recovery else await find_slot(connection, settings.slot)
+    slot = await find_slot(connection, settings.slot)
     _slot(slot, settings, server, found)
 
 
@@ -222,7 +222,7 @@ def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: _Find
         found.fault(subject, fault)
     elif slot.is_lost:
         action = "all tables are read anew" if settings.slot_lost == "resnapshot" else "it stops"
-        found.note(subject, "warn", f"invalid: the server removed WAL that it needs; {action}")
+        found.note(subject, "warn", f"invalid: {slot.why_lost}; {action}")
     elif slot.active_pid is not None and slot.holder != "ingestd":
         found.note(
             subject,

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
+from ingestd.capture.session import connect
 from ingestd.errors import OperatorError
+from ingestd.positions import Lsn
 
 OLDEST_VERSION = 140000
 """PostgreSQL 14: TID range scans for splits, and the pgoutput that is tested."""
+FIRST_DECODING_STANDBY = 160000
+"""From PostgreSQL 16 on a logical slot lives through recovery: a standby has slots of its own, and
+they go on when it is promoted. One whose catalog rows went is invalidated, not wrong."""
+FIRST_WITH_FAILOVER = 170000
+"""PostgreSQL 17 brought slots that a standby keeps a copy of."""
 
+# The control file says which timeline a server is on only after the next checkpoint; of a standby
+# the walsender tells.
 # Managed services grant replication by membership of a role instead of the attribute.
 _SERVER = """
 SELECT current_setting('server_version_num')::int AS version,
@@ -26,7 +36,9 @@ SELECT current_setting('server_version_num')::int AS version,
                        AND pg_has_role(current_user, oid, 'member')) AS may_replicate,
        has_database_privilege(current_database(), 'CREATE') AS may_create,
        (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
-       (SELECT timeline_id FROM pg_control_checkpoint()) AS timeline,
+       CASE WHEN pg_is_in_recovery() THEN 0
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+        END AS timeline,
        current_setting('max_replication_slots')::int AS max_slots,
        (SELECT count(*)::int FROM pg_replication_slots) AS used_slots,
        current_setting('max_wal_senders')::int AS max_senders,
@@ -37,7 +49,10 @@ SELECT current_setting('server_version_num')::int AS version,
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server as this role sees it; `sender_timeout_s` 0 means never."""
+    """The server as this role sees it; `sender_timeout_s` 0 means never.
+
+    `in_recovery`: it is a standby.
+    """
 
     version: int
     version_text: str
@@ -69,11 +84,12 @@ class Server:
                     remedy="ingestd needs PostgreSQL 14 or newer",
                 )
             )
-        if self.in_recovery:
+        if self.in_recovery and self.version < FIRST_DECODING_STANDBY:
             found.append(
                 OperatorError(
-                    "the server is a standby",
-                    remedy="give the dsn of the primary",
+                    f"the server is a standby, and PostgreSQL {self.version_text} decodes no WAL "
+                    "there",
+                    remedy="give the dsn of the primary (from PostgreSQL 16 on a standby serves)",
                 )
             )
         if self.wal_level != "logical":
@@ -93,10 +109,49 @@ class Server:
         return found
 
 
-async def inspect_server(connection: AsyncConnection[Any]) -> Server:
-    """Ask the server what it is."""
+async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:
+    """Ask the server what it is; of a standby that decodes WAL, its walsender too."""
     async with connection.cursor(row_factory=class_row(Server)) as cursor:
         await cursor.execute(_SERVER)
         server = await cursor.fetchone()
     assert server is not None
+    if server.in_recovery and not server.faults():
+        async with await connect(dsn, replication=True) as walsender:
+            row = await (await walsender.execute("IDENTIFY_SYSTEM")).fetchone()
+        assert row is not None
+        return replace(server, timeline=int(row[1]))
     return server
+
+
+async def switch_points(dsn: str, timeline: int) -> dict[int, Lsn]:
+    """Give the timelines that this one came from, and where each of them was left.
+
+    Empty if the server has no such history any more. Source: PostgreSQL documentation, "Streaming
+    Replication Protocol", TIMELINE_HISTORY. Raises psycopg.Error.
+    """
+    async with await connect(dsn, replication=True) as walsender:
+        try:
+            cursor = await walsender.execute(f"TIMELINE_HISTORY {timeline:d}".encode())
+        except psycopg.errors.UndefinedFile:
+            return {}
+        row = await cursor.fetchone()
+    assert row is not None
+    return parse_history(_text(row[1]))
+
+
+def _text(content: bytes | str) -> str:
+    """Give a column that the walsender calls bytea, and sends as it is."""
+    return content.decode() if isinstance(content, bytes) else content
+
+
+def parse_history(content: str) -> dict[int, Lsn]:
+    """Read a timeline history file: lines of parent, switch point and reason.
+
+    Source: PostgreSQL, src/backend/access/transam/timeline.c (readTimeLineHistory).
+    """
+    found = {}
+    for line in content.splitlines():
+        fields = line.split("#", 1)[0].split(None, 2)
+        if len(fields) > 1:
+            found[int(fields[0])] = Lsn.parse(fields[1])
+    return found

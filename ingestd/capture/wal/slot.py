@@ -15,25 +15,51 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
+from ingestd.capture.wal.positions import CURRENT, FLUSHED
 from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
 
 PLUGIN = "pgoutput"
 
-_SLOT = """
+# As JSON, because servers have different columns: `conflicting` from 16 on, `invalidation_reason`,
+# `failover` and `synced` from 17 on.
+_SLOT = sql.SQL("""
 SELECT plugin, slot_type, database, active_pid,
        confirmed_flush_lsn::text AS confirmed, restart_lsn::text AS restart,
        wal_status, safe_wal_size::int8 AS safe_bytes,
-       pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8 AS retained_bytes,
-       pg_current_wal_lsn()::text AS current, pg_current_wal_flush_lsn()::text AS flushed,
-       (SELECT application_name FROM pg_stat_activity WHERE pid = active_pid) AS holder
-  FROM pg_replication_slots WHERE slot_name = %s
-"""
+       pg_wal_lsn_diff({current}, restart_lsn)::int8 AS retained_bytes,
+       {current}::text AS current, {flushed}::text AS flushed,
+       (SELECT application_name FROM pg_stat_activity WHERE pid = active_pid) AS holder,
+       coalesce(to_jsonb(s) ->> 'invalidation_reason',
+                CASE WHEN (to_jsonb(s) ->> 'conflicting')::bool THEN 'conflict'
+                     WHEN wal_status = 'lost' THEN 'wal_removed'
+                     WHEN restart_lsn IS NULL THEN 'unfinished' END) AS invalid,
+       coalesce((to_jsonb(s) ->> 'failover')::bool, false) AS failover,
+       current_setting('max_slot_wal_keep_size') AS keep_size,
+       coalesce(current_setting('idle_replication_slot_timeout', true), '') AS idle_timeout
+  FROM pg_replication_slots s WHERE slot_name = %s
+""").format(current=CURRENT, flushed=FLUSHED)
+_INVALID = {
+    "wal_removed": "the server removed WAL that it needs (max_slot_wal_keep_size = {keep_size})",
+    "idle_timeout": "it was not used for longer than idle_replication_slot_timeout = "
+    "{idle_timeout}",
+    "rows_removed": "the standby removed catalog rows that it needs (prevented by "
+    "hot_standby_feedback = on, and a slot of the primary for the standby)",
+    "wal_level_insufficient": "wal_level of the primary was not 'logical' for a time",
+    "conflict": "recovery conflicted with it: catalog rows that it needs were removed (prevented "
+    "by hot_standby_feedback = on), or wal_level of the primary was not 'logical'",
+    "unfinished": "it was never made whole",
+}
+"""Why a slot is of no use; those of pg_replication_slots.invalidation_reason, and our own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A row of pg_replication_slots; positions as text, None where the server has none."""
+    """A row of pg_replication_slots; positions as text, None where the server has none.
+
+    `invalid`: why it can't be used any more, a key of _INVALID or what a newer server says; None if
+    it can. `failover`: standbys keep a copy of it (17+).
+    """
 
     plugin: str | None
     slot_type: str
@@ -47,6 +73,10 @@ class Slot:
     current: str
     flushed: str
     holder: str | None
+    invalid: str | None
+    failover: bool
+    keep_size: str
+    idle_timeout: str
 
     @property
     def confirmed_lsn(self) -> Lsn | None:
@@ -55,8 +85,15 @@ class Slot:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the server removed WAL that the slot needs."""
-        return self.wal_status == "lost" or self.restart is None
+        """Whether it can't be used any more: the server gave it up."""
+        return self.invalid is not None
+
+    @property
+    def why_lost(self) -> str:
+        """What the server gave it up for, and the setting behind that."""
+        reason = self.invalid or ""
+        told = _INVALID.get(reason, reason)
+        return told.format(keep_size=self.keep_size, idle_timeout=self.idle_timeout)
 
     def fault(self, name: str, database: str) -> OperatorError | None:
         """Say why this slot can't be ours, None if it can."""
@@ -82,7 +119,7 @@ def gap_before(slot: Slot | None, name: str, position: Lsn) -> str | None:
     if slot is None:
         return f"slot {name!r} does not exist any more"
     if slot.is_lost:
-        return f"slot {name!r} is invalid: the server removed WAL that it needs"
+        return f"slot {name!r} is invalid: {slot.why_lost}"
     confirmed = slot.confirmed_lsn
     if confirmed is None or confirmed > position:
         return f"slot {name!r} was moved to {confirmed}, the lake ends at {position}"
@@ -123,10 +160,10 @@ def missing_slot(name: str) -> OperatorError:
     )
 
 
-def unusable_slot(name: str) -> OperatorError:
+def unusable_slot(name: str, slot: Slot) -> OperatorError:
     """Make the error for a slot that is lost and not ours to make again (manage = false)."""
     return OperatorError(
-        f"slot {name!r} is invalid: the server removed WAL that it needs; manage = false",
+        f"slot {name!r} is invalid: {slot.why_lost}; manage = false",
         remedy=f"SELECT pg_drop_replication_slot('{name}'); "
         f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
     )

@@ -43,7 +43,7 @@ async def prepare_slot(
         if not (slot.is_lost or (renew and settings.manage)):
             return None
     if not settings.manage:
-        raise missing_slot(name) if slot is None else unusable_slot(name)
+        raise missing_slot(name) if slot is None else unusable_slot(name, slot)
     await drop_slot(control, name)
     return await _export(settings, name, temporary=False)
 

@@ -1,0 +1,160 @@
+"""What `continuity` says of a slot and a server, case by case: a gap is never silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.continuity import Standing, judge
+from ingestd.capture.wal.server import Server, parse_history
+from ingestd.capture.wal.slot import Slot
+from ingestd.errors import OperatorError, TransientError
+from ingestd.ports import Fresh, Lost, Resumed
+from ingestd.positions import Lsn
+from ingestd.recorded import Committed, RegisteredTable, TableState
+from ingestd.schema import TableId
+
+ORDERS = TableId("public", "orders")
+SETTINGS = WalSettings(
+    kind="wal", dsn=SecretStr("host=h"), tables=["public.*"], slot="shop", publication="shop"
+)
+SERVER = Server(
+    version=180000,
+    version_text="18.0",
+    wal_level="logical",
+    in_recovery=False,
+    database="shop",
+    role="ingestd",
+    may_replicate=True,
+    may_create=True,
+    system_identifier="7",
+    timeline=1,
+    max_slots=10,
+    used_slots=1,
+    max_senders=10,
+    sender_timeout_s=60.0,
+)
+SLOT = Slot(
+    plugin="pgoutput",
+    slot_type="logical",
+    database="shop",
+    active_pid=None,
+    confirmed="0/500",
+    restart="0/400",
+    wal_status="reserved",
+    safe_bytes=None,
+    retained_bytes=1,
+    current="0/900",
+    flushed="0/900",
+    holder=None,
+    invalid=None,
+    failover=False,
+    keep_size="1GB",
+    idle_timeout="1min",
+)
+FOUND = Standing(SERVER, Lsn(0x900), SLOT, has_publication=True, switched={})
+PROMOTED = replace(FOUND, server=replace(SERVER, timeline=2), switched={1: Lsn(0x600)})
+
+
+def lake(**changes: Any) -> Committed:
+    live = RegisteredTable(ORDERS, 1, 1, TableState.LIVE, None, Lsn(1))
+    whole = Committed(3, Lsn(0x500), {ORDERS: Lsn(0x480)}, {ORDERS: live}, "7/1")
+    return replace(whole, **changes)
+
+
+def reason(found: Standing, committed: Committed) -> str:
+    verdict = judge(found, SETTINGS, committed, where="source shop")
+    assert isinstance(verdict, Lost), verdict
+    return verdict.reason
+
+
+def slot(**changes: Any) -> Slot:
+    return replace(SLOT, **changes)
+
+
+def test_an_unharmed_slot_goes_on() -> None:
+    for committed in (lake(), lake(position=Lsn(0x700)), lake(origin=None)):
+        assert judge(FOUND, SETTINGS, committed, where="x") == Resumed()
+
+
+def test_a_lake_without_rows_that_count_is_fresh() -> None:
+    other = replace(FOUND, slot=None, server=replace(SERVER, system_identifier="8", timeline=9))
+    for committed in (Committed(), lake(position=None), lake(tables={})):
+        assert judge(other, SETTINGS, committed, where="x") == Fresh()
+
+
+def test_a_snapshot_half_done_needs_continuity_as_well() -> None:
+    half = RegisteredTable(ORDERS, 1, 1, TableState.SNAPSHOTTING, None, Lsn(1), progress="0-9")
+    assert "does not exist" in reason(replace(FOUND, slot=None), lake(tables={ORDERS: half}))
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (replace(FOUND, slot=None), "slot 'shop' does not exist any more"),
+        (replace(FOUND, has_publication=False), "publication 'shop' does not exist"),
+        (replace(FOUND, slot=slot(confirmed="0/501")), "moved to 0/501, the lake ends at 0/500"),
+        (replace(FOUND, slot=slot(invalid="wal_removed")), "max_slot_wal_keep_size = 1GB"),
+        (replace(FOUND, slot=slot(invalid="idle_timeout")), "slot_timeout = 1min"),
+        (replace(FOUND, slot=slot(invalid="rows_removed")), "hot_standby_feedback"),
+        (replace(FOUND, slot=slot(invalid="conflict")), "recovery conflicted"),
+        (replace(FOUND, slot=slot(invalid="unfinished", restart=None)), "never made whole"),
+        (replace(FOUND, slot=slot(invalid="of_a_later_version")), "of_a_later_version"),
+        (replace(FOUND, server=replace(SERVER, system_identifier="8")), "another server"),
+        (replace(FOUND, server=replace(SERVER, timeline=2)), "does not have the lake's timeline"),
+        (replace(PROMOTED, slot=None), "it has no slot 'shop' (a standby with sync_repl"),
+        (replace(PROMOTED, switched={1: Lsn(0x4FF)}, slot=slot(confirmed="0/4FF")), "never got"),
+        (
+            replace(PROMOTED, server=replace(PROMOTED.server, version=150000, version_text="15.1")),
+            "PostgreSQL 15.1 keeps no slot",
+        ),
+    ],
+)
+def test_every_loss_is_told_by_its_own_reason(found: Standing, told: str) -> None:
+    assert told in reason(found, lake())
+
+
+def test_a_promoted_standby_that_kept_the_slot_goes_on() -> None:
+    assert judge(PROMOTED, SETTINGS, lake(), where="x") == Resumed()
+    at_the_switch = replace(PROMOTED, switched={1: Lsn(0x500)})
+    assert judge(at_the_switch, SETTINGS, lake(), where="x") == Resumed()
+
+
+def test_a_table_ahead_of_the_position_counts_for_the_switch() -> None:
+    """I4: after a crash between two tables' commits, one has rows above the lake's position."""
+    ahead = lake(watermarks={ORDERS: Lsn(0x601)})
+    assert "the lake ends at 0/601" in reason(PROMOTED, ahead)
+
+
+def test_a_slot_read_on_the_new_timeline_already_goes_on() -> None:
+    """The server was promoted under the stream, which went on; the lake says so at a start only."""
+    found = replace(PROMOTED, switched={1: Lsn(0x300)}, slot=slot(confirmed="0/480"))
+    assert judge(found, SETTINGS, lake(), where="x") == Resumed()
+
+
+def test_a_server_behind_the_lake_is_refused_whatever_else() -> None:
+    behind = replace(FOUND, current=Lsn(0x4FF), slot=None)
+    for committed in (lake(), lake(tables={}), lake(origin="8/1")):
+        with pytest.raises(OperatorError, match="restored from an older backup") as raised:
+            judge(behind, SETTINGS, committed, where="source shop")
+        assert "generate_series(1, 1)" in (raised.value.remedy or "")
+    standby = replace(behind, server=replace(SERVER, in_recovery=True))
+    with pytest.raises(TransientError) as waits:
+        judge(standby, SETTINGS, lake(), where="source shop")
+    assert waits.value.reason == "standby_behind"
+
+
+def test_a_slot_that_is_not_ours_is_no_loss() -> None:
+    for theirs in (slot(plugin="test_decoding"), slot(database="other"), slot(slot_type="x")):
+        with pytest.raises(OperatorError, match="ingestd needs a logical pgoutput slot"):
+            judge(replace(FOUND, slot=theirs), SETTINGS, lake(), where="x")
+
+
+def test_a_history_file_names_each_timeline_it_came_from() -> None:
+    text = "1\t0/3000060\tno recovery target specified\n\n# by hand\n2\t1A/0\tbefore 2026-01-01\n"
+    assert parse_history(text) == {1: Lsn.parse("0/3000060"), 2: Lsn.parse("1A/0")}
+    assert parse_history("") == {}
