@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
 from ingestd.checks import CheckLine
 from ingestd.config import Config, SourceSettings, load_config
-from ingestd.errors import IngestdError, OperatorError
+from ingestd.errors import ConfigError, IngestdError, OperatorError
 from ingestd.observe import logs
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
@@ -32,6 +32,7 @@ from ingestd.run.supervisor import Supervised, Supervisor
 from ingestd.run.watch import Watch
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.probe import probe
+from ingestd.table_report import SourceReport, report_tables, report_to_json, require_schema
 
 EXIT_WITHIN_S = 9.5
 """A stop that takes longer ends the process: what is not committed is read again at the start."""
@@ -185,6 +186,58 @@ async def _offline(
         await lake.close()
         await capture.close()
     return found
+
+
+def tables(
+    config_path: Path,
+    sources: Sequence[str],
+    *,
+    schema: str | None,
+    timeout_s: float,
+    running: Mapping[str, Any] | None,
+) -> tuple[dict[str, Any], list[IngestdError]]:
+    """Tell what there is in these sources, or all, what is captured, and what can't be told.
+
+    See `report_to_json`. `running`: what the daemon says of itself, if it runs. Raises ConfigError
+    for an unknown source or schema.
+    """
+    config = _load(config_path)
+    unknown = [name for name in sources if name not in config.sources]
+    if unknown:
+        there = ", ".join(sorted(config.sources))
+        raise ConfigError(f"sources.{unknown[0]}: no such source; there is {there}")
+    names = sources or list(config.sources)
+    reports = asyncio.run(_tables(config, names, schema, timeout_s, running))
+    if schema is not None:
+        require_schema(reports, schema)
+    tree = config.redactor.tree(report_to_json(reports))
+    assert isinstance(tree, dict)
+    return tree, [fault for report in reports.values() for fault in report.faults]
+
+
+async def _tables(
+    config: Config,
+    sources: Sequence[str],
+    schema: str | None,
+    timeout_s: float,
+    running: Mapping[str, Any] | None,
+) -> dict[str, SourceReport]:
+    async def report(name: str) -> SourceReport:
+        settings = config.sources[name]
+        connector, lake = _connector(config, name, settings), _lake(config, name)
+        told = None
+        if running is not None:
+            told = {t["table"]: t for t in running["sources"][name]["tables"]}
+        try:
+            return await report_tables(
+                name, connector, lake, settings, schema=schema, told=told, timeout_s=timeout_s
+            )
+        finally:
+            await lake.close()
+            await connector.close()
+
+    found = await asyncio.gather(*(report(name) for name in sources))
+    return dict(zip(sources, found, strict=True))
 
 
 def _load(path: Path) -> Config:

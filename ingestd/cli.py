@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ingestd.redaction import Redactor
 
 EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
+_SEVERITY = (EXIT_TRANSIENT, EXIT_OPERATOR, EXIT_USAGE)
+"""Of several faults the last of these is told."""
 
 app = typer.Typer(
     name="ingestd",
@@ -214,6 +216,50 @@ def snapshot(
             command.cancel()
         else:
             raise typer.Exit(command.ask(where, limit_s if wait else None))
+
+
+@app.command()
+def tables(
+    config: ConfigFile,
+    *,
+    source: Annotated[
+        str | None, typer.Argument(metavar="[SOURCE]", help="One source; all if not given.")
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option("--schema", metavar="NAME", help="The tables of one schema.")
+    ] = None,
+    columns: Annotated[bool, typer.Option("--columns", help="Show the columns too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, columns and all.")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait for a database.")
+    ] = "10s",
+    debug: Debug = False,
+) -> None:
+    """Show schemas, tables and columns, what is captured, and why the rest is not."""
+    timeout_s = _duration(timeout, "--timeout")
+    with reporting(debug=debug, config=config):
+        from ingestd import app as composition  # noqa: PLC0415
+
+        found, faults = composition.tables(
+            config,
+            [] if source is None else [source],
+            schema=schema,
+            timeout_s=timeout_s,
+            running=daemon_status(config),
+        )
+    if as_json:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        from ingestd.table_listing import print_tables  # noqa: PLC0415
+
+        print_tables(found, columns=columns)
+    for fault in faults:
+        with reporting(debug=debug, config=config), suppress(typer.Exit):
+            raise fault
+    if faults:
+        raise typer.Exit(max(map(exit_code, faults), key=_SEVERITY.index))
 
 
 def _duration(text: str, option: str) -> float:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ingestd.schema import Table, TableId
     from ingestd.visibility import Visibility
 
-from ingestd.errors import TableError
+from ingestd.errors import OperatorError, TableError
 from ingestd.positions import ZERO, Lsn
 
 # --- capture ---------------------------------------------------------------------------------
@@ -343,15 +343,32 @@ class TableInfo:
 
 
 class Metadata(Protocol):
-    """What is in the database, asked within `timeout_s` (TransientError ``timeout`` beyond it)."""
+    """What is in the database, asked within `timeout_s` (TransientError ``timeout`` beyond it).
+
+    Needs no right but to connect; statistics that the role may not see are None. Waits for nobody
+    who holds a table.
+    """
 
     async def schemas(self) -> Sequence[str]:
         """Names of the schemas that hold user tables, sorted."""
         ...
 
-    async def tables(self, schema: str) -> Sequence[TableInfo]:
-        """Tables of a schema, sorted by name; empty for an unknown one."""
+    async def tables(self, schema: str | None = None) -> Sequence[TableInfo]:
+        """Tables of a schema, sorted by name; empty for an unknown one. None: of all, in order."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which of the tables that the config asks for are captured as things stand, and which not.
+
+    `tables` as they are captured; `refused` may not be there (oid 0). `faults`: what keeps the
+    source from being captured at all.
+    """
+
+    tables: Sequence[Table]
+    refused: Sequence[Refused]
+    faults: Sequence[OperatorError] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +416,16 @@ class PageSource(Protocol):
 class Connector(Protocol):
     """One source: everything that can be asked of it. `close` closes all it gave."""
 
-    def metadata(self) -> Metadata: ...
+    def metadata(self, timeout_s: float = 10.0) -> Metadata: ...
+
+    async def coverage(
+        self, known: Mapping[TableId, RegisteredTable], timeout_s: float = 10.0
+    ) -> Coverage:
+        """Say which tables are captured, given what the lake has of them. Changes nothing.
+
+        Needs no right but to connect. Raises OperatorError, TransientError (``timeout``).
+        """
+        ...
 
     def capture(self) -> ChangeCapture: ...
 

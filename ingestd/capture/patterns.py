@@ -33,6 +33,18 @@ def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]
     ]
 
 
+def why_left_out(settings: SourceSettings, table: TableId) -> str | None:
+    """Say why `tables` does not ask for a table; None if it does."""
+
+    def matches(pattern: str) -> bool:
+        return included([pattern.removeprefix("!")], table.schema, table.name)
+
+    if not any(matches(p) for p in settings.tables if not p.startswith("!")):
+        return "not matched by `tables`"
+    excluding = next((p for p in settings.tables if p.startswith("!") and matches(p)), None)
+    return None if excluding is None else f"left out by {excluding!r} in `tables`"
+
+
 def _missing(table: TableId, present: list[str]) -> Refused:
     missing = Table(table, 0, ())
     near = difflib.get_close_matches(str(table), present, n=1)

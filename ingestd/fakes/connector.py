@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -10,8 +10,18 @@ from pydantic import BaseModel, ConfigDict
 from ingestd.checks import CheckLine
 from ingestd.fakes.capture import FakeCapture, FakeDatabase
 from ingestd.fakes.tables import FakeMetadata, FakePageSource, FakeSplitManager, FakeTables
-from ingestd.ports import ChangeCapture, Connector, Metadata, PageSource, Split, SplitManager
+from ingestd.ports import (
+    ChangeCapture,
+    Connector,
+    Coverage,
+    Metadata,
+    PageSource,
+    Split,
+    SplitManager,
+)
 from ingestd.predicates import Predicate
+from ingestd.recorded import RegisteredTable
+from ingestd.schema import TableId
 
 
 class FakeSettings(BaseModel):
@@ -30,9 +40,16 @@ class FakeConnector:
         self._tables = tables
         self._captures: list[FakeCapture] = []
 
-    def metadata(self) -> Metadata:
+    def metadata(self, timeout_s: float = 10.0) -> Metadata:
         """Give an empty catalog."""
-        return FakeMetadata([])
+        return FakeMetadata([], timeout_s=timeout_s)
+
+    async def coverage(
+        self, known: Mapping[TableId, RegisteredTable], timeout_s: float = 10.0
+    ) -> Coverage:
+        """Give what the database offers."""
+        del known, timeout_s
+        return Coverage(tuple(self._database.tables), tuple(self._database.refused))
 
     def capture(self) -> ChangeCapture:
         """Make a capture."""

@@ -38,10 +38,10 @@ class FakeMetadata:
         await self._answer()
         return sorted({t.id.schema for t in self._tables})
 
-    async def tables(self, schema: str) -> Sequence[TableInfo]:
-        """Give the tables of a schema."""
+    async def tables(self, schema: str | None = None) -> Sequence[TableInfo]:
+        """Give the tables of a schema, or all."""
         await self._answer()
-        return [t for t in self._tables if t.id.schema == schema]
+        return [t for t in self._tables if schema in {None, t.id.schema}]
 
     async def _answer(self) -> None:
         try:

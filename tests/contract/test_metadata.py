@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from ingestd.capture.metadata import PostgresMetadata
+from ingestd.capture.metadata import PostgresMetadata, distinct
 from ingestd.errors import OperatorError, TransientError
 from ingestd.fakes.tables import FakeMetadata
 from ingestd.ports import ColumnInfo, TableInfo
@@ -182,6 +182,85 @@ async def test_the_partitions_of_a_table_are_its_size(database: Database) -> Non
     assert found.bytes is not None
     assert found.bytes > 100_000
     assert [c.distinct for c in found.columns] == [10_000, 5]
+
+
+async def test_without_a_schema_all_tables_are_told_in_order(catalog: Catalog) -> None:
+    found = await catalog.metadata().tables()
+    assert [t.id for t in found] == [TableId("public", "log"), NOTES, CUSTOMERS]
+    assert found[1:] == await catalog.metadata().tables("shop")
+
+
+async def test_partitions_are_summed_where_only_they_were_analysed(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE p (id int, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1a PARTITION OF p1 FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20000)",
+        "CREATE TABLE none (id int) PARTITION BY RANGE (id)",
+        "INSERT INTO p SELECT i, 'v' || i % 5 FROM generate_series(0, 9999) i",
+        "ANALYZE p1a",
+        "ANALYZE p2",
+    )
+    none, found = await PostgresMetadata(database.dsn).tables("public")
+    assert (found.id.name, found.rows) == ("p", 10_000)
+    assert (none.rows, none.bytes) == (None, 0)
+
+
+async def test_a_locked_table_holds_nothing_up(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE free (id int)",
+        "CREATE TABLE held (id int)",
+        "INSERT INTO held SELECT generate_series(1, 1000)",
+        "ANALYZE held",
+        "CREATE TABLE parent (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE child PARTITION OF parent FOR VALUES FROM (0) TO (10)",
+    )
+    with database.connect(autocommit=False) as connection:
+        connection.execute("LOCK held, child IN ACCESS EXCLUSIVE MODE")
+        found = await PostgresMetadata(database.dsn, timeout_s=5.0).tables()
+        connection.rollback()
+    assert [t.id.name for t in found] == ["free", "held", "parent"]
+    assert (found[1].rows, found[1].bytes) == (1000, 5 * 8192)
+
+
+async def test_a_role_without_rights_sees_all_but_statistics(
+    database: Database, stranger: str
+) -> None:
+    PostgresCatalog(database)
+    dsn = database.server.dsn(database.name, user=stranger)
+    _, customers = await PostgresMetadata(dsn).tables("shop")
+    assert (customers.rows, customers.comment, customers.key) == (
+        1000,
+        "who buys",
+        ("region", "id"),
+    )
+    assert [c.comment for c in customers.columns] == ["the number", None, None]
+    assert {(c.null_fraction, c.distinct) for c in customers.columns} == {(None, None)}
+
+
+@pytest.fixture
+def stranger(database: Database) -> Iterator[str]:
+    """A role that may connect and nothing more."""
+    name = f"s_{database.name}"
+    database.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+@pytest.mark.parametrize(
+    ("n_distinct", "rows", "found"),
+    [
+        (4.0, None, 4.0),
+        (-0.5, 1000, 500.0),
+        (-1.0, None, None),
+        (0.0, 1000, None),
+        (None, 1000, None),
+    ],
+)
+def test_n_distinct_is_a_number_or_a_fraction(
+    n_distinct: float | None, rows: int | None, found: float | None
+) -> None:
+    assert distinct(n_distinct, rows) == found
 
 
 async def test_a_wrong_database_is_for_a_person(database: Database) -> None:

@@ -24,7 +24,8 @@ LAYERS = (
     "decode observe",
     "capture sink fakes",
     "run",
-    "__main__ app checks_table cli demo snapshot_command snapshot_display status_table",
+    "__main__ app checks_table cli demo grid snapshot_command snapshot_display status_table "
+    "table_listing table_report",
 )
 """The first part of a module's name below `ingestd`; a layer may import those above it here."""
 

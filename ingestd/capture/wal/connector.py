@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
 from ingestd.capture.key_splits import KeySplits
-from ingestd.capture.metadata import PostgresMetadata
+from ingestd.capture.metadata import DEFAULT_TIMEOUT_S, PostgresMetadata
 from ingestd.capture.page_source import CopyPageSource
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import CtidSplits
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
+from ingestd.capture.wal.coverage import coverage_of
 from ingestd.capture.wal.preflight import preflight
 from ingestd.checks import CheckLine
-from ingestd.ports import ChangeCapture, Connector, Metadata, PageSource, Split, SplitManager
+from ingestd.ports import (
+    ChangeCapture,
+    Connector,
+    Coverage,
+    Metadata,
+    PageSource,
+    Split,
+    SplitManager,
+)
 from ingestd.predicates import Predicate
+from ingestd.recorded import RegisteredTable
+from ingestd.schema import TableId
 
 
 class WalConnector:
@@ -31,9 +42,15 @@ class WalConnector:
         self._memory_bytes = memory_bytes
         self._catch_up = catch_up
 
-    def metadata(self) -> Metadata:
+    def metadata(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Metadata:
         """Ask the catalog."""
-        return PostgresMetadata(self._dsn)
+        return PostgresMetadata(self._dsn, timeout_s=timeout_s)
+
+    async def coverage(
+        self, known: Mapping[TableId, RegisteredTable], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Coverage:
+        """Ask the catalog, and hold it against the config."""
+        return await coverage_of(self._source, self._settings, known, timeout_s=timeout_s)
 
     def capture(self) -> ChangeCapture:
         """Make a capture."""
