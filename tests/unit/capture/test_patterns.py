@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import SecretStr
 
-from ingestd.capture.patterns import missing_tables, unmatched
+from ingestd.capture.patterns import missing_tables, unmatched, why_left_out
 from ingestd.config import SourceSettings
 from ingestd.schema import TableId
 
@@ -32,3 +32,13 @@ def test_a_schema_with_a_dot_is_told_from_a_table_with_one() -> None:
 def test_a_pattern_that_matches_nothing_yet_is_told() -> None:
     patterns = ("public.*", "sales.*", '"a.b".*', '"a.c".*', "a.b.?", "!none.*")
     assert unmatched(source(*patterns), PRESENT) == ["sales.*", '"a.c".*']
+
+
+def test_a_table_that_is_not_asked_for_is_told_why() -> None:
+    settings = source("public.*", "app.x", "!public.audit_*", "!*.y")
+    assert why_left_out(settings, TableId("public", "orders")) is None
+    assert why_left_out(settings, TableId("app", "z")) == "not matched by `tables`"
+    excluded = why_left_out(settings, TableId("public", "audit_x"))
+    assert excluded == "left out by '!public.audit_*' in `tables`"
+    assert why_left_out(settings, TableId("public", "y")) == "left out by '!*.y' in `tables`"
+    assert why_left_out(settings, TableId("app", "y")) == "not matched by `tables`"

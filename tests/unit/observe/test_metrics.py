@@ -29,7 +29,7 @@ def metrics() -> Metrics:
     metrics.source_state("shop", SourceState.STARTING)
     metrics.source_state("shop", SourceState.STREAMING)
     metrics.table_state("shop", "public.orders", TableState.LIVE)
-    metrics.snapshot_progress("shop", "public.orders", 1.7)
+    metrics.snapshot_progress("shop", "public.orders", 1.7, 12.5)
     metrics.restarted("shop", "connection")
     return metrics
 
@@ -62,6 +62,7 @@ def metrics() -> Metrics:
         ("ingestd_source_state", {"state": "streaming"}, 1),
         ("ingestd_source_state", {"state": "starting"}, 0),
         ("ingestd_snapshot_progress_ratio", {"table": "public.orders"}, 1),
+        ("ingestd_snapshot_eta_seconds", {"table": "public.orders"}, 12.5),
         ("ingestd_restarts_total", {"reason": "connection"}, 1),
         ("ingestd_raw_values_total", {"table": "public.orders"}, 7),
     ],
@@ -122,5 +123,14 @@ def test_a_table_has_exactly_one_state_and_none_once_forgotten(metrics: Metrics)
 
 def test_progress_is_gone_when_no_snapshot_is_under_way(metrics: Metrics) -> None:
     labels = {"source": "shop", "table": "public.orders"}
+    names = ["ingestd_snapshot_progress_ratio", "ingestd_snapshot_eta_seconds"]
     metrics.no_snapshot("shop", "public.orders")
-    assert metrics.registry.get_sample_value("ingestd_snapshot_progress_ratio", labels) is None
+    assert [metrics.registry.get_sample_value(n, labels) for n in names] == [None, None]
+
+
+def test_the_time_left_is_not_zero_while_it_is_not_known(metrics: Metrics) -> None:
+    metrics.snapshot_progress("shop", "public.orders", 0.0)
+    labels = {"source": "shop", "table": "public.orders"}
+    found = metrics.registry.get_sample_value("ingestd_snapshot_eta_seconds", labels)
+    assert found is not None
+    assert np.isnan(found)

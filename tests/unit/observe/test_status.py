@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from ingestd.errors import OperatorError, TableError
-from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready, to_json
+from ingestd.observe.status import (
+    DaemonStatus,
+    SnapshotOutcome,
+    SourceState,
+    SourceStatus,
+    ready,
+    to_json,
+)
 from ingestd.ports import Lag
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
@@ -155,3 +162,40 @@ def test_json_has_a_tables_snapshot(status: DaemonStatus) -> None:
     assert shown() == ("snapshotting", later, "0/10", 0.5, False)
     shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x20))
     assert shown() == ("live", later, "0/20", None, False)
+
+
+def test_json_tells_how_far_a_snapshot_is_and_how_the_last_one_ended(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    shop.table("public.items", TableState.LIVE, T0, snapshot_lsn=Lsn(0x10))
+
+    def shown() -> tuple[object, object]:
+        [table] = to_json(status)["sources"]["shop"]["tables"]
+        return table["snapshot"], table["last_snapshot"]
+
+    assert shown() == (None, None)
+    table = shop.tables["public.items"]
+    shop.table("public.items", TableState.SNAPSHOTTING, T0)
+    table.read(0.0, 0, T0)
+    table.read(0.25, 1000, T0 + timedelta(seconds=5))
+    under_way = {
+        "ratio": 0.25,
+        "bytes": 1000,
+        "total_bytes": 4000,
+        "started_at": "2026-01-02T03:04:05.000+00:00",
+        "eta_s": 15.0,
+    }
+    assert shown() == (under_way, None)
+    shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x20))
+    last = {"at": "2026-01-02T03:05:05.000+00:00", "outcome": "done", "reason": None}
+    assert shown() == (None, {**last, "remedy": None})
+    table.end_snapshot(SnapshotOutcome.FAILED, LATER, OperatorError("no x", remedy="look"))
+    failed = {**last, "outcome": "failed", "reason": "no x", "remedy": "look"}
+    assert shown() == (None, failed)
+
+
+def test_a_table_that_goes_back_to_its_old_rows_was_not_read(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    shop.table("public.items", TableState.LIVE, T0, snapshot_lsn=Lsn(0x10))
+    shop.table("public.items", TableState.SNAPSHOTTING, T0)
+    shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x10))
+    assert shop.tables["public.items"].last_snapshot is None
