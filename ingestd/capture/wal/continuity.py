@@ -29,11 +29,10 @@ from ingestd.capture.wal.positions import current_position
 from ingestd.capture.wal.published import find_publication
 from ingestd.capture.wal.server import (
     FIRST_DECODING_STANDBY,
-    FIRST_WITH_FAILOVER,
     Server,
     switch_points,
 )
-from ingestd.capture.wal.slot import Slot, find_slot, gap_before
+from ingestd.capture.wal.slot import FIRST_WITH_FAILOVER, Slot, find_slot, gap_before
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.ports import Continuity, Fresh, Lost, Resumed
 from ingestd.positions import ZERO, Lsn

@@ -240,4 +240,6 @@ def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: _Find
             "start ingestd, or raise max_slot_wal_keep_size",
         )
     else:
-        found.note(subject, "ok", f"at {slot.confirmed}, {slot.retained_bytes} bytes behind")
+        copied = "; standbys may keep a copy" if slot.failover else ""
+        behind = f"{slot.retained_bytes} bytes behind"
+        found.note(subject, "ok", f"at {slot.confirmed}, {behind}{copied}")

@@ -18,8 +18,6 @@ OLDEST_VERSION = 140000
 FIRST_DECODING_STANDBY = 160000
 """From PostgreSQL 16 on a logical slot lives through recovery: a standby has slots of its own, and
 they go on when it is promoted. One whose catalog rows went is invalidated, not wrong."""
-FIRST_WITH_FAILOVER = 170000
-"""PostgreSQL 17 brought slots that a standby keeps a copy of."""
 
 # The control file says which timeline a server is on only after the next checkpoint; of a standby
 # the walsender tells.

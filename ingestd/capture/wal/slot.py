@@ -20,6 +20,8 @@ from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
 
 PLUGIN = "pgoutput"
+FIRST_WITH_FAILOVER = 170000
+"""PostgreSQL 17 brought slots that standbys keep a copy of."""
 
 # As JSON, because servers have different columns: `conflicting` from 16 on, `invalidation_reason`,
 # `failover` and `synced` from 17 on.
@@ -204,18 +206,26 @@ async def export_point(
     """Create the slot and export its consistent point.
 
     `connection` is a replication connection and belongs to the result. The server waits until all
-    transactions now running have ended.
+    transactions now running have ended. Standbys are to keep a copy of a slot that stays, where
+    the server has that (17+); a standby itself makes no such slot.
     """
-    cursor = await connection.execute("SELECT pg_catalog.clock_timestamp()")
+    cursor = await connection.execute(
+        "SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_is_in_recovery()"
+    )
     row = await cursor.fetchone()
     assert row is not None
-    kind = sql.SQL("TEMPORARY LOGICAL" if temporary else "LOGICAL")
+    at, in_recovery = row
+    fails_over = not (temporary or in_recovery)
+    kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
     # Exporting is the default in all versions; the option's syntax changed in 15.
-    create = sql.SQL("CREATE_REPLICATION_SLOT {} {} {}").format(
-        sql.Identifier(slot), kind, sql.Identifier(PLUGIN)
+    options = ""
+    if fails_over and connection.info.server_version >= FIRST_WITH_FAILOVER:
+        options = " (SNAPSHOT 'export', FAILOVER true)"
+    create = sql.SQL("CREATE_REPLICATION_SLOT {} {} {}{}").format(
+        sql.Identifier(slot), sql.SQL(kind), sql.Identifier(PLUGIN), sql.SQL(options)
     )
     cursor = await connection.execute(create)
     created = await cursor.fetchone()
     assert created is not None
     _, point, snapshot, _ = created
-    return ExportedPoint(connection, Lsn.parse(point), snapshot, at=row[0])
+    return ExportedPoint(connection, Lsn.parse(point), snapshot, at)

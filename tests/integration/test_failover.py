@@ -1,0 +1,174 @@
+"""A standby becomes the primary: the stream goes on where it can, and else all is read anew."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from tests.harness.compare import assert_change_log_is_sound
+from tests.harness.shop_servers import (
+    LIMIT_S,
+    assert_equal,
+    config,
+    loss,
+    shop_on,
+    slot,
+    snapshots,
+    with_shop,
+)
+from tests.harness.standbys import await_replayed, copy_of, promote, server_of
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ingestd.demo.postgres import PostgresServer
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+STANDBY = "standby_1"
+
+
+@contextmanager
+def syncing_standby(primary: PostgresServer, shop: Database) -> Iterator[PostgresServer]:
+    """A standby that copies the slots, as the documentation says to set it up."""
+    shop.value("SELECT pg_create_physical_replication_slot(%s, true)::text", STANDBY)
+    settings = {
+        "primary_conninfo": shop.dsn,  # names a database: the slots' copier connects to it
+        "primary_slot_name": STANDBY,
+        "hot_standby_feedback": "on",
+        "wal_receiver_status_interval": "1s",  # what is not told of is not sent to the daemon
+        "sync_replication_slots": "on",
+    }
+    with copy_of(primary, settings=settings) as standby:
+        yield standby
+
+
+def keep_slots_behind_the_standby(shop: Database) -> None:
+    """Let nobody read from a slot what the standby has not got yet."""
+    shop.execute(
+        f"ALTER SYSTEM SET synchronized_standby_slots = '{STANDBY}'", "SELECT pg_reload_conf()"
+    )
+
+
+def await_copied(shop: Database, standby: PostgresServer) -> None:
+    """Wait until the standby's copy of the slot would live through a promotion."""
+
+    def copied() -> bool:
+        shop.execute("SELECT pg_log_standby_snapshot()")
+        return slot(shop_on(standby), "synced AND NOT temporary") is True
+
+    await_until(copied, LIMIT_S, "the standby to copy the slot", poll_s=0.2)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_promoted_standby_with_the_slot_goes_on_without_a_snapshot(
+    lake: Path, make_daemon: MakeDaemon, *, is_running: bool
+) -> None:
+    """I3, I6: with a dsn of both servers not even a restart of the daemon is needed."""
+    with server_of(18) as primary:
+        shop = with_shop(primary)
+        with syncing_standby(primary, shop) as standby:
+            keep_slots_behind_the_standby(shop)
+            hosts = psycopg.conninfo.make_conninfo(
+                shop.dsn,
+                host="127.0.0.1,127.0.0.1",
+                port=f"{primary.port},{standby.port}",
+                target_session_attrs="read-write",
+            )
+            daemon = make_daemon(config(shop, lake, dsn=hosts))
+            daemon.start_ready()
+            assert slot(shop, "failover") is True
+            await_copied(shop, standby)
+            shop.execute(
+                "DELETE FROM orders WHERE id <= 10",
+                "INSERT INTO orders SELECT i, 'more' FROM generate_series(101, 5000) i",
+            )
+            assert_equal(shop, lake)
+            shop.execute("UPDATE orders SET note = 'just before' WHERE id > 4990")
+            if not is_running:
+                assert daemon.sigterm() == 0
+            await_replayed(primary, standby)
+            primary.kill()
+            promote(standby)
+            other = shop_on(standby)
+            other.execute(
+                "UPDATE orders SET note = 'after it' WHERE id > 4000",
+                "INSERT INTO orders VALUES (9000, 'new')",
+            )
+            if not is_running:
+                daemon.start_ready()
+            assert_equal(other, lake)
+            assert_change_log_is_sound(other, lake)
+            assert not daemon.events("source.slot_lost")
+            assert snapshots(lake) == 1
+            assert daemon.sigterm() == 0
+            other.execute("DELETE FROM orders WHERE id > 4500")
+            daemon.start_ready()
+            assert_equal(other, lake)
+            assert not daemon.events("source.slot_lost")
+            daemon.close()
+
+
+def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
+    lake: Path, make_daemon: MakeDaemon
+) -> None:
+    with server_of(18) as primary:
+        shop = with_shop(primary)
+        with syncing_standby(primary, shop) as standby:
+            daemon = make_daemon(config(shop, lake))
+            daemon.start_ready()
+            await_copied(shop, standby)
+            standby.stop()
+            shop.execute("INSERT INTO orders VALUES (777, 'never got there')")
+            assert_equal(shop, lake)
+            assert daemon.sigterm() == 0
+            primary.kill()
+            standby.start()
+            promote(standby)
+            other = shop_on(standby)
+            daemon.write_config(config(other, lake))
+            # the slot is there: its changes would look as if they went on where the lake ends
+            assert slot(other, "synced") is True
+            other.execute("DELETE FROM orders WHERE id <= 10")
+            daemon.start_ready()
+            assert_equal(other, lake)
+            assert "it has changes that this server never got" in loss(daemon)
+            assert snapshots(lake) == 2
+            assert slot(other, "synced") is False  # a new one
+            daemon.close()
+
+
+@pytest.mark.parametrize(("major", "told"), [(15, "keeps no slot"), (18, "it has no slot")])
+def test_a_promoted_standby_without_the_slot_is_read_anew(
+    lake: Path, make_daemon: MakeDaemon, major: int, told: str
+) -> None:
+    with server_of(major) as primary:
+        shop = with_shop(primary)
+        daemon = make_daemon(config(shop, lake))
+        daemon.start_ready()
+        with copy_of(primary) as standby:
+            shop.execute("DELETE FROM orders WHERE id <= 10")
+            assert_equal(shop, lake)
+            await_replayed(primary, standby)
+            assert daemon.sigterm() == 0
+            primary.kill()
+            promote(standby)
+            other = shop_on(standby)
+            other.execute("UPDATE orders SET note = 'after it' WHERE id > 90")
+            daemon.write_config(config(other, lake))
+            daemon.start_ready()
+            assert_equal(other, lake)
+            assert "timeline 1, now 2" in loss(daemon)
+            assert told in loss(daemon)
+            assert snapshots(lake) == 2
+            assert daemon.sigterm() == 0
+            daemon.start_ready()
+            other.execute("DELETE FROM orders WHERE id > 95")
+            assert_equal(other, lake)
+            assert len(daemon.events("source.slot_lost")) == 1
+            daemon.close()
