@@ -14,7 +14,7 @@ import deltalake
 import psutil
 import pyarrow as pa
 
-from benchmarks import decode, drain, freshness, idle, snapshot
+from benchmarks import decode, drain, freshness, idle, many_tables, snapshot
 from benchmarks.rig import Rig, rig
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -46,14 +46,38 @@ def _drain(rig: Rig, *, socket: bool) -> list[Figure]:
 
 
 def _snapshot(rig: Rig) -> list[Figure]:
-    found = snapshot.measure(rig)
-    text = (
-        f"{found['ratio']:.2f} ({found['daemon_s']:.2f} s, reference {found['reference_s']:.2f} s; "
-        f"{found['whole_s']:.2f} s from the start of the process)"
-    )
+    figures = []
+    by_workers = snapshot.measure(rig)
+    for workers, found in by_workers.items():
+        text = (
+            f"{found['ratio']:.2f} ({found['daemon_s']:.2f} s, reference "
+            f"{found['reference_s']:.2f} s; {found['whole_s']:.2f} s from the start of the process)"
+        )
+        what = f"snapshot of 1M rows, workers: {workers}: speed against psql COPY"
+        figures.append(Figure(what, text, "0.7", found["ratio"] >= 0.7))
+    one, two = (by_workers[workers] for workers in snapshot.WORKERS)
+    ratio = two["ratio"] / one["ratio"]
+    what = "snapshot of 1M rows: speed of two workers against one"
+    figures.append(Figure(what, f"{ratio:.2f}", "1 (spread 10 %)", ratio >= 0.9))
+    larger = snapshot.measure_larger(rig)
+    growth = larger["peak_mb"] / two["peak_mb"]
+    rate = snapshot.LARGER * snapshot.ROWS / larger["daemon_s"] / 1e6
+    text = f"{growth:.2f} ({larger['peak_mb']:.0f} MB; {rate:.2f}M rows/s)"
+    what = "peak memory, snapshot of 10M rows against 1M"
     return [
-        Figure("snapshot of 1M rows: speed against psql COPY", text, "0.6", found["ratio"] >= 0.6),
-        _memory("peak memory, snapshot", found["peak_mb"]),
+        *figures,
+        _memory("peak memory, snapshot of 1M rows", two["peak_mb"]),
+        Figure(what, text, "< 1.25", growth < 1.25),
+    ]
+
+
+def _many_tables(rig: Rig) -> list[Figure]:
+    found = many_tables.measure(rig)
+    text = f"{found['whole_s']:.1f} s ({found['epochs']:.0f} epochs, {found['cpu_s']:.1f} CPU s)"
+    what = "300 tables of 100 rows: from the start of the process to the epoch with the last"
+    return [
+        Figure(what, text, "< 15 s", found["whole_s"] < 15),
+        _memory("peak memory, 300 tables", found["peak_mb"]),
     ]
 
 
@@ -106,6 +130,7 @@ def _memory(what: str, peak_mb: float) -> Figure:
 STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
     "decode": lambda _: _decode(),
     "snapshot": _snapshot,
+    "tables": _many_tables,
     "drain": lambda rig: [*_drain(rig, socket=False), *_drain(rig, socket=True)],
     "freshness": _freshness,
     "idle": _idle,

@@ -58,6 +58,11 @@ class Rig:
             ).fetchone()
         return None if row is None or row[0] is None else Lsn.parse(row[0])
 
+    def forget(self, source: str) -> None:
+        """Drop the slot and the publication of a source whose daemon has ended."""
+        self.psql(f"SELECT pg_drop_replication_slot('ingestd_{source}')")
+        self.psql(f"DROP PUBLICATION ingestd_{source}")
+
     def await_confirmed(self, slot: str, target: Lsn) -> None:
         """Wait until the slot is confirmed up to `target`."""
         await_until(
@@ -89,9 +94,10 @@ def config(*sources: str, max_delay: str = "5s") -> str:
     return "\n".join([f'[lake]\nuri = "lake"\n[epoch]\nmax_delay = "{max_delay}"', *sources])
 
 
-def source(name: str, dsn: str, tables: str) -> str:
-    """TOML of a source."""
-    return f'[sources.{name}]\nkind = "wal"\ndsn = "{dsn}"\ntables = ["{tables}"]\n'
+def source(name: str, dsn: str, tables: str, **extra: str) -> str:
+    """TOML of a source; `extra`: more of its keys, with their values as TOML."""
+    lines = [f"[sources.{name}]", 'kind = "wal"', f'dsn = "{dsn}"', f'tables = ["{tables}"]']
+    return "\n".join([*lines, *(f"{key} = {value}" for key, value in extra.items()), ""])
 
 
 class Meter:

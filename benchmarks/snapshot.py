@@ -1,4 +1,4 @@
-"""The snapshot of a table of 1M rows, against psql's COPY of it."""
+"""The snapshot of a table of 1M rows, against psql's COPY of it; and one of ten times the size."""
 
 from __future__ import annotations
 
@@ -11,30 +11,52 @@ from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Meter, Rig, config, source, ti
 from ingestd.demo.waiting import await_until
 
 ROWS, RUNS = 1_000_000, 3
+LARGER = 10
+WORKERS = (1, 2)
 
 
-def measure(rig: Rig) -> dict[str, float]:
-    """Give the medians of RUNS of each, in seconds.
+def measure(rig: Rig) -> dict[int, dict[str, float]]:
+    """Give the medians of RUNS by the number of workers, in seconds, in turns.
 
     `daemon_s`: from the state `snapshotting` to the durable epoch; `whole_s`: from the start of
     the process.
     """
-    rig.psql("DROP TABLE IF EXISTS load")
-    rig.psql(f"CREATE TABLE load ({COLUMNS})")
-    rig.psql(f"INSERT INTO load SELECT {ROW} FROM generate_series(1, {ROWS}) i")
-    rig.psql("VACUUM ANALYZE load")
-    rig.psql("CHECKPOINT")
+    _fill(rig, ROWS)
     copy: list[str | Path] = [rig.server.program("psql"), "--no-psqlrc", rig.server.dsn()]
     copy += ["-c", "copy load to stdout"]
     timed(copy)
-    runs = [{"reference_s": timed(copy), **_run(rig, number)} for number in range(RUNS)]
-    found = {name: median(run[name] for run in runs) for name in runs[0]}
-    return found | {"ratio": found["reference_s"] / found["daemon_s"]}
+    runs: dict[int, list[dict[str, float]]] = {workers: [] for workers in WORKERS}
+    for number in range(RUNS):
+        for workers in WORKERS:
+            reference_s = timed(copy)
+            run = _run(rig, f"snapshot_{workers}_{number}", workers)
+            runs[workers].append({"reference_s": reference_s, **run})
+    found = {
+        workers: {name: median(run[name] for run in each) for name in each[0]}
+        for workers, each in runs.items()
+    }
+    return {w: f | {"ratio": f["reference_s"] / f["daemon_s"]} for w, f in found.items()}
 
 
-def _run(rig: Rig, number: int) -> dict[str, float]:
-    name = f"snapshot_{number}"
-    daemon = rig.daemon(name, config(source(name, rig.server.dsn(), "public.load")))
+def measure_larger(rig: Rig) -> dict[str, float]:
+    """Read LARGER times as many rows once."""
+    _fill(rig, LARGER * ROWS)
+    found = _run(rig, "larger", max(WORKERS))
+    rig.psql("DROP TABLE load")
+    return found
+
+
+def _fill(rig: Rig, rows: int) -> None:
+    rig.psql("DROP TABLE IF EXISTS load")
+    rig.psql(f"CREATE TABLE load ({COLUMNS})")
+    rig.psql(f"INSERT INTO load SELECT {ROW} FROM generate_series(1, {rows}) i")
+    rig.psql("VACUUM ANALYZE load")
+    rig.psql("CHECKPOINT")
+
+
+def _run(rig: Rig, name: str, workers: int) -> dict[str, float]:
+    text = source(name, rig.server.dsn(), "public.load", snapshot_workers=str(workers))
+    daemon = rig.daemon(name, config(text))
     began = time.perf_counter()
     daemon.start()
     meter = Meter(daemon.pid)
@@ -44,8 +66,7 @@ def _run(rig: Rig, number: int) -> dict[str, float]:
     [started] = [e for e in daemon.events("source.state") if e["state"] == "snapshotting"]
     committed = daemon.events("epoch.committed")[0]
     daemon.sigterm()
-    rig.psql(f"SELECT pg_drop_replication_slot('ingestd_{name}')")
-    rig.psql(f"DROP PUBLICATION ingestd_{name}")
+    rig.forget(name)
     daemon_s = (_time(committed["timestamp"]) - _time(started["timestamp"])).total_seconds()
     return {
         "daemon_s": daemon_s,
