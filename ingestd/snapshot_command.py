@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 
 from ingestd.observe.snapshot_request import ask_for_snapshot, ask_to_cancel, follow
@@ -38,7 +39,7 @@ class SnapshotCommand:
     def cancel(self) -> None:
         """Have snapshots given up. Raises as `ask_to_cancel`."""
         names = ask_to_cancel(self.address, self.source, self.tables, sources=self.sources)
-        _tell(_console(), f"source {self.source}: gave up the snapshot of {', '.join(names)}")
+        typer.echo(f"source {self.source}: gave up the snapshot of {', '.join(names)}")
 
     def ask(self, where: str | None, wait_s: float | None) -> int:
         """Have tables read, and watch for `wait_s` at most, None: not at all; gives the exit code.
@@ -48,24 +49,25 @@ class SnapshotCommand:
         following = ask_for_snapshot(
             self.address, self.source, self.tables, where=where, sources=self.sources
         )
-        console = _console()
         names = ", ".join(following.tables)
         what = "a new snapshot of" if where is None else f"the rows where {where} of"
-        _tell(console, f"source {self.source}: asked for {what} {names}")
+        typer.echo(f"source {self.source}: asked for {what} {names}")
         if wait_s is None:
-            _tell(console, f"  follow it with: {self._status}")
+            typer.echo(f"  follow it with: {self._status}")
             return 0
+        console = Console(highlight=False, emoji=False)
         display: SnapshotBars | SnapshotLines
         if console.is_terminal:
             display = SnapshotBars(self.source, len(following.tables), console)
         else:
-            display = SnapshotLines(self.source, lambda line: _tell(console, f"  {line}"))
+            display = SnapshotLines(self.source, lambda line: typer.echo(f"  {line}"))
         try:
             with display:
                 follow(self.address, following, wait_s, display)
         except KeyboardInterrupt:
-            _tell(console, f"the daemon goes on with it; follow it with: {self._status}")
-            _tell(console, f"  or cancel it with: {self._cancel(following.left)}")
+            # Not on the console: cut off while it wrote, it would write that again.
+            typer.echo(f"the daemon goes on with it; follow it with: {self._status}")
+            typer.echo(f"  or cancel it with: {self._cancel(following.left)}")
             return EXIT_INTERRUPTED
         return 0
 
@@ -77,11 +79,3 @@ class SnapshotCommand:
     def _cancel(self, tables: Sequence[str]) -> str:
         words = shlex.join([self.source, *tables])
         return f"ingestd snapshot --cancel {words} {self.daemon}"
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)
-
-
-def _tell(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True)  # unwrapped: it is there to be pasted

@@ -61,7 +61,7 @@ tabels = ["public.*"]
 def test_help_names_the_commands() -> None:
     result = CliRunner().invoke(cli.app, ["--help"])
     assert result.exit_code == 0
-    for command in ("run", "check", "status", "snapshot", "demo"):
+    for command in ("run", "check", "status", "tables", "snapshot", "demo"):
         assert f"  {command} " in result.stdout
 
 
@@ -321,15 +321,19 @@ async def test_ctrl_c_leaves_the_snapshot_running_and_says_how_to_cancel(tmp_pat
         config = config_at(tmp_path, str(server.address))
         command = [sys.executable, "-m", "ingestd", "snapshot", "shop", "public.orders"]
         process = await asyncio.create_subprocess_exec(
-            *command, "-c", config, stdout=asyncio.subprocess.PIPE
+            *command,
+            "-c",
+            config,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
         asked = await process.stdout.readline()
         assert asked == b"source shop: asked for a new snapshot of public.orders\n"
         assert await process.stdout.readline() == b"  public.orders: waits for its snapshot\n"
         process.send_signal(signal.SIGINT)
-        rest, _ = await process.communicate()
-    assert process.returncode == 130
+        rest, errors = await process.communicate()
+    assert (process.returncode, errors) == (130, b"")
     assert rest.decode().splitlines() == [
         f"the daemon goes on with it; follow it with: ingestd status -c {config}",
         f"  or cancel it with: ingestd snapshot --cancel shop public.orders -c {config}",
