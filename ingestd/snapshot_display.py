@@ -61,9 +61,15 @@ def _line(progress: TableProgress) -> str:
     parts = [progress.state, f"{progress.ratio:.0%} read"]
     if progress.total_bytes is not None:
         parts.append(f"{size(progress.nbytes)} of about {size(progress.total_bytes)}")
-    if progress.eta_s is not None:
-        parts.append(f"{duration(progress.eta_s)} left")
+    if left := _time_left(progress):
+        parts.append(left)
     return ", ".join(parts)
+
+
+def _time_left(progress: TableProgress) -> str:
+    if progress.ratio >= 1:
+        return "being committed"
+    return "" if progress.eta_s is None else f"{duration(progress.eta_s)} left"
 
 
 class SnapshotBars:
@@ -144,6 +150,4 @@ class SnapshotBars:
 def _left(progress: TableProgress) -> str:
     if progress.is_over:
         return progress.state
-    if progress.state == "waiting":
-        return "waits"
-    return "" if progress.eta_s is None else f"{duration(progress.eta_s)} left"
+    return "waits" if progress.state == "waiting" else _time_left(progress)

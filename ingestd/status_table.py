@@ -74,6 +74,11 @@ def _print_snapshots(out: Console, name: str, source: Mapping[str, Any]) -> None
             out.print(Text(f"{where}: a new snapshot is asked for"), soft_wrap=True)
         elif table["snapshot"] is not None:
             out.print(Text(f"{where}: {_read(table['snapshot'])}"), soft_wrap=True)
+        elif (last := table["last_snapshot"]) and last["outcome"] == "failed":
+            failed = f"{where}: its last snapshot failed: {last['reason']}"
+            out.print(Text(failed), soft_wrap=True)
+            if last["remedy"]:
+                out.print(Text(f"  remedy: {last['remedy']}"), soft_wrap=True)
 
 
 def _read(snapshot: Mapping[str, Any]) -> str:

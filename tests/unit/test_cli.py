@@ -168,7 +168,7 @@ def test_checks_are_printed_with_their_remedies(capsys: pytest.CaptureFixture[st
 
 def table(name: str, state: str, reason: str | None = None) -> dict[str, object]:
     shown = {"table": name, "state": state, "reason": reason, "remedy": None}
-    return {**shown, "snapshot": None, "snapshot_requested": False}
+    return {**shown, "snapshot": None, "snapshot_requested": False, "last_snapshot": None}
 
 
 def test_a_status_is_a_table_with_faults_below(capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,7 +397,12 @@ def test_snapshots_under_way_are_shown(capsys: pytest.CaptureFixture[str]) -> No
     shop.tables["public.orders"].read(0.421, 100, T0)
     shop.table("public.items", TableState.LIVE, T0)
     shop.tables["public.items"].snapshot_requested = True
+    shop.table("public.notes", TableState.LIVE, T0)
+    failed = OperatorError("no column x", remedy="look at \\d notes")
+    shop.tables["public.notes"].end_snapshot(SnapshotOutcome.FAILED, T0, failed)
     status_table.print_status(to_json(DaemonStatus("0", T0, {"shop": shop})))
     text = capsys.readouterr().out
     assert "source shop, table public.orders is snapshotting: 42% read\n" in text
     assert "source shop, table public.items is live: a new snapshot is asked for\n" in text
+    last = "source shop, table public.notes is live: its last snapshot failed: no column x\n"
+    assert f"{last}  remedy: look at \\d notes\n" in text

@@ -39,6 +39,7 @@ def test_a_line_for_each_state_and_each_tenth() -> None:
         lines.source("backing_off: lost")
         lines.source("backing_off: lost")
         lines.source("")
+        lines.table(progress(1.0, nbytes=10**8, eta_s=0.0))
         lines.table(progress(1.0, "live", is_over=True))
     assert told == [
         f"{A}: waits for its snapshot",
@@ -48,6 +49,7 @@ def test_a_line_for_each_state_and_each_tenth() -> None:
         f"{A}: snapshotting, 30% read, 30.0 MB of about 100.0 MB, 1 m 10 s left",
         "source shop: backing_off: lost",
         "source shop: goes on",
+        f"{A}: snapshotting, 100% read, 100.0 MB of about 100.0 MB, being committed",
         f"{A}: live",
     ]
 
