@@ -10,6 +10,8 @@
     function: a fresh `Database` on ``postgres``; its slots and itself are dropped at the end.
 ``workload_database``
     function: the same, with the tables of `tests.harness.workload`.
+``stranger``
+    function: the name of a role that may connect to ``database``, and nothing more.
 ``lake``
     function: the path of a lake that is not there yet.
 ``make_daemon``
@@ -106,6 +108,14 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
 def workload_database(database: Database) -> Database:
     create_schema(database.dsn)
     return database
+
+
+@pytest.fixture
+def stranger(database: Database) -> Iterator[str]:
+    name = f"s_{database.name}"
+    database.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from ingestd.ports import Refused
 from ingestd.schema import Column, Table, TableId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingestd.ports import Connector
     from tests.harness.databases import Database
 
@@ -80,15 +78,6 @@ async def test_it_tells_what_is_captured_and_why_the_rest_is_not(world: World) -
     assert "identity" in refused.error.reason
     assert refused.error.remedy
     assert found.faults == ()
-
-
-@pytest.fixture
-def stranger(database: Database) -> Iterator[str]:
-    """A role that may connect and nothing more."""
-    name = f"s_{database.name}"
-    database.execute(f"CREATE ROLE {name} LOGIN")
-    yield name
-    database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
 async def test_a_role_without_rights_is_told_of_its_tables_and_of_itself(

@@ -238,15 +238,6 @@ async def test_a_role_without_rights_sees_all_but_statistics(
     assert {(c.null_fraction, c.distinct) for c in customers.columns} == {(None, None)}
 
 
-@pytest.fixture
-def stranger(database: Database) -> Iterator[str]:
-    """A role that may connect and nothing more."""
-    name = f"s_{database.name}"
-    database.execute(f"CREATE ROLE {name} LOGIN")
-    yield name
-    database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
-
-
 @pytest.mark.parametrize(
     ("n_distinct", "rows", "found"),
     [

@@ -15,7 +15,6 @@ from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.conftest import MakeDaemon
@@ -75,15 +74,6 @@ def shop(database: Database) -> Database:
         "CREATE TABLE app.jobs (id int PRIMARY KEY)",
     )
     return database
-
-
-@pytest.fixture
-def stranger(database: Database) -> Iterator[str]:
-    """A role that may connect and nothing more."""
-    name = f"s_{database.name}"
-    database.execute(f"CREATE ROLE {name} LOGIN")
-    yield name
-    database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
 def test_without_a_daemon_the_catalog_is_told(shop: Database, tmp_path: Path) -> None:
