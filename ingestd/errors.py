@@ -62,6 +62,10 @@ class TableChangedError(TableError):
     """A table was altered while it was read: to be read again, as it is now."""
 
 
+class TableReplacedError(TableChangedError):
+    """Its rows lie elsewhere than what was read of it: what was kept of its snapshot is void."""
+
+
 class ProtocolError(IngestdError):
     """Bytes that are not what the protocol says. The only error that leaves `ingestd.decode`."""
 

@@ -177,8 +177,11 @@ class Snapshot(Protocol):
         """
         ...
 
-    async def seen(self) -> Visibility:
-        """What a snapshot taken now sees; every chunk that begins later sees that as well."""
+    def oldest(self) -> Visibility | None:
+        """A snapshot that is older than that of any page which comes after what was given last.
+
+        None where pages do not say what was seen.
+        """
         ...
 
     def abandon(self, table: TableId) -> None:
@@ -266,6 +269,7 @@ class ChangeCapture(Protocol):
         tables: Sequence[Table],
         *,
         chunked: bool = False,
+        are_new: bool = False,
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
@@ -273,9 +277,11 @@ class ChangeCapture(Protocol):
 
         `chunked`: in chunks, of which `chunked` above is true, and only while `live` runs. `left`:
         of one table, what an earlier snapshot left (`Snapshot.left`); its `point` is that one's.
+        `are_new`: the source sends their changes only since a moment ago, perhaps not all of the
+        transactions that run: those are waited for.
         `where`: of one table, only the rows for which this SQL condition holds. Several may be open
         at once. Before `live` or while it runs; a chunk taken from `live` later may lie below the
-        point. Raises TableChangedError where `left` does not hold any more.
+        point. Raises TableReplacedError where `left` does not hold any more.
         """
         ...
 
@@ -287,6 +293,10 @@ class ChangeCapture(Protocol):
         source back, but never breaks the connection. Now and then a chunk without batches says
         that nothing was captured up to its position (I10).
         """
+        ...
+
+    async def seen(self) -> Visibility:
+        """What a snapshot taken now sees; every chunk that begins later sees that as well."""
         ...
 
     def checkpoint_requested(self) -> bool:

@@ -64,5 +64,11 @@ def address(text: object) -> Address | None:
     return Address(match[1] or match[2], int(match[3]))
 
 
+def size_or_zero(text: object) -> int:
+    """Read a size as `size_bytes` does, or ``0`` (a number or a text). Raises ValueError."""
+    return 0 if text in {"0", 0} and not isinstance(text, bool) else size_bytes(text)
+
+
 Seconds = Annotated[float, BeforeValidator(seconds)]
 SizeBytes = Annotated[int, BeforeValidator(size_bytes)]
+SizeOrZero = Annotated[int, BeforeValidator(size_or_zero)]

@@ -38,6 +38,18 @@ class Visibility:
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(int(x) for x in running.split(",") if x))
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """What orders the snapshots of one server by when they were taken: the older is less."""
+        return self.xmax, -len(self.running)
+
+    def is_below(self, xid: int) -> bool:
+        """Whether a transaction, given by the low 32 bits of its id, began before this was taken.
+
+        It may have ended since or not.
+        """
+        return (xid - self.xmax) % _XIDS >= _XIDS // 2
+
     def sees(self, xids: Xids) -> NDArray[np.bool_]:
         """Say of each transaction whether it is seen. The stream's ids: their low 32 bits.
 

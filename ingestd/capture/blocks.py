@@ -12,7 +12,7 @@ from psycopg import sql
 class BlockRange:
     """Blocks `start` to `end` (exclusive; None: to the table's end) of one table or partition.
 
-    `oid`, `file`: of that relation, pg_relation_filenode when it was cut; 0 where it does not matter.
+    `oid`, `file`: of that relation, with its pg_relation_filenode when it was cut; 0 if not known.
     `is_whole`: the relation has no blocks of its own to choose from, read all of it (and its
     partitions). `is_packed`: small values only, so that the server can pack them by column.
     """

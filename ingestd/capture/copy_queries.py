@@ -8,6 +8,8 @@ leaves out.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
@@ -25,11 +27,25 @@ _TEXT_BY_CAST = frozenset(
 """Built-in types whose cast to text is their output function, or changes nothing."""
 
 
-def rows_query(table: Table, blocks: BlockRange) -> sql.Composed:
+class Rows(Protocol):
+    """Which rows are read."""
+
+    @property
+    def relation(self) -> sql.Composable:
+        """What stands after FROM."""
+        ...
+
+    @property
+    def bounds(self) -> list[sql.Composable]:
+        """The conditions, to be joined with AND."""
+        ...
+
+
+def rows_query(table: Table, rows: Rows) -> sql.Composed:
     """Give the COPY of the table's columns, each the text of its value: for CopyDecoder."""
     columns = sql.SQL(", ").join(map(_sendable, table.columns))
     return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT binary)").format(
-        columns, blocks.relation, _where([*blocks.bounds, *_row_filter(table)])
+        columns, rows.relation, _where([*rows.bounds, *_row_filter(table)])
     )
 
 

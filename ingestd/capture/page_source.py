@@ -14,6 +14,7 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.key_range import KeyRange
 from ingestd.capture.pages import TablePages
 from ingestd.capture.pushdown import condition
+from ingestd.capture.views import ExportedView, Place
 from ingestd.ports import Split
 from ingestd.positions import ZERO
 from ingestd.predicates import Predicate
@@ -43,7 +44,8 @@ class CopyPageSource:
             table = replace(table, columns=tuple(map(table.column, columns)), key=(), before=())
         self._columns = [c.lake_name for c in table.columns]
         conditions = [found for found in applied if found is not None]
-        self._pages = TablePages(dsn, _of_rows(split, table, conditions), ZERO, datetime.now(UTC))
+        view = ExportedView(dsn, split.snapshot, Place(ZERO, datetime.now(UTC)))
+        self._pages = TablePages(dsn, _of_rows(split, table, conditions), view)
 
     @property
     def remaining(self) -> Sequence[Predicate]:
@@ -52,9 +54,9 @@ class CopyPageSource:
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
         """Give the columns asked for, and `_cdc_raw`."""
-        async with contextlib.aclosing(self._pages.batches()) as batches:
-            async for batch in batches:
-                yield batch.rows.select([*self._columns, "_cdc_raw"])
+        async with contextlib.aclosing(self._pages.pages()) as pages:
+            async for page in pages:
+                yield page.batch.rows.select([*self._columns, "_cdc_raw"])
 
     async def close(self) -> None:
         """Stop reading."""

@@ -7,28 +7,31 @@ sides. What does not suit that, and all others, comes row by row.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
-from datetime import datetime
 from typing import Protocol
 
 import numpy as np
 import psycopg
+import pyarrow as pa
 from numpy.typing import NDArray
 from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.copy_queries import columns_query, rows_query
-from ingestd.capture.rewrites import ensure_described, lock_unless_rewritten
+from ingestd.capture.key_list import KeyList
 from ingestd.capture.session import connect
-from ingestd.capture.splits import enter_snapshot, read_error
-from ingestd.changes import TableBatch
+from ingestd.capture.splits import read_error
+from ingestd.capture.views import Place, View
+from ingestd.changes import TableBatch, change_schema
 from ingestd.decode.columnar import ColumnarDecoder, UnexpectedNullError
 from ingestd.decode.copy import CopyDecoder
-from ingestd.ports import Split
-from ingestd.positions import Lsn
+from ingestd.keys import Key
+from ingestd.ports import SnapshotPage, Split
 
+LOCK_TIMEOUT_S = 10.0
+"""How long a reader waits for a table that somebody alters."""
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: some thousands of rows. Its packed columns are one message, which can be a
 hundred times that if the values are well compressed."""
@@ -43,42 +46,67 @@ class _Decoder(Protocol):
 
 
 class TablePages:
-    """A split's rows as `r` rows at (`point`, 0), read at time `at`. Close it always; not reusable.
+    """A split's rows as `r` rows, read in a view. Close it always; not reusable.
 
-    Its connection lives from the first batch to `close`. Raises TableError if the table is the
-    reason, TransientError, OperatorError, ProtocolError. Memory: some blocks of 4 MB.
+    Its connection lives from the first page to `close`. Raises TableError if the table is the
+    reason, TransientError, OperatorError, ProtocolError. Memory: some blocks of 4 MB. `entered` is
+    called with each place that rows are read at, before they are.
     """
 
-    def __init__(self, dsn: str, split: Split, point: Lsn, at: datetime) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        split: Split,
+        view: View,
+        *,
+        entered: Callable[[Place], None] = lambda _: None,
+    ) -> None:
         self._dsn = dsn
-        self._split = split
         self._table = split.table
         self._blocks = BlockRange.parse(split.where)
-        self._point = point
-        self._at = at
+        self._view = view
+        self._entered = entered
         self._copy: CopyOut | None = None
         self._reading: asyncio.Task[Block] | None = None
 
-    async def batches(self) -> AsyncGenerator[TableBatch, None]:
+    async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
         """Give the rows; while a block is decoded or in the caller's hands the next is read."""
+        table, blocks = self._table, self._blocks
         try:
-            blocks = self._blocks
-            if blocks.is_packed and self._table.columns:
-                packed = ColumnarDecoder(self._table, self._point, self._at, BLOCKS_PER_RUN)
-                query = columns_query(self._table, blocks, BLOCKS_PER_RUN)
+            if blocks.is_packed and table.columns:
+                place = await self._enter(blocks)
+                packed = ColumnarDecoder(table, place.position, place.at, BLOCKS_PER_RUN)
+                query = columns_query(table, blocks, BLOCKS_PER_RUN)
                 try:
                     async for batch in self._read(query, packed):
-                        yield batch
+                        yield SnapshotPage(batch, place.position, place.seen)
                 except UnexpectedNullError:
                     await self.close()
                     blocks = replace(blocks, start=max(blocks.start, packed.next_block))
                 else:
                     return
-            decoder = CopyDecoder(self._table, self._point, self._at)
-            async for batch in self._read(rows_query(self._table, blocks), decoder):
-                yield batch
+            place = await self._enter(blocks)
+            decoder = CopyDecoder(table, place.position, place.at)
+            async for batch in self._read(rows_query(table, blocks), decoder):
+                yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            raise read_error(error, self._table.id, self._dsn) from error
+            raise read_error(error, table.id, self._dsn) from error
+        finally:
+            await self.close()
+
+    async def rows_of(self, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
+        """Give the rows with these keys instead, at one position; at least one page."""
+        table = self._table
+        try:
+            place = await self._enter(self._blocks)
+            decoder = CopyDecoder(table, place.position, place.at)
+            nothing = pa.RecordBatch.from_pylist([], change_schema(table))
+            yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
+            query = rows_query(table, KeyList(table, self._blocks, tuple(keys)))
+            async for batch in self._read(query, decoder):
+                yield SnapshotPage(batch, place.position, place.seen)
+        except psycopg.Error as error:
+            raise read_error(error, table.id, self._dsn) from error
         finally:
             await self.close()
 
@@ -92,15 +120,18 @@ class TablePages:
         if copy is not None:
             await copy.close()
 
+    async def _enter(self, blocks: BlockRange) -> Place:
+        connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
+        self._copy = CopyOut(connection)
+        place = await self._view.enter(connection, self._table, blocks)
+        self._entered(place)
+        return place
+
     async def _read(
         self, query: sql.Composed, decoder: _Decoder
     ) -> AsyncGenerator[TableBatch, None]:
-        connection = await connect(self._dsn, autocommit=False)
-        copy = self._copy = CopyOut(connection)
-        await enter_snapshot(connection, self._split.snapshot)
-        await ensure_described(connection, self._table)
-        if not self._blocks.is_whole:
-            await lock_unless_rewritten(connection, self._dsn, self._table.id, self._blocks)
+        copy = self._copy
+        assert copy is not None
         await copy.start(query)
         self._reading = asyncio.create_task(copy.read_block())
         while (reading := self._reading) is not None:

@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import Field, SecretStr, field_validator
 
 from ingestd.config import SourceSettings
-from ingestd.quantities import Seconds
+from ingestd.quantities import Seconds, SizeBytes, SizeOrZero
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,8 @@ class WalSettings(SourceSettings):
     """`kind = "wal"`: a logical replication slot and a publication (design section 4).
 
     `discover_interval`: how often, in seconds, the catalog is asked for tables that are new or
-    others than before.
+    others than before. `snapshot_chunked_above`: a table of so many bytes is read in chunks at its
+    first load too; `snapshot_chunk`: about how much of it at a time.
     """
 
     kind: Literal["wal"]
@@ -34,6 +35,8 @@ class WalSettings(SourceSettings):
     manage: bool = True
     snapshot: Literal["initial", "never"] = "initial"
     snapshot_workers: int = Field(default=2, ge=1, le=64)
+    snapshot_chunked_above: SizeOrZero = 1_000_000_000
+    snapshot_chunk: SizeBytes = 32_000_000
     before: Literal["key", "full"] = "key"
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"

@@ -36,12 +36,16 @@ class Folded:
     repeated: int = 0
     faults: list[str] = field(default_factory=list)
 
+    reading_until: int = 0
     _sound: int | None = None
 
-    def fault(self, what: str) -> None:
-        """Note a fault; the first few are enough."""
-        if len(self.faults) < _FAULTS_KEPT:
-            self.faults.append(what)
+    def fault(self, row: Mapping[str, Any], what: str) -> None:
+        """Note a fault; the first few are enough.
+
+        While a snapshot is read in chunks, rows may have been changed before they are read.
+        """
+        if row["_cdc_lsn"] > self.reading_until and len(self.faults) < _FAULTS_KEPT:
+            self.faults.append(f"{_where(row)}: {what}")
 
     def truncate(self, row: Mapping[str, Any]) -> None:
         """Take a `t`: a snapshot's voids what came before, sound or not.
@@ -78,7 +82,10 @@ def fold(
     rows = sorted(raw.to_pylist(), key=lambda row: (row["_cdc_lsn"], row["_cdc_seq"]))
     _find_repeated(rows, folded)
     state = _State(len(every))
+    read_until = _read_until(rows)
     for row in rows:
+        if _is_marker(row):
+            folded.reading_until = read_until.pop(0)
         names = history.identities(row["_cdc_lsn"]) or [tuple(key)]
         told_apart = [[every.index(n) for n in found or key] for found in names]
         _take(row, reader, state, told_apart, folded)
@@ -86,6 +93,21 @@ def fold(
     for texts in state.rows():
         folded.rows[texts[: len(columns)]] += 1
     return folded
+
+
+def _is_marker(row: Mapping[str, Any]) -> bool:
+    return bool(row["_cdc_seq"] < 0)
+
+
+def _read_until(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Give, for each marker, where the last row that was read after it lies."""
+    found: list[int] = []
+    for row in rows:
+        if _is_marker(row):
+            found.append(0)
+        elif found and row["_cdc_op"] == "r":
+            found[-1] = row["_cdc_lsn"]
+    return found
 
 
 def _find_repeated(rows: Sequence[Mapping[str, Any]], folded: Folded) -> None:
@@ -110,7 +132,7 @@ def _take(
     texts = reader.texts(row)
     if op in "rc":
         if not state.add(texts):
-            folded.fault(f"{_where(row)}: its key is there already")
+            folded.fault(row, "its key is there already")
         return
     before = texts if op == "d" else reader.before(row)
     old = texts if before is None else before
@@ -121,7 +143,7 @@ def _take(
             previous = state.remove(old)
     if previous is None:
         what = "has its old key" if told_apart[0] else "equals its old row"
-        folded.fault(f"{_where(row)}: no row {what}")
+        folded.fault(row, f"no row {what}")
     state.tell_apart(told_apart[0])
     if op == "u":
         state.add(reader.filled(row, texts, previous))

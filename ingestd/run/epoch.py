@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ingestd.changes import Chunk, EpochSummary, TableBatch
 from ingestd.ports import EpochWriter
 from ingestd.positions import ZERO, Lsn
+from ingestd.run.joining import SplitGiven
 from ingestd.schema import TableId
 
 COMMIT_TIMES_KEPT = 1 << 20
@@ -71,8 +72,8 @@ class FillingEpoch:
     `start`: where the epoch before ended. `floor`: not to be closed below this: the highest
     watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
     `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
-    last rows are in it; `awaits_load`: one without which it is not closed. Times are monotonic
-    seconds.
+    last rows are in it, `splits`: pieces of such; `awaits`: readings without which it is not closed
+    unless it holds `patience_bytes`. Times are monotonic seconds.
     """
 
     writer: EpochWriter
@@ -86,14 +87,16 @@ class FillingEpoch:
     opened_at: float | None = None
     holds_rows_read: bool = False
     loads: list[int] = field(default_factory=list)
-    awaits_load: int | None = None
+    splits: list[SplitGiven] = field(default_factory=list)
+    awaits: set[int] = field(default_factory=set)
+    patience_bytes: int = 0
     transactions: int = 0
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
     tallies: dict[TableId, Tally] = field(default_factory=dict)
 
-    async def append(self, batch: TableBatch) -> None:
+    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
         """Give rows to the writer and count them. Raises TableError as the writer does."""
-        await self.writer.append(batch)
+        await self.writer.append(batch, is_read=is_read)
         self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
 
     async def discard(self, table: TableId) -> None:
@@ -133,7 +136,8 @@ class FillingEpoch:
     @property
     def can_close(self) -> bool:
         """Whether it ends between two transactions and at or above its floor (I2, I4)."""
-        if self.is_open or self.awaits_load is not None or self.position < self.floor:
+        awaits = bool(self.awaits) and self.nbytes < self.patience_bytes
+        if self.is_open or awaits or self.position < self.floor:
             return False
         return self.position > self.start or not self.holds_rows_read
 

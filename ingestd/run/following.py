@@ -15,25 +15,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ingestd.changes import TableBatch
-from ingestd.errors import OperatorError, TableChangedError, TableError, TransientError
-from ingestd.ports import ChangeCapture, Snapshot
+from ingestd.errors import (
+    OperatorError,
+    TableChangedError,
+    TableError,
+    TableReplacedError,
+    TransientError,
+)
+from ingestd.ports import ChangeCapture, Sink, Snapshot
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
 from ingestd.run.intake import Intake
-from ingestd.run.joining import Gate, Loaded, Page, read_tables
+from ingestd.run.joining import Gate, Loaded, Page
+from ingestd.run.reading import Give, Reader, Way
 from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 
 READINGS = 2
 """How many snapshots are read at once: a new small table need not wait for a large one."""
+FORGET_INTERVAL_S = 15.0
 POSTPONED_S = 2.0
 """When it is tried again where a table was locked, or had gone."""
 RETRY_S = 1.0
@@ -53,24 +58,17 @@ _PASSING = frozenset(
 )
 """Reasons of transient faults that leave the stream unharmed."""
 
-Give = Callable[[Page | Loaded], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Tables whose rows are read at one point; `load` is the reading's number in the TableBook."""
-
-    tables: Sequence[Table]
-    snapshot: Snapshot
-    load: int
+Loads = Mapping[TableId, int]
+"""The numbers of tables' readings in the TableBook."""
 
 
 class Follower:
     """See above. `durable` gives the position up to which the lake is durable."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - all parts of one pipeline
         self,
         capture: ChangeCapture,
+        sink: Sink,
         book: TableBook,
         intake: Intake,
         watch: Watch,
@@ -87,15 +85,17 @@ class Follower:
         self._reads = reads
         self._monotonic = monotonic
         self._requested = intake.wanted
-        self._first: Reading | None = None
+        self.gate = Gate()
+        self._first: tuple[Loads, Snapshot] | None = None
+        self._partial: list[tuple[TableId, str]] = []
+        self._reader = Reader(capture, sink, book, intake, watch, self.gate, durable)
         self._readings: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
         self._is_held_up = False
         self._delay_s = RETRY_S
-        self.gate = Gate()
 
-    def request(self, tables: Sequence[TableId]) -> None:
-        """Have tables read anew.
+    def request(self, tables: Sequence[TableId], where: str | None = None) -> None:
+        """Have tables read anew; with `where` the rows for which it holds, added to what is there.
 
         Raises OperatorError for one that is not captured, or where nothing is ever read.
         """
@@ -104,41 +104,59 @@ class Follower:
                 'snapshot = "never": tables are not read',
                 remedy='set snapshot = "initial" and restart the daemon',
             )
-        self._book.request(tables)
+        if where is None:
+            self._book.request(tables)
+        else:
+            self._book.request_partial(tables)
+            self._partial += [(table, where) for table in tables]
         self._requested.set()
 
-    async def begin_first_load(self) -> int:
-        """Take the snapshot of what is to be read before the stream begins; gives its number."""
-        load = self._book.begin(self._book.to_read())
-        await self._enter(load)
-        self._first = await self._take_snapshot(load)
-        return load
+    def cancel(self, tables: Sequence[TableId]) -> Coroutine[Any, Any, None]:
+        """Give up readings; what is returned records it. Raises OperatorError: none to cancel."""
+        asked = {table for table, _ in self._partial}
+        self._partial = [(table, where) for table, where in self._partial if table not in tables]
+        whole, others = self._book.cancel([t for t in tables if t not in asked])
+        for table in tables:
+            self._reader.abandon(table)
+        return self._reader.record_cancelled(whole, others, self._reached())
+
+    async def begin_first_load(self) -> Loads:
+        """Take the snapshot of what is to be read before the stream begins; gives its numbers.
+
+        Of what is not read in chunks: those need the stream.
+        """
+        tables = self._book.to_read()
+        large = await self._capture.chunked(tables, initial=True)
+        loads = self._book.begin([t for t in tables if t.id not in large])
+        if loads:
+            self._first = loads, await self._reader.begin_at_point(loads, self._reached())
+        return loads
 
     async def take_unread(self) -> None:
         """Take tables that nothing is known of as they come (snapshot = "never")."""
         unknown = self._book.unknown()
-        load = self._book.begin(unknown)
+        loads = self._book.begin(unknown)
         await self._intake.enter(unknown, TableState.LIVE, self._durable())
-        self._book.loaded([load])
+        self._book.loaded(loads.values())
 
     async def run(self, give: Give) -> None:
         """Follow, for ever."""
+        forgetting = asyncio.create_task(self._forget())
         try:
             while True:
                 if self._book.has_postponed:
                     asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
                 if self._reads:
-                    self._start_reading(give)
+                    await self._start_reading(give)
                 else:
-                    load = self._book.begin(self._book.to_read())
-                    for table in self._book.being_read(load):
-                        await give(Page(_missed(table.id), _now(), load))
+                    for name, load in self._book.begin(self._book.to_read()).items():
+                        await give(Page(_missed(name), _now(), load))
                 await self._until_tables_change()
                 await self._look()
                 if not self._reads:
                     await self.take_unread()
         finally:
-            await _cancel(self._readings)
+            await _cancel([*self._readings, forgetting])
 
     async def _look(self) -> None:
         """Discover, and have the stream bring what was found.
@@ -165,45 +183,59 @@ class Follower:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def _start_reading(self, give: Give) -> None:
+    async def _start_reading(self, give: Give) -> None:
         """Read what is to be read, beside what is being read already."""
         first, self._first = self._first, None
         if first is not None:
-            self._readings.add(asyncio.create_task(self._read(give, first.load, first)))
-        is_free = len(self._readings) < READINGS and self._monotonic() >= self._not_before_s
-        if is_free and self._book.to_read():
-            load = self._book.begin(self._book.to_read())
-            self._readings.add(asyncio.create_task(self._read(give, load)))
+            loads, snapshot = first
+            self._begin(give, loads, self._reader.read_begun(give, loads, snapshot))
+        if self._monotonic() < self._not_before_s:
+            return
+        while len(self._readings) < READINGS and self._partial:
+            table, where = self._partial.pop(0)
+            loads = {table: self._book.begin_partial(table)}
+            self._begin(give, loads, self._reader.read_partial(give, loads, where))
+        while len(self._readings) < READINGS and self._book.to_read():
+            tables, way = await self._next_group()
+            loads = self._book.begin(tables)
+            self._begin(give, loads, way(give, loads))
 
-    async def _read(self, give: Give, load: int, reading: Reading | None = None) -> None:
-        """Read the tables of this number; `reading`: their snapshot, if it is taken already."""
-        if reading is None:
-            # What the discovery tells holds from there on: the stream has to be as far.
-            await self.gate.reached(self._book.lsn)
-            await self._enter(load)
+    async def _next_group(self) -> tuple[list[Table], Way]:
+        """Give tables to be read together, and how: what was begun goes on first, one by one."""
+        tables = self._book.to_read()
+        begun = next((t for t in tables if self._book.left(t.id)), None)
+        if begun is not None:
+            return [begun], self._reader.read_rest
+        able = await self._capture.chunked(tables, initial=False)
+        chunked = [t for t in tables if t.id in able]
+        if chunked:
+            return chunked, self._reader.read_in_chunks
+        return tables, self._reader.read_at_point
+
+    def _begin(self, give: Give, loads: Loads, work: Coroutine[Any, Any, None]) -> None:
+        self._readings.add(asyncio.create_task(self._guarded(give, loads, work)))
+
+    async def _guarded(self, give: Give, loads: Loads, work: Coroutine[Any, Any, None]) -> None:
+        """Read; what passes by itself is tried again, what needs a person stops the tables."""
         try:
-            reading = reading or await self._take_snapshot(load)
-            async with aclosing(self._rows(reading)) as rows:
-                async for item in rows:
-                    await give(item)
+            await work
+        except TableChangedError as error:
+            self._book.read_again(error.table, from_the_start=isinstance(error, TableReplacedError))
+            self._wait_before_next()
         except TransientError as error:
             if error.reason not in _PASSING:
                 raise
-            self._book.give_up(load)
+            self._book.give_up(loads)
             self._watch.reading_failed(error, self._delay_s)
             self._wait_before_next()
-            await give(Loaded(load))
         except OperatorError as error:
-            for table in self._book.being_read(load):
-                stopping = TableError(table.id, error.what, remedy=error.remedy)
-                await give(Page(stopping, _now(), load))
-            await give(Loaded(load))
+            for name, load in loads.items():
+                await give(Page(TableError(name, error.what, remedy=error.remedy), _now(), load))
         else:
             self._delay_s = RETRY_S
-
-    async def _enter(self, load: int) -> None:
-        tables = self._book.being_read(load)
-        await self._intake.enter(tables, TableState.SNAPSHOTTING, self._reached())
+            return
+        for load in loads.values():
+            await give(Loaded(load))
 
     def _reached(self) -> Lsn:
         return max(self._durable(), self.gate.position)
@@ -213,34 +245,12 @@ class Follower:
         asyncio.get_running_loop().call_later(self._delay_s, self._requested.set)
         self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
 
-    async def _take_snapshot(self, load: int) -> Reading:
-        tables = self._book.being_read(load)
-        snapshot = await self._capture.snapshot(tables)
-        self._book.read_at(tables, snapshot.point)
-        return Reading(tables, snapshot, load)
-
-    async def _rows(self, reading: Reading) -> AsyncGenerator[Page | Loaded, None]:
-        """Give the tables' rows, from when the stream has reached them."""
-        snapshot = reading.snapshot
-        try:
-            await self.gate.reached(snapshot.point)
-            items = read_tables(snapshot, reading.tables, self._book.replaces, reading.load)
-            async with aclosing(items):
-                async for item in items:
-                    yield item
-                    self._watch_page(item, snapshot)
-            await snapshot.move_on()
-        finally:
-            await snapshot.close()
-
-    def _watch_page(self, item: Page | Loaded, snapshot: Snapshot) -> None:
-        if isinstance(item, Loaded):
-            return
-        if isinstance(item.content, TableChangedError):
-            self._wait_before_next()
-        elif isinstance(item.content, TableBatch):
-            table, nbytes = item.content.table.id, item.content.nbytes
-            self._watch.snapshot_progress(table, snapshot.progress(table), nbytes=nbytes)
+    async def _forget(self) -> None:
+        """Now and then forget the transactions that everybody sees."""
+        while True:
+            await asyncio.sleep(FORGET_INTERVAL_S)
+            if self._intake.delivered.count:
+                self._intake.delivered.forget(await self._capture.seen())
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -254,7 +264,7 @@ class Follower:
         try:
             while not any(task.done() for task in tasks):
                 await asyncio.wait([*tasks, *self._readings], return_when=asyncio.FIRST_COMPLETED)
-                if self._end_readings() and self._book.to_read():
+                if self._end_readings() and (self._book.to_read() or self._partial):
                     break  # there is a place again
             for task in tasks:
                 if task.done():

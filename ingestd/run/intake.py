@@ -7,21 +7,25 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from ingestd.changes import Chunk, TableBatch
-from ingestd.errors import TableChangedError, TableError
+from ingestd.errors import TableChangedError, TableError, TableReplacedError
 from ingestd.ports import Sink
-from ingestd.positions import Lsn
+from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import TableEvent, TableState
 from ingestd.run.epoch import FillingEpoch
-from ingestd.run.joining import Loaded, Page
+from ingestd.run.joining import FromReader, Page, SplitGiven
 from ingestd.run.tables import TableBook, stopped
+from ingestd.run.touched import Delivered, Touched
 from ingestd.run.watch import Watch
-from ingestd.schema import Table
+from ingestd.schema import Table, TableId
+from ingestd.visibility import Visibility
 
 
 class Intake:
     """Appends to epochs, and records in `_tables` what becomes of the tables.
 
-    `wanted` is set when a table is to be read anew.
+    `wanted` is set when a table is to be read anew. `touched`: by table that is read in chunks,
+    what the stream brings of it; `delivered`: what it brought of all, until others see it.
+    `hurry_to`: somebody waits for this position to be durable.
     """
 
     def __init__(
@@ -32,17 +36,29 @@ class Intake:
         self._watch = watch
         self._monotonic = monotonic
         self.wanted = asyncio.Event()
+        self.touched: dict[TableId, Touched] = {}
+        self.delivered = Delivered()
+        self.hurry_to = ZERO
+        self._done: dict[int, set[str]] = {}
+        self._chunks: dict[int, TableId] = {}
 
-    async def take(self, epoch: FillingEpoch, work: Chunk | Page | Loaded) -> None:
+    async def take(self, epoch: FillingEpoch, work: Chunk | FromReader) -> None:
         """Append what the stream or the reader of a snapshot gave."""
         if isinstance(work, Chunk):
             await self._take_chunk(epoch, work)
         elif isinstance(work, Page):
             await self._take_page(epoch, work)
+        elif isinstance(work, SplitGiven):
+            epoch.splits.append(work)
+            touched = self.touched.get(work.table)
+            if touched is not None and work.oldest is not None:
+                touched.pass_floor(work.oldest)
         else:
+            table = self._chunks.pop(work.load, None)
+            if table is not None:
+                self.touched.pop(table, None)
             epoch.loads.append(work.load)
-            if work.load == epoch.awaits_load:
-                epoch.awaits_load = None
+            epoch.awaits.discard(work.load)
 
     async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
         """Append a page of a snapshot; a failed table is stopped, an altered one read again."""
@@ -50,15 +66,48 @@ class Intake:
         if isinstance(content, TableError):
             if not self._book.is_read_by(content.table, page.load):
                 return
-            if isinstance(content, TableChangedError):
-                self._book.read_again(content.table)
+            if self._book.is_partial(page.load):
+                self._watch.snapshot_failed(content.table, content)
+            elif isinstance(content, TableChangedError):
+                is_void = isinstance(content, TableReplacedError)
+                self._book.read_again(content.table, from_the_start=is_void)
                 self.wanted.set()
             else:
                 await self.stop_table(epoch, content)
         elif self._book.is_read_by(content.table.id, page.load):
+            touched = self.touched.get(content.table.id)
+            if page.seen is not None and touched is not None:
+                content = touched.fresh(content, page.position, page.seen)
             self._book.took_rows(content.table.id)
-            await self._append(epoch, content)
+            await self._append(epoch, content, is_read=True)
             epoch.hold(content, page.at, self._monotonic())
+
+    def begin_chunks(self, table: Table, load: int, floor: Visibility) -> None:
+        """Note from now on what the stream brings of a table, until `Loaded`."""
+        self._chunks[load] = table.id
+        self.touched[table.id] = Touched(table, floor, self.delivered.of(table.id))
+
+    async def durable(self, epoch: FillingEpoch) -> None:
+        """Take that an epoch, or what of it was to be written, is durable: record what it ends."""
+        loads, epoch.loads = epoch.loads, []
+        splits, epoch.splits = epoch.splits, []
+        if not (loads or splits):
+            return
+        for split in splits:
+            self._done.setdefault(split.load, set()).add(split.where)
+        for load in loads:
+            self._done.pop(load, None)
+            partial = self._book.end_partial(load)
+            if partial is not None:
+                self._watch.snapshot_ended(partial)
+        await self.enter(self._book.loaded(loads), TableState.LIVE, epoch.position)
+        last = {split.load: split for split in splits if split.load not in loads}
+        progressed = [
+            self._book.progressed(split.table, load, split.left(split.table, self._done[load]))
+            for load, split in last.items()
+        ]
+        tables = [table for table in progressed if table is not None]
+        await self.enter(tables, TableState.SNAPSHOTTING, epoch.position)
 
     async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append what the stream brought."""
@@ -70,6 +119,9 @@ class Intake:
         for batch in chunk.batches:
             if not self._book.is_captured(batch.table.id):
                 continue
+            self.delivered.take(batch)
+            if batch.table.id in self.touched:
+                self.touched[batch.table.id].take(batch)
             lsn = batch.rows.column("_cdc_lsn")
             if self._book.is_new_version(batch.table):
                 first = Lsn(lsn[0].as_py())
@@ -96,9 +148,11 @@ class Intake:
             await self._sink.record(events)
             self._watch.tables_changed(events)
 
-    async def _append(self, epoch: FillingEpoch, batch: TableBatch) -> None:
+    async def _append(
+        self, epoch: FillingEpoch, batch: TableBatch, *, is_read: bool = False
+    ) -> None:
         try:
-            await epoch.append(batch)
+            await epoch.append(batch, is_read=is_read)
         except TableError as error:
             await self.stop_table(epoch, error)
 

@@ -1,27 +1,22 @@
-"""Tables whose rows are read while the stream goes on (design section 8.9, way a).
+"""Rows that are read while the stream goes on (design section 8.9).
 
-The reader gives pages to the pipeline's one queue, which the stream's chunks go through as well; so
-only the pipeline's loop appends to an epoch. Nothing is given before the stream has reached the
-snapshot's point L: the rows lie at (L, 0), and an epoch ends above all of its rows.
-
-A table that the lake has rows of gets its `t` at (L, -1) last: until then the old rows serve. A new
-one gets it first. The table's changes flow meanwhile; the `t` voids those below L, which are in the
-rows that are read.
+The readers give pages to the pipeline's one queue, which the stream's chunks go through as well; so
+only the pipeline's loop appends to an epoch. Nothing is given before the stream has reached where
+it lies: the rows of a snapshot at one point L at (L, 0), those of a chunk at (W, 0).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from ingestd.changes import TableBatch, marker_batch
+from ingestd.changes import TableBatch
 from ingestd.errors import TableError
-from ingestd.ports import Snapshot
 from ingestd.positions import ZERO, Lsn
-from ingestd.schema import Table, TableId
+from ingestd.schema import TableId
+from ingestd.visibility import Visibility
 
 
 class Gate:
@@ -46,11 +41,31 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows that the reading `load` took at `at`, or why a table's can't be read."""
+    """Rows that the reading `load` took at `at`, or why a table's can't be read.
+
+    `position`, `seen`: as in `ingestd.ports.SnapshotPage`.
+    """
 
     content: TableBatch | TableError
     at: datetime
     load: int
+    position: Lsn = ZERO
+    seen: Visibility | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGiven:
+    """The pages of a split of `table` have all been given before this.
+
+    `left`: writes what is left of the reading when some splits are durable (`Snapshot.left`).
+    `oldest`: of the snapshots of pages that come after this.
+    """
+
+    table: TableId
+    load: int
+    where: str
+    left: Callable[[TableId, Collection[str]], str]
+    oldest: Visibility | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +75,4 @@ class Loaded:
     load: int
 
 
-async def read_tables(
-    snapshot: Snapshot, tables: Sequence[Table], replaces: Callable[[TableId], bool], load: int
-) -> AsyncGenerator[Page | Loaded, None]:
-    """Give what the tables' rows are, with their markers, and the end."""
-    failed: set[TableId] = set()
-    replaced = [t for t in tables if replaces(t.id)]
-    for table in tables:
-        if table not in replaced:
-            yield Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at, load)
-    async with aclosing(snapshot.pages()) as pages:
-        async for page in pages:
-            if isinstance(page, TableError):
-                failed.add(page.table)
-            yield Page(page, snapshot.at, load)
-    for table in replaced:
-        if table.id not in failed:
-            yield Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at, load)
-    yield Loaded(load)
+FromReader = Page | SplitGiven | Loaded

@@ -39,7 +39,7 @@ from ingestd.recorded import Committed, TableState
 from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.following import Follower
 from ingestd.run.intake import Intake
-from ingestd.run.joining import Gate, Loaded, Page
+from ingestd.run.joining import FromReader, Gate
 from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
 from ingestd.schema import TableId
@@ -48,7 +48,7 @@ MONITOR_INTERVAL_S = 5.0
 QUEUED = 2
 """Chunks and pages that wait to be appended."""
 
-Work = Chunk | Page | Loaded
+Work = Chunk | FromReader
 
 
 T = TypeVar("T")
@@ -178,6 +178,7 @@ class Pipeline:
         self._epoch = epoch
         follower = Follower(
             self._capture,
+            self._sink,
             book,
             intake,
             self._watch,
@@ -188,9 +189,15 @@ class Pipeline:
             await follower.take_unread()
         elif book.to_read():
             self._watch.enter(SourceState.SNAPSHOTTING)
-            if not isinstance(verdict, Resumed):  # at the new slot's own point
-                # The first cut that a reader sees has all tables whole.
-                epoch.awaits_load = await self._beside_background(follower.begin_first_load())
+            if isinstance(verdict, Resumed):
+                book.distrust()
+            else:  # at the new slot's own point
+                # The first cut that a reader sees has all tables whole, if they are not too large.
+                loads = await self._beside_background(follower.begin_first_load())
+                epoch.awaits, epoch.patience_bytes = (
+                    set(loads.values()),
+                    self._policy.epoch.max_bytes,
+                )
         self._follower = follower
         work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
         self._start(self._feed(work, committed.position))
@@ -250,10 +257,10 @@ class Pipeline:
                     self._gate.move(epoch.position)
                 if not book.is_loading:
                     self._watch.enter(SourceState.STREAMING)
-                epoch = self._epoch = await self._close_if_due(epoch, book, intake)
+                epoch = self._epoch = await self._close_if_due(epoch, intake)
         finally:
             await _cancel(getter)
-        await self._drain(epoch, book, intake)
+        await self._drain(epoch, intake)
 
     async def _feed(self, work: asyncio.Queue[Work], after: Lsn | None) -> None:
         async with contextlib.aclosing(self._capture.live(after)) as live:
@@ -272,6 +279,7 @@ class Pipeline:
         for task in self._background:
             if task.done():
                 task.result()
+        self._background = [task for task in self._background if not task.done()]
         if self._commit is not None and self._commit.done():
             commit, self._commit = self._commit, None
             commit.result()
@@ -283,37 +291,34 @@ class Pipeline:
             return max(0.0, self._idle_until - now) if epoch.position > self._durable else None
         return epoch.wait_s(now, self._policy.epoch)
 
-    async def _close_if_due(
-        self, epoch: FillingEpoch, book: TableBook, intake: Intake
-    ) -> FillingEpoch:
+    async def _close_if_due(self, epoch: FillingEpoch, intake: Intake) -> FillingEpoch:
         """Commit the epoch in the background if it is due; give the one to fill."""
         if self._commit is not None:
             return epoch
         now = self._monotonic()
-        asked = self._capture.checkpoint_requested()
+        asked = self._capture.checkpoint_requested() or intake.hurry_to > self._durable
         if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
-            self._commit = asyncio.create_task(self._commit_epoch(epoch, book, intake))
+            self._commit = asyncio.create_task(self._commit_epoch(epoch, intake))
             self._idle_until = now + min(
                 self._policy.epoch.max_delay_s, self._policy.idle_interval_s
             )
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
             return FillingEpoch(self._sink.begin(), start=epoch.position, position=epoch.position)
-        if epoch.loads and not epoch.writer.rows:  # all their rows are in epochs before
-            loads, epoch.loads = epoch.loads, []
-            await intake.enter(book.loaded(loads), TableState.LIVE, self._durable)
+        if not epoch.writer.rows:  # whatever ended has all its rows in epochs before
+            await intake.durable(epoch)
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
             await self._confirm(epoch.position)
             self._idle_until = now + self._policy.idle_interval_s
         return epoch
 
-    async def _commit_epoch(self, epoch: FillingEpoch, book: TableBook, intake: Intake) -> None:
+    async def _commit_epoch(self, epoch: FillingEpoch, intake: Intake) -> None:
         started = self._monotonic()
         self._committing = epoch
         committed = await epoch.writer.commit(epoch.summary())
         self._committing = None
         self._watch.committed(committed, epoch, self._monotonic() - started)
-        await intake.enter(book.loaded(epoch.loads), TableState.LIVE, epoch.position)
+        await intake.durable(epoch)
         await self._confirm(epoch.position)
 
     async def _confirm(self, position: Lsn) -> None:
@@ -322,13 +327,13 @@ class Pipeline:
         await self._capture.confirm(position)
         self._watch.confirmed(position)
 
-    async def _drain(self, epoch: FillingEpoch, book: TableBook, intake: Intake) -> None:
+    async def _drain(self, epoch: FillingEpoch, intake: Intake) -> None:
         """Finish what can be: the epoch being committed, then the open one."""
         commit, self._commit = self._commit, None
         if commit is not None:
             await commit
         if epoch.can_close and epoch.writer.rows:
-            await self._commit_epoch(epoch, book, intake)
+            await self._commit_epoch(epoch, intake)
 
     # --- signals -----------------------------------------------------------------------------
 
@@ -346,6 +351,10 @@ class Pipeline:
             await asyncio.sleep(MONITOR_INTERVAL_S)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.create_task(work))
+
+    def _once(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the rest; what it raises ends the pipeline."""
         self._background.append(asyncio.create_task(work))
 
 

@@ -14,9 +14,10 @@ A stopped table stays so until its definition changes, somebody asks for it, or 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import NoReturn
 
 from ingestd.errors import OperatorError, TableError
 from ingestd.ports import Discovery
@@ -31,6 +32,9 @@ from ingestd.recorded import (
 )
 from ingestd.schema import Table, TableId
 
+_FIRST, _LAST, _MARKED = "first", "last", "|"
+"""How `_tables` says where a reading has its `t`, before what is left of it."""
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -39,9 +43,12 @@ class _Entry:
     `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
     none is under way; a later one makes an earlier one void. `point`: where they are read.
     `last`: transaction of the stream's last change of it; `told`: of the last that told of columns.
-    `replaces`: the lake has rows of before this reading. `rewritten`: why its old rows are not what
+    `rewritten`: why its old rows are not what
     the source has, until that is recorded. `is_postponed`: the source can't send it yet. `version`:
-    what the stream brought last, which is as `compared` says.
+    what the stream brought last, which is as `compared` says. `progress`: what a reading before
+    left (`Snapshot.left`), or this one so far; `owes_marker`: its `t` comes last. `is_new`: the
+    source has sent its changes only since a moment ago. `is_asked`: it was whole when somebody
+    asked for it to be read.
     """
 
     table: Table
@@ -51,11 +58,14 @@ class _Entry:
     point: Lsn | None = None
     last: Lsn | None = None
     told: Lsn | None = None
-    replaces: bool = False
     rewritten: str | None = None
     is_postponed: bool = False
     version: Table | None = None
     compared: RegisteredTable | None = None
+    progress: str = ""
+    owes_marker: bool = True
+    is_new: bool = False
+    is_asked: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -78,6 +88,7 @@ class TableBook:
     _gone: set[TableId] = field(init=False, default_factory=set)
     _with_rows: set[TableId] = field(init=False)
     _loads: int = field(init=False, default=0)
+    _partial: dict[int, TableId] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with what the lake has."""
@@ -97,18 +108,29 @@ class TableBook:
         for table in discovery.tables:
             entry = before.get(table.id)
             if entry is None or entry.table.oid != table.oid:
-                entry = _Entry(table)
+                entry = _Entry(table, is_new=bool(before))
+                entry.owes_marker, entry.progress = self._kept(table)
             elif entry.is_stopped and _definition(entry.table) != _definition(table):
                 entry.is_stopped = False
             entry.table, entry.is_postponed = table, False
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
-            entry.is_wanted |= self._has_gap(table.id)
+            if self._has_gap(table.id):
+                entry.is_wanted, entry.is_asked, entry.progress = True, False, ""
+                entry.is_new |= table.id in discovery.interrupted
             entry.is_wanted |= entry.load is None and not self._is_live(table)
             self._entries[table.id] = entry
 
     def _has_gap(self, name: TableId) -> bool:
         is_rewritten = self.resnapshot_rewritten and name in self._discovery.rewritten
         return is_rewritten or name in self._discovery.interrupted
+
+    def _kept(self, table: Table) -> tuple[bool, str]:
+        """Say whether a reading that an earlier run began owes its `t`, and what it left."""
+        known = self.known.get(table.id)
+        if known is None or known.oid != table.oid or known.state is not TableState.SNAPSHOTTING:
+            return True, ""
+        marker, _, left = known.progress.partition(_MARKED)
+        return marker == _LAST, left
 
     def _is_live(self, table: Table) -> bool:
         """Whether the lake has it live: this very table, not one before it of the same name."""
@@ -125,18 +147,13 @@ class TableBook:
         chosen = list(names)
         for name in chosen:
             if name not in self._entries:
-                self._refuse_request(name)
-                near = difflib.get_close_matches(str(name), map(str, self._entries), n=1)
-                hint = f"did you mean {near[0]}? " if near else ""
-                raise OperatorError(
-                    f"table {name} is not captured",
-                    remedy=f"{hint}`ingestd check` and `ingestd status` say what is, and why not",
-                )
+                self._refuse_unknown(name)
         for name in chosen:
             entry = self._entries[name]
-            entry.is_wanted, entry.is_stopped = True, False
+            entry.is_asked = entry.is_whole or (entry.is_asked and not entry.is_stopped)
+            entry.is_wanted, entry.is_stopped, entry.progress = True, False, ""
 
-    def _refuse_request(self, name: TableId) -> None:
+    def _refuse_unknown(self, name: TableId) -> NoReturn:
         for refused in self._discovery.refused:
             if refused.table.id == name:
                 raise OperatorError(
@@ -144,6 +161,42 @@ class TableBook:
                     remedy=f"{refused.error.remedy or 'mend the cause'}; it is looked for again"
                     " every `discover_interval`, and read then",
                 )
+        near = difflib.get_close_matches(str(name), map(str, self._entries), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise OperatorError(
+            f"table {name} is not captured",
+            remedy=f"{hint}`ingestd check` and `ingestd status` say what is, and why not",
+        )
+
+    def cancel(self, names: Iterable[TableId]) -> tuple[list[Table], list[TableId]]:
+        """Give up the readings of tables, asked for or under way.
+
+        Gives those that are whole without, and the others. Raises OperatorError for one of which
+        nothing is to be read.
+        """
+        chosen = list(names)
+        for name in chosen:
+            entry = self._entries.get(name)
+            if name not in self._partial.values() and (
+                entry is None or entry.is_stopped or entry.is_whole
+            ):
+                raise OperatorError(
+                    f"table {name} has no snapshot to cancel",
+                    remedy="`ingestd status` shows which tables are being read",
+                )
+        whole, others = [], []
+        for name in chosen:
+            self._partial = {n: t for n, t in self._partial.items() if t != name}
+            entry = self._entries[name]
+            if entry.is_whole:
+                continue
+            if entry.is_asked:
+                entry.is_wanted, entry.load, entry.point, entry.progress = False, None, None, ""
+                entry.is_asked = False
+                whole.append(entry.table)
+            else:
+                others.append(name)
+        return whole, others
 
     def to_read(self) -> list[Table]:
         """The tables whose rows are to be read."""
@@ -165,14 +218,17 @@ class TableBook:
         entry = self._entries.get(name)
         if entry is None or entry.is_stopped:
             return None
-        was_whole, entry.is_wanted = entry.is_whole, True
+        was_whole, entry.is_wanted, entry.progress = entry.is_whole, True, ""
+        entry.is_asked = False
         return entry.table if was_whole else None
 
-    def read_again(self, name: TableId) -> None:
-        """Take that a table was altered while it was read."""
+    def read_again(self, name: TableId, *, from_the_start: bool) -> None:
+        """Take that a table was altered while it was read; what was kept of it may be void."""
         entry = self._entries.get(name)
         if entry is not None:
             entry.load, entry.point, entry.is_wanted = None, None, True
+            if from_the_start:
+                entry.progress = ""
 
     def unknown(self) -> list[Table]:
         """The tables that the lake has never seen, under this name and oid."""
@@ -239,32 +295,96 @@ class TableBook:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def begin(self, tables: Sequence[Table]) -> int:
-        """Note that these tables' rows are being read; gives the number of this reading."""
-        self._loads += 1
+    def begin(self, tables: Sequence[Table]) -> dict[TableId, int]:
+        """Note that these tables' rows are being read; gives the number of each one's reading."""
+        loads = {}
         for entry in self._of(tables):
+            self._loads += 1
             entry.is_wanted, entry.rewritten = False, None
             entry.load, entry.point = self._loads, None
-            entry.replaces = entry.table.id in self._with_rows
+            if not entry.progress:
+                entry.owes_marker = entry.table.id in self._with_rows
+            loads[entry.table.id] = self._loads
+        return loads
+
+    def table(self, name: TableId) -> Table:
+        """Give a table as it was last discovered."""
+        return self._entries[name].table
+
+    def distrust(self) -> None:
+        """Take that of what is to be read the source may not have sent all changes until now."""
+        for entry in self._entries.values():
+            entry.is_new = entry.is_wanted and not entry.progress
+
+    def request_partial(self, names: Iterable[TableId]) -> None:
+        """Take that some rows of tables are to be read. Raises OperatorError if it can't be."""
+        for name in names:
+            entry = self._entries.get(name)
+            if entry is None:
+                self._refuse_unknown(name)
+            elif not entry.is_whole:
+                raise OperatorError(
+                    f"table {name} is not live: a part of it would not make it so",
+                    remedy="`ingestd snapshot` without --where reads it whole",
+                )
+
+    def begin_partial(self, name: TableId) -> int:
+        """Note that some of a table's rows are read again, while it stays as it is."""
+        self._loads += 1
+        self._partial[self._loads] = name
         return self._loads
 
-    def being_read(self, load: int) -> list[Table]:
-        """The tables that this reading is still to give."""
-        return [e.table for e in self._entries.values() if e.load == load]
+    def end_partial(self, load: int) -> TableId | None:
+        """Take that they are durable; give the table, None if it was no such reading."""
+        return self._partial.pop(load, None)
+
+    def is_partial(self, load: int) -> bool:
+        """Whether this reading is of some of a table's rows."""
+        return load in self._partial
+
+    def being_read(self, loads: Mapping[TableId, int]) -> list[Table]:
+        """The tables that these readings are still to give."""
+        return [
+            entry.table
+            for name, load in loads.items()
+            if (entry := self._entries.get(name)) is not None and entry.load == load
+        ]
+
+    def left(self, name: TableId) -> str:
+        """What a reading of a table has left to be read; empty: everything."""
+        return self._entries[name].progress
+
+    def is_new(self, name: TableId) -> bool:
+        """Whether the source may not have sent all changes of transactions that run."""
+        return self._entries[name].is_new
+
+    def progressed(self, name: TableId, load: int, left: str) -> Table | None:
+        """Note what is left; give the table, None if that need not be recorded."""
+        entry = self._entries.get(name)
+        if entry is None or entry.load != load or entry.progress == left:
+            return None
+        entry.progress = left
+        return entry.table
 
     def is_read_by(self, name: TableId, load: int) -> bool:
         """Whether rows of this reading are to be taken: no later one, no stop has come between."""
         entry = self._entries.get(name)
+        if self._partial.get(load) == name:
+            return entry is not None and not entry.is_stopped
         return entry is not None and entry.load == load
 
     def took_rows(self, name: TableId) -> None:
         """Note that the lake has rows of a table that were read."""
         self._with_rows.add(name)
 
-    def replaces(self, name: TableId) -> bool:
-        """Whether the lake has rows of a table from before its reading."""
-        entry = self._entries.get(name)
-        return entry is not None and entry.replaces
+    def marks_first(self, name: TableId) -> bool:
+        """Whether the table's `t` comes before its rows: the lake has none of it."""
+        entry = self._entries[name]
+        return not (entry.owes_marker or entry.progress)
+
+    def marks_last(self, name: TableId) -> bool:
+        """Whether the table's `t` comes after its rows: until then the old ones serve."""
+        return self._entries[name].owes_marker
 
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
         """Note the point at which the rows are read."""
@@ -275,7 +395,7 @@ class TableBook:
         """Take that all rows of these readings are durable; give the tables that are whole now."""
         read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
         for entry in read.values():
-            entry.load = None
+            entry.load, entry.progress, entry.is_new, entry.is_asked = None, "", False, False
         return [self._latest(e) for e in read.values() if e.is_whole]
 
     def _latest(self, entry: _Entry) -> Table:
@@ -284,10 +404,11 @@ class TableBook:
             return entry.table
         return replace(entry.version, storage=entry.table.storage)
 
-    def give_up(self, load: int) -> None:
-        """Take that a reading failed: its tables are to be read again."""
-        for entry in self._entries.values():
-            if entry.load == load:
+    def give_up(self, loads: Mapping[TableId, int]) -> None:
+        """Take that readings failed: their tables are to be read again, or what was left."""
+        for name, load in loads.items():
+            entry = self._entries.get(name)
+            if entry is not None and entry.load == load:
                 entry.load, entry.point, entry.is_wanted = None, None, True
 
     @property
@@ -365,6 +486,7 @@ class TableBook:
             return Table(name, self.known[name].oid if name in self.known else 0, ())
         entry = self._entries[name]
         entry.is_stopped, entry.is_wanted, entry.load, entry.point = True, True, None, None
+        entry.progress, entry.is_asked = "", False
         return entry.table
 
     # --- events -------------------------------------------------------------------------------
@@ -373,7 +495,18 @@ class TableBook:
         self, tables: Sequence[Table], state: TableState, at: datetime, at_lsn: Lsn
     ) -> list[TableEvent]:
         """Make the events of tables that entered a state together."""
-        return [TableEvent(t, state, at, at_lsn, self._snapshot_lsn(t.id)) for t in tables]
+        return [
+            TableEvent(
+                t, state, at, at_lsn, self._snapshot_lsn(t.id), progress=self._progress(t.id, state)
+            )
+            for t in tables
+        ]
+
+    def _progress(self, name: TableId, state: TableState) -> str:
+        entry = self._entries.get(name)
+        if entry is None or state is not TableState.SNAPSHOTTING or not entry.progress:
+            return ""
+        return (_LAST if entry.owes_marker else _FIRST) + _MARKED + entry.progress
 
     def _snapshot_lsn(self, name: TableId) -> Lsn | None:
         entry, known = self._entries.get(name), self.known.get(name)

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from ingestd.changes import TRUNCATE, TableBatch
 from ingestd.keys import Key, key_columns, new_keys, old_keys
 from ingestd.positions import Lsn
-from ingestd.schema import Table
+from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
 Ints = NDArray[np.int64]
+NONE: Ints = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,26 @@ class Touched:
     """One table's changes since its reading began, as far as chunks to come need them.
 
     `floor`: a snapshot older than any chunk's; what it sees every chunk sees. Memory: the keys of
-    what has been delivered since the last chunk, and of updates that lack values.
+    what has been delivered since the last chunk, and of updates that lack values. `before`: the
+    transactions that were delivered until now. `is_void`: the keys are others now, which can't be
+    compared with those of before.
     """
 
-    def __init__(self, floor: Visibility) -> None:
+    def __init__(self, table: Table, floor: Visibility, before: Ints) -> None:
+        self._key = table.identifying
         self._floor = floor
+        self._before = before
+        self.is_void = False
+        self._is_closed = False
         self._changes: list[_Changes] = []
         self._unsent: deque[tuple[Table, pa.RecordBatch]] = deque()
         self._again: set[Key] = set()
 
     def take(self, batch: TableBatch) -> None:
         """Note changes that the stream brought."""
+        if self.is_void or batch.table.identifying != self._key:
+            self.is_void = True
+            return
         rows = batch.rows
         rows = rows.filter(pc.not_equal(rows.column("_cdc_op"), TRUNCATE))
         lsns = rows.column("_cdc_lsn").to_numpy(zero_copy_only=False)
@@ -77,8 +87,21 @@ class Touched:
     def owe(self, table: Table, rows: pa.RecordBatch) -> None:
         """Note the rows among these changes that lack values that were not sent."""
         lacking = rows.filter(rows.column("_cdc_unchanged").is_valid())
+        if self._is_closed:  # one that is still owed may have got another key
+            lacking = lacking.filter(lacking.column("_cdc_before").is_valid())
         if lacking.num_rows:
             self._unsent.append((table, lacking.select(key_columns(table))))
+
+    def is_settled(self, point: Lsn, seen: Visibility) -> bool:
+        """Whether chunks may begin: this snapshot, and so each to come, sees all below `point`.
+
+        And whatever was delivered before this began, of which the keys are not known.
+        """
+        return bool(seen.sees(self._before).all()) and not self.overtaken(point, seen)
+
+    def close(self) -> None:
+        """Take that every row has been read, but for what is owed: a change has one before it."""
+        self._is_closed = True
 
     def pass_floor(self, seen: Visibility) -> None:
         """Take that no chunk to come is older than this snapshot."""
@@ -86,10 +109,6 @@ class Touched:
         changes, self._changes = self._changes, []
         for part in changes:
             self._keep(part.where(~seen.sees(part.xids)))
-
-    def are_seen(self, seen: Visibility) -> bool:
-        """Whether a snapshot sees every transaction that has been delivered."""
-        return all(seen.sees(part.xids).all() for part in self._changes)
 
     def overtaken(self, position: Lsn, seen: Visibility) -> set[Key]:
         """Give the keys whose changes lie below `position` and are not seen there."""
@@ -114,7 +133,8 @@ class Touched:
     @property
     def owes(self) -> int:
         """How many rows are to be read by their keys, those counted twice that changed twice."""
-        return len(self._again) + sum(rows.num_rows for _, rows in self._unsent)
+        unsent: int = sum(rows.num_rows for _, rows in self._unsent)
+        return len(self._again) + unsent
 
     def owe_again(self, keys: set[Key]) -> None:
         """Note rows that were read by their keys in vain: they had been overtaken."""
@@ -144,7 +164,7 @@ class Delivered:
     """
 
     def __init__(self) -> None:
-        self._xids: dict[object, list[Ints]] = {}
+        self._xids: dict[TableId, list[Ints]] = {}
 
     def take(self, batch: TableBatch) -> None:
         """Note changes that the stream brought."""
@@ -167,6 +187,6 @@ class Delivered:
             else:
                 del self._xids[name]
 
-    def are_seen(self, table: object, seen: Visibility) -> bool:
-        """Whether a snapshot sees all that was delivered of a table."""
-        return all(seen.sees(part).all() for part in self._xids.get(table, ()))
+    def of(self, table: TableId) -> Ints:
+        """Give those of a table."""
+        return np.concatenate([NONE, *self._xids.get(table, ())])

@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUpPolicy
+from ingestd.capture.wal.chunks import ChunkedSnapshot, can_be_chunked, look, sizes
 from ingestd.capture.wal.continuity import continuity_of
 from ingestd.capture.wal.delivery import Delivery
 from ingestd.capture.wal.discovery import SourceTables
@@ -39,6 +40,7 @@ from ingestd.ports import Continuity, Discovery, Lag, Snapshot
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
 from ingestd.schema import Table, TableId
+from ingestd.visibility import Visibility
 
 
 class WalCapture:
@@ -61,7 +63,8 @@ class WalCapture:
         self._control: AsyncConnection[Any] | None = None
         self._monitor: AsyncConnection[Any] | None = None
         self._exported: ExportedPoint | None = None
-        self._snapshots: list[TableSnapshot] = []
+        self._memory_bytes = memory_bytes
+        self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._tables = SourceTables(settings)
         self._relations = Relations(self._describe, lambda t: settings.includes(t.schema, t.name))
         self._delivery = Delivery(
@@ -72,6 +75,7 @@ class WalCapture:
             catch_up=catch_up,
         )
         self._is_live = False
+        self._began = Visibility(0, 0)
         self._claimed = False
 
     async def claim(self) -> None:
@@ -140,8 +144,44 @@ class WalCapture:
                     self._delivery.begin_anew()
         return busy
 
-    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
-        """Read at the new slot's point, or at that of a temporary one."""
+    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+        """By size, if it is the first load."""
+        able = [t for t in tables if can_be_chunked(t)]
+        least = self._settings.snapshot_chunked_above if initial else 0
+        with self._errors("sizes"):
+            async with await connect(self._dsn) as connection:
+                found = await sizes(connection, able)
+        return frozenset(name for name, nbytes in found.items() if nbytes >= least)
+
+    async def snapshot(
+        self,
+        tables: Sequence[Table],
+        *,
+        chunked: bool = False,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+    ) -> Snapshot:
+        """In chunks, or at the new slot's point, or at that of a temporary one."""
+        self._snapshots = [s for s in self._snapshots if not s.is_closed]
+        snapshot: TableSnapshot | ChunkedSnapshot
+        if chunked:
+            with self._errors("snapshot"):
+                snapshot = await ChunkedSnapshot.begin(
+                    self._settings,
+                    tables,
+                    began=self._began,
+                    are_new=are_new,
+                    left=left,
+                    where=where,
+                    memory_bytes=self._memory_bytes,
+                )
+        else:
+            snapshot = await self._at_one_point(tables)
+        self._snapshots.append(snapshot)
+        return snapshot
+
+    async def _at_one_point(self, tables: Sequence[Table]) -> TableSnapshot:
         exported, self._exported = self._exported, None
         if exported is None:
             try:
@@ -154,10 +194,7 @@ class WalCapture:
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
         self._delivery.delivered(exported.point)
         workers = self._settings.snapshot_workers
-        snapshot = TableSnapshot(self._dsn, exported, tables, workers=workers)
-        self._snapshots = [s for s in self._snapshots if not s.is_closed]
-        self._snapshots.append(snapshot)
-        return snapshot
+        return TableSnapshot(self._dsn, exported, tables, workers=workers)
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give the changes from `after`, or from the slot's confirmed position if that is later."""
@@ -165,6 +202,7 @@ class WalCapture:
         control = await self._connected()
         with self._errors("live"):
             await self._drop_export()
+            self._began = await look(control)
             server = await inspect_server(control, self._dsn)
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:
@@ -174,6 +212,12 @@ class WalCapture:
         async with contextlib.aclosing(changes):
             async for chunk in changes:
                 yield chunk
+
+    async def seen(self) -> Visibility:
+        """Ask on the connection that holds the claim."""
+        control = await self._connected()
+        with self._errors("snapshot"):
+            return await look(control)
 
     def checkpoint_requested(self) -> bool:
         """Whether the server asked for a reply with everything sent."""

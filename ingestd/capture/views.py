@@ -1,0 +1,96 @@
+"""What a split is read in: an exported snapshot, or a short one of its own.
+
+Source: PostgreSQL documentation, "SET TRANSACTION", "Snapshot Synchronization Functions",
+"Transaction ID and Snapshot Information Functions".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.rewrites import ensure_described, lock_unless_rewritten
+from ingestd.capture.splits import enter_snapshot
+from ingestd.capture.wal.positions import insert_position
+from ingestd.errors import TableReplacedError
+from ingestd.positions import Lsn
+from ingestd.schema import Table
+from ingestd.visibility import Visibility
+
+_SEEN = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
+_FILE = "SELECT pg_catalog.pg_relation_filenode(%s::oid)::int8"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows lie in the WAL, when they were read, and what was seen then (`SnapshotPage`)."""
+
+    position: Lsn
+    at: datetime
+    seen: Visibility | None = None
+
+
+class View(Protocol):
+    """Begins the transaction that a split is read in."""
+
+    async def enter(
+        self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
+    ) -> Place:
+        """Begin it, on a connection that is in none. Raises psycopg.Error, IngestdError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedView:
+    """A snapshot that another session exported, at `place`."""
+
+    dsn: str
+    snapshot: str
+    place: Place
+
+    async def enter(
+        self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
+    ) -> Place:
+        """Take the snapshot up; keep the relation from being replaced."""
+        await enter_snapshot(connection, self.snapshot)
+        await ensure_described(connection, table)
+        if not blocks.is_whole:
+            await lock_unless_rewritten(connection, self.dsn, table.id, blocks)
+        return self.place
+
+
+class OwnView:
+    """A snapshot of the moment.
+
+    The lock comes before the snapshot: what replaces a file, TRUNCATE or a rewrite, has either
+    ended and is seen, or waits. The position comes after it: whatever it sees has committed below.
+    """
+
+    async def enter(
+        self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
+    ) -> Place:
+        """Begin, unless the relation is another than the split was cut from."""
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await connection.execute(
+            sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(blocks.relation)
+        )
+        place = await _now(connection)
+        await ensure_described(connection, table)
+        if blocks.file:
+            cursor = await connection.execute(_FILE, (blocks.oid,))
+            row = await cursor.fetchone()
+            if row is None or row[0] != blocks.file:
+                raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
+        return place
+
+
+async def _now(connection: AsyncConnection[Any]) -> Place:
+    cursor = await connection.execute(_SEEN)
+    row = await cursor.fetchone()
+    assert row is not None
+    seen, at = row
+    return Place(await insert_position(connection), at, Visibility.parse(seen))

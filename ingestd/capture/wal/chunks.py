@@ -1,0 +1,313 @@
+"""Tables read in chunks, each at a position of its own (design section 8.9, way b).
+
+A chunk is a range of blocks, read in a short transaction. What the stream brings meanwhile is held
+against it by `ingestd.run.touched`; docs/snapshots.md says why the outcome is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import AsyncConnection
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.leaves import leaves_of
+from ingestd.capture.pages import TablePages
+from ingestd.capture.readers import SplitReaders
+from ingestd.capture.session import classify, connect
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.splits import cut, read_error
+from ingestd.capture.unread import Unread, unread
+from ingestd.capture.views import OwnView
+from ingestd.capture.wal.positions import insert_position
+from ingestd.errors import TableError, TableReplacedError
+from ingestd.keys import Key
+from ingestd.ports import SnapshotItem, SnapshotPage, Split
+from ingestd.positions import Lsn
+from ingestd.schema import Table, TableId
+from ingestd.visibility import Visibility
+
+COMMITS_PATIENCE_S = 0.05
+
+_NOW = "SELECT pg_catalog.clock_timestamp()"
+# Flushed, unlike one outside of transactions: whoever waits for it need not wait for the WAL
+# writer. Nobody need wait for a standby.
+_MOVE_ON = """
+SET LOCAL synchronous_commit = 'local';
+SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')
+"""
+_IS_STANDBY = "SELECT pg_catalog.pg_is_in_recovery()"
+# A transaction keeps its locks until others see it, whatever it waits for after its commit is in
+# the WAL. Every role sees them, and those of prepared transactions.
+_WRITERS = """
+WITH RECURSIVE tree AS (
+  SELECT unnest(%s::oid[]) AS oid
+  UNION ALL
+  SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT DISTINCT l.virtualtransaction, coalesce(l.pid, 0)::int8, x.transactionid::text::int8
+  FROM pg_catalog.pg_locks l
+  JOIN pg_catalog.pg_locks x ON x.virtualtransaction = l.virtualtransaction
+       AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+ WHERE l.locktype = 'relation' AND l.granted AND l.relation IN (SELECT oid FROM tree)
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+                  'AccessExclusiveLock')
+"""
+# Asked after the locks: who is idle now has not committed what the locks are held for.
+_IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle in transaction'"
+
+
+def can_be_chunked(table: Table) -> bool:
+    """Whether rows can be told apart and be found by what the stream has of their keys."""
+    key = [table.column(n) for n in table.identifying]
+    return bool(key) and not any(c.mask or pa.types.is_nested(c.type) for c in key)
+
+
+async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:
+    """Give the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks."""
+    found = {}
+    for table in tables:
+        with contextlib.suppress(TableError):  # its reader says so
+            leaves = await leaves_of(connection, table)
+            if not any(leaf.is_whole for leaf in leaves):
+                found[table.id] = sum(leaf.nbytes for leaf in leaves)
+    return found
+
+
+async def move_on(connection: AsyncConnection[Any]) -> None:
+    """Have the WAL grow by something that is no change, and flushed. A standby grows by itself."""
+    cursor = await connection.execute(_IS_STANDBY)
+    row = await cursor.fetchone()
+    if row is None or not row[0]:
+        async with connection.transaction():
+            await connection.execute(_MOVE_ON)
+
+
+async def await_running(connection: AsyncConnection[Any]) -> None:
+    """Wait for the transactions that run now: as making a slot does."""
+    until = (await look(connection)).xmax
+    while (await look(connection)).xmin < until:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(COMMITS_PATIENCE_S)
+
+
+async def look(connection: AsyncConnection[Any]) -> Visibility:
+    """Take a snapshot, on a connection that is in no transaction."""
+    cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
+    row = await cursor.fetchone()
+    assert row is not None
+    return Visibility.parse(row[0])
+
+
+async def await_earlier_writers(
+    connection: AsyncConnection[Any], tables: Sequence[Table], began: Visibility
+) -> None:
+    """Wait for transactions that wrote to these tables and began before `began`, but for idle ones.
+
+    Their commits may be in the WAL without anybody seeing them (a synchronous standby is waited
+    for), and an earlier run may have had them from the stream: this one would not know.
+    """
+    waiting = await _earlier_writers(connection, tables, began)
+    while waiting:
+        await asyncio.sleep(COMMITS_PATIENCE_S)
+        waiting &= await _earlier_writers(connection, tables, began)
+
+
+async def _earlier_writers(
+    connection: AsyncConnection[Any], tables: Sequence[Table], began: Visibility
+) -> set[str]:
+    cursor = await connection.execute(_WRITERS, ([t.oid for t in tables],))
+    writers = await cursor.fetchall()
+    cursor = await connection.execute(_IDLE)
+    idle = {pid for (pid,) in await cursor.fetchall()}
+    return {
+        transaction for transaction, pid, xid in writers if pid not in idle and began.is_below(xid)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    point: Lsn
+    at: datetime
+    seen: Visibility
+
+
+class ChunkedSnapshot:
+    """See `ingestd.ports.Snapshot`. Made by `begin`."""
+
+    is_chunked = True
+
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        tables: Sequence[Table],
+        start: _Start,
+        left: Unread | None,
+        *,
+        settings: WalSettings,
+        memory_bytes: int,
+        where: str | None = None,
+    ) -> None:
+        self._connection = connection
+        self._dsn = dsn = settings.dsn.get_secret_value()
+        self._chunk_bytes = settings.snapshot_chunk
+        self._start = start
+        self._left = left
+        self._where = where
+        self._is_partial = where is not None
+        self._lock = asyncio.Lock()
+        self._tables = {t.id: t for t in tables}
+        workers = settings.snapshot_workers
+        hold_bytes = min(2 * self._chunk_bytes, memory_bytes // (4 * workers))
+        self._readers = SplitReaders(
+            dsn,
+            [_only(table, where) for table in tables],
+            self._cut,
+            OwnView(),
+            workers=workers,
+            hold_bytes=hold_bytes,
+            floor=start.seen,
+        )
+
+    @classmethod
+    async def begin(
+        cls,
+        settings: WalSettings,
+        tables: Sequence[Table],
+        *,
+        began: Visibility,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+        memory_bytes: int,
+    ) -> ChunkedSnapshot:
+        """Note where it begins; `began`: a snapshot taken when `live` did.
+
+        Raises psycopg.Error, TableReplacedError.
+        """
+        unread_ = _parse(left, tables) if left else None
+        connection = await connect(settings.dsn.get_secret_value())
+        try:
+            if are_new:
+                await await_running(connection)
+            seen = await look(connection)
+            cursor = await connection.execute(_NOW)
+            row = await cursor.fetchone()
+            assert row is not None
+            point = await insert_position(connection) if unread_ is None else unread_.point
+            await await_earlier_writers(connection, tables, began)
+        except BaseException:
+            await connection.close()
+            raise
+        start = _Start(point, row[0], seen)
+        return cls(
+            connection,
+            tables,
+            start,
+            unread_,
+            settings=settings,
+            memory_bytes=memory_bytes,
+            where=where,
+        )
+
+    @property
+    def point(self) -> Lsn:
+        """Where it began, or the one before it whose rest it reads."""
+        return self._start.point
+
+    @property
+    def at(self) -> datetime:
+        """The server's time when it began."""
+        return self._start.at
+
+    def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        """Give the tables' rows; see the port."""
+        return self._readers.items()
+
+    async def rows_of(
+        self, table: Table, keys: Collection[Key]
+    ) -> AsyncGenerator[SnapshotPage, None]:
+        """Read them by the index of the key."""
+        root = BlockRange(table.id.schema, table.id.name, is_whole=True)
+        split = Split(_only(table, self._where), "", root.to_text(), 0)
+        async with contextlib.aclosing(
+            TablePages(self._dsn, split, OwnView()).rows_of(keys)
+        ) as pages:
+            async for page in pages:
+                yield page
+
+    def oldest(self) -> Visibility | None:
+        """Of the chunks under way."""
+        return self._readers.oldest()
+
+    def abandon(self, table: TableId) -> None:
+        """Begin to read no more chunks of a table."""
+        self._readers.abandon(table)
+
+    def progress(self, table: TableId) -> float:
+        """By the sizes of the chunks that were read to their ends, before this run too."""
+        return self._readers.progress(table)
+
+    def left(self, table: TableId, done: Collection[str]) -> str:
+        """See the port."""
+        if self._is_partial:
+            return ""
+        nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
+        return unread(self._tables[table], self.point, nbytes, splits, done)
+
+    async def move_on(self) -> None:
+        """Write a message to the WAL; pgoutput leaves it out, the position passes it."""
+        try:
+            async with self._lock:
+                await move_on(self._connection)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can't be read any more."""
+        return self._connection.closed
+
+    async def close(self) -> None:
+        """Close its connection."""
+        await self._connection.close()
+
+    async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
+        try:
+            async with await connect(self._dsn) as connection:
+                leaves = await leaves_of(connection, table)
+        except psycopg.Error as error:
+            raise read_error(error, table.id, self._dsn) from error
+        if any(leaf.is_whole for leaf in leaves):
+            raise TableReplacedError(table.id, "can't be read by blocks any more")
+        if self._left is not None:
+            splits = self._left.splits(table, leaves, self._chunk_bytes)
+            return splits, max(0, self._left.nbytes - sum(s.estimated_bytes for s in splits))
+        # What is added later comes with the stream.
+        return [
+            Split(table, "", blocks.to_text(), nbytes)
+            for leaf in leaves
+            for blocks, nbytes in cut(leaf, 0, leaf.blocks, self._chunk_bytes)
+        ], 0
+
+
+def _only(table: Table, where: str | None) -> Table:
+    """Give the table with a condition more on its rows."""
+    if where is None:
+        return table
+    conditions = [f"({c})" for c in (table.row_filter, where) if c is not None]
+    return replace(table, row_filter=" AND ".join(conditions))
+
+
+def _parse(left: str, tables: Sequence[Table]) -> Unread:
+    try:
+        return Unread.parse(left)
+    except (ValueError, KeyError, TypeError) as error:
+        [table] = tables
+        raise TableReplacedError(table.id, "has no readable record of its snapshot") from error

@@ -1,0 +1,301 @@
+"""Reads tables at one point or in chunks, and gives their rows to the pipeline's queue.
+
+At one point L: the tables' `t` at (L, -1), their rows at (L, 0). In chunks, the states of a table::
+
+    recorded   from P0 on the intake notes what the stream brings of it (`Touched`)
+    settled    the stream has passed L0, and whatever it brought below L0 is seen by all
+    read       chunk by chunk, each given when the stream has passed its W
+    completed  rows that lack values which were not sent have been read by their keys
+    given      the `t` at (L0, -1), of a table that the lake had rows of; else that was first
+
+What an earlier run left (`TableBook.left`) is read in chunks, whichever way that run read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+from ingestd.changes import marker_batch
+from ingestd.errors import OperatorError, TableError, TableReplacedError
+from ingestd.ports import ChangeCapture, Sink, Snapshot, SnapshotPage, SplitRead, TableRead
+from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
+from ingestd.run.intake import Intake
+from ingestd.run.joining import FromReader, Gate, Loaded, Page, SplitGiven
+from ingestd.run.tables import TableBook, stopped
+from ingestd.run.watch import Watch
+from ingestd.schema import Table, TableId
+
+Give = Callable[[FromReader], Awaitable[None]]
+Way = Callable[[Give, Mapping[TableId, int]], Coroutine[Any, Any, None]]
+
+PATIENCE_S = 0.02
+"""How long the stream may take to pass a chunk's position before it is helped on."""
+MOVE_ON_INTERVAL_S = 1.0
+"""An epoch with rows that were read needs a greater position than the one before."""
+KEYS_AT_ONCE = 1000
+
+
+class Reader:
+    """Reads for one pipeline. `durable` gives the position up to which the lake is durable."""
+
+    def __init__(  # noqa: PLR0917 - all parts of one pipeline
+        self,
+        capture: ChangeCapture,
+        sink: Sink,
+        book: TableBook,
+        intake: Intake,
+        watch: Watch,
+        gate: Gate,
+        durable: Callable[[], Lsn],
+    ) -> None:
+        self._capture = capture
+        self._sink = sink
+        self._book = book
+        self._intake = intake
+        self._watch = watch
+        self._gate = gate
+        self._durable = durable
+        self._snapshots: dict[TableId, Snapshot] = {}
+
+    # --- ways --------------------------------------------------------------------------------
+
+    async def begin_at_point(self, loads: Mapping[TableId, int], at_lsn: Lsn) -> Snapshot:
+        """Take the snapshot of tables at one point."""
+        tables = self._book.being_read(loads)
+        await self._intake.enter(tables, TableState.SNAPSHOTTING, at_lsn)
+        snapshot = await self._capture.snapshot(tables)
+        self._book.read_at(tables, snapshot.point)
+        return snapshot
+
+    async def read_at_point(self, give: Give, loads: Mapping[TableId, int]) -> None:
+        """Read tables at one point."""
+        # What the discovery tells holds from there on: the stream has to be as far.
+        await self._gate.reached(self._book.lsn)
+        await self.read_begun(give, loads, await self.begin_at_point(loads, self._gate.position))
+
+    async def read_begun(
+        self, give: Give, loads: Mapping[TableId, int], snapshot: Snapshot
+    ) -> None:
+        """Read tables at the point of a snapshot that has been taken."""
+        async with _closing(snapshot):
+            await self._gate.reached(snapshot.point)
+            await self._read(give, self._book.being_read(loads), loads, snapshot)
+
+    async def read_in_chunks(self, give: Give, loads: Mapping[TableId, int]) -> None:
+        """Read tables in chunks, from the start."""
+        await self._gate.reached(self._book.lsn)
+        tables = self._book.being_read(loads)
+        are_new = any(self._book.is_new(t.id) for t in tables)
+        await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
+        snapshot = await self._capture.snapshot(tables, chunked=True, are_new=are_new)
+        async with _closing(snapshot):
+            await self._record(tables, loads)
+            self._book.read_at(tables, snapshot.point)
+            await self._settle(tables, snapshot)
+            await self._read(give, tables, loads, snapshot)
+
+    async def read_rest(self, give: Give, loads: Mapping[TableId, int]) -> None:
+        """Read what an earlier run left of one table."""
+        await self._gate.reached(self._book.lsn)
+        [table] = self._book.being_read(loads)
+        snapshot = await self._capture.snapshot(
+            [table], chunked=True, left=self._book.left(table.id)
+        )
+        async with _closing(snapshot):
+            await self._record([table], loads)
+            self._book.read_at([table], snapshot.point)
+            await self._intake.enter([table], TableState.SNAPSHOTTING, self._gate.position)
+            # Whatever came before was recorded lies below, an open transaction too.
+            now = (await self._capture.lag()).current_lsn
+            await self._passed(now, snapshot)
+            await self._until_durable(now)
+            for rows in await self._sink.unsent(table, snapshot.point):
+                self._intake.touched[table.id].owe(table, rows)
+            await self._settle([table], snapshot)
+            await self._read(give, [table], loads, snapshot)
+
+    async def read_partial(self, give: Give, loads: Mapping[TableId, int], where: str) -> None:
+        """Read rows of one table for which `where` holds; it stays as it is."""
+        [name] = loads
+        table = self._book.table(name)
+        if name not in await self._capture.chunked([table], initial=False):
+            raise OperatorError(
+                f"table {name} has no key by which its rows could be told apart",
+                remedy="`ingestd snapshot` without --where reads it whole",
+            )
+        snapshot = await self._capture.snapshot([table], chunked=True, where=where)
+        async with _closing(snapshot):
+            await self._record([table], loads)
+            await self._settle([table], snapshot)
+            await self._read(give, [table], loads, snapshot, is_partial=True)
+
+    def abandon(self, table: TableId) -> None:
+        """Read no more of a table."""
+        snapshot = self._snapshots.get(table)
+        if snapshot is not None:
+            snapshot.abandon(table)
+
+    async def record_cancelled(
+        self, whole: Sequence[Table], others: Sequence[TableId], at_lsn: Lsn
+    ) -> None:
+        """Record what cancelled readings leave: tables that are whole as before, or stopped."""
+        await self._intake.enter(whole, TableState.LIVE, at_lsn)
+        events: list[TableEvent] = []
+        for name in others:
+            error = TableError(
+                name,
+                "its snapshot was cancelled before the lake had all rows",
+                remedy="`ingestd snapshot` reads it",
+            )
+            events.append(stopped(self._book.stop(name), error, datetime.now(UTC), at_lsn))
+        await self._intake.record(events)
+
+    # --- chunks ------------------------------------------------------------------------------
+
+    async def _record(self, tables: Sequence[Table], loads: Mapping[TableId, int]) -> None:
+        floor = await self._capture.seen()
+        for table in tables:
+            self._intake.begin_chunks(table, loads[table.id], floor)
+
+    async def _settle(self, tables: Sequence[Table], snapshot: Snapshot) -> None:
+        """Wait until nothing that the stream brought below the point is hidden from chunks."""
+        await self._passed(snapshot.point, snapshot)
+        while True:
+            seen = await self._capture.seen()
+            touched = [self._intake.touched[t.id] for t in tables]
+            if all(t.is_settled(snapshot.point, seen) for t in touched):
+                return
+            await asyncio.sleep(PATIENCE_S)
+
+    async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
+        """Wait until the stream has passed a position; on an idle server it has to be helped."""
+        reached = asyncio.ensure_future(self._gate.reached(position))
+        try:
+            done, _ = await asyncio.wait([reached], timeout=PATIENCE_S)
+            while not done:
+                await snapshot.move_on()
+                done, _ = await asyncio.wait([reached], timeout=MOVE_ON_INTERVAL_S)
+        finally:
+            reached.cancel()
+
+    async def _until_durable(self, position: Lsn) -> None:
+        """Wait until the lake has what the stream has brought."""
+        self._intake.hurry_to = max(self._intake.hurry_to, position)
+        while self._durable() < position:  # noqa: ASYNC110 - it is moved in several places
+            await asyncio.sleep(PATIENCE_S)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def _read(
+        self,
+        give: Give,
+        tables: Sequence[Table],
+        loads: Mapping[TableId, int],
+        snapshot: Snapshot,
+        *,
+        is_partial: bool = False,
+    ) -> None:
+        """Give what the tables' rows are, with their markers, and the end of each."""
+        described = {table.id: table for table in tables}
+        ended: set[TableId] = set()
+        self._snapshots |= dict.fromkeys(loads, snapshot)
+        for name, table in described.items():
+            if not is_partial and self._book.marks_first(name):
+                await give(_marker(table, loads[name], snapshot))
+        moved_at = time.monotonic()
+        async with aclosing(snapshot.items()) as items:
+            async for item in items:
+                if isinstance(item, SnapshotPage):
+                    name = item.batch.table.id
+                    await self._give_page(give, item, loads[name], snapshot)
+                    ratio = snapshot.progress(name)
+                    self._watch.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
+                elif isinstance(item, SplitRead):
+                    await self._end_split(give, item, described[item.table], loads, snapshot)
+                elif isinstance(item, TableRead):
+                    table, load = described[item.table], loads[item.table]
+                    await self._end(give, table, load, snapshot, is_partial=is_partial)
+                    ended.add(item.table)
+                else:
+                    await give(Page(item, snapshot.at, loads[item.table]))
+                if time.monotonic() - moved_at >= MOVE_ON_INTERVAL_S:
+                    await snapshot.move_on()
+                    moved_at = time.monotonic()
+        for name, load in loads.items():
+            if name not in ended:  # it failed, or was given up
+                await give(Loaded(load))
+        await snapshot.move_on()
+
+    async def _end_split(
+        self,
+        give: Give,
+        split: SplitRead,
+        table: Table,
+        loads: Mapping[TableId, int],
+        snapshot: Snapshot,
+    ) -> None:
+        load = loads[split.table]
+        await give(SplitGiven(split.table, load, split.where, snapshot.left, snapshot.oldest()))
+        self._watch.snapshot_progress(split.table, snapshot.progress(split.table))
+        await self._complete(give, table, load, snapshot, least=KEYS_AT_ONCE)
+
+    async def _end(
+        self, give: Give, table: Table, load: int, snapshot: Snapshot, *, is_partial: bool
+    ) -> None:
+        touched = self._intake.touched.get(table.id)
+        if touched is not None:
+            touched.close()
+            while touched.owes:
+                await self._complete(give, table, load, snapshot, least=1)
+            if touched.is_void:
+                raise TableReplacedError(table.id, "got another replica identity while it was read")
+        if not is_partial and self._book.marks_last(table.id):
+            await give(_marker(table, load, snapshot))
+        await give(Loaded(load))
+
+    async def _complete(
+        self, give: Give, table: Table, load: int, snapshot: Snapshot, *, least: int
+    ) -> None:
+        """Read rows by their keys that lack values which were not sent, if there are `least`."""
+        touched = self._intake.touched.get(table.id)
+        if touched is None or touched.owes < least:
+            return
+        keys = touched.take_unsent(KEYS_AT_ONCE)
+        again = set()
+        async with aclosing(snapshot.rows_of(table, keys)) as pages:
+            async for page in pages:
+                await self._give_page(give, page, load, snapshot)
+                if page.seen is not None:
+                    again |= touched.overtaken(page.position, page.seen) & keys
+        touched.owe_again(again)
+
+    async def _give_page(
+        self, give: Give, page: SnapshotPage, load: int, snapshot: Snapshot
+    ) -> None:
+        if page.seen is not None:
+            await self._passed(page.position, snapshot)
+        if page.batch.rows.num_rows:
+            await give(Page(page.batch, snapshot.at, load, page.position, page.seen))
+
+
+def _marker(table: Table, load: int, snapshot: Snapshot) -> Page:
+    return Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at, load)
+
+
+class _closing:  # noqa: N801 - as contextlib.closing
+    """Closes a snapshot at the end of a block."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._snapshot.close()

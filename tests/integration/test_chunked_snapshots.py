@@ -1,0 +1,165 @@
+"""Tables read in chunks while they are written to (design section 8.9, way b; I6)."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from ingestd.demo.daemon import module_environment
+from ingestd.schema import TableId
+from ingestd.sink.read import read_raw
+from tests.harness.compare import assert_lake_equals_source, registry
+from tests.harness.config import wal_config
+from tests.harness.toast_writers import ToastWriters, create_big
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 90
+ROWS = 30_000
+BIG = TableId("public", "big")
+
+
+def config(database: Database, lake: Path, *extra: str) -> str:
+    names = [
+        f'slot = "{database.name}"',
+        f'publication = "{database.name}"',
+        'discover_interval = "1s"',
+        'snapshot_chunk = "1MB"',
+    ]
+    return wal_config(
+        lake=lake,
+        dsn=database.dsn,
+        source_extra="\n".join([*names, *extra]),
+    )
+
+
+def states(lake: Path) -> dict[str, str]:
+    return {row["table"]: row["state"] for row in registry(lake)}
+
+
+def raw(lake: Path) -> pa.Table:
+    return read_raw(str(lake), "shop", BIG)
+
+
+def markers(lake: Path) -> int:
+    found: int = raw(lake)["_cdc_seq"].to_pylist().count(-1)
+    return found
+
+
+def positions_of_rows_read(lake: Path) -> set[int]:
+    rows = raw(lake)
+    return {
+        lsn
+        for op, lsn in zip(rows["_cdc_op"].to_pylist(), rows["_cdc_lsn"].to_pylist(), strict=True)
+        if op == "r"
+    }
+
+
+def ask(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ingestd", "snapshot", *arguments]
+    return subprocess.run(
+        [*command, "--config", str(daemon.config_path)],
+        env=module_environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def await_live(daemon: Daemon, lake: Path, tables: Sequence[str] = ("public.big",)) -> None:
+    await_until(lambda: all(states(lake).get(t) == "live" for t in tables), LIMIT_S, daemon.tail)
+
+
+def test_i6_first_load_in_chunks_under_writes(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    create_big(database, ROWS)
+    with ToastWriters(database, ROWS) as writers:
+        daemon = make_daemon(config(database, lake, 'snapshot_chunked_above = "0"'))
+        daemon.start()
+        await_live(daemon, lake)
+        await_until(lambda: writers.transactions > 500, LIMIT_S, daemon.tail)
+    assert_lake_equals_source(database, lake, slot=database.name)
+    assert len(positions_of_rows_read(lake)) > 5
+    assert markers(lake) == 1
+
+
+def test_i6_kills_while_chunks_are_read(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """What was durable is not read again; deletes and unsent values included."""
+    create_big(database, ROWS)
+    rng = random.Random(5)
+    with ToastWriters(database, ROWS):
+        daemon = make_daemon(
+            config(database, lake, 'snapshot_chunked_above = "0"', "snapshot_workers = 1")
+        )
+        for _ in range(6):
+            daemon.start()
+            time.sleep(rng.uniform(0.9, 2.5))  # where it is killed is by chance
+            daemon.sigkill()
+        daemon.start()
+        await_live(daemon, lake)
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def test_i6_a_killed_load_at_one_point_goes_on_in_chunks(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    create_big(database, 4 * ROWS)
+    with ToastWriters(database, 4 * ROWS):
+        daemon = make_daemon(config(database, lake, "snapshot_workers = 1"))
+        daemon.start()
+        await_until(lambda: any(r["progress"] for r in registry(lake)), LIMIT_S, daemon.tail)
+        daemon.sigkill()
+        assert states(lake)["public.big"] == "snapshotting"
+        point = next(r["snapshot_lsn"] for r in registry(lake) if r["snapshot_lsn"])
+        daemon.start()
+        await_live(daemon, lake)
+    assert_lake_equals_source(database, lake, slot=database.name)
+    assert len(positions_of_rows_read(lake)) > 1
+    assert point in positions_of_rows_read(lake)
+
+
+def test_i6_on_demand_while_a_transaction_is_open_all_the_time(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    create_big(database, ROWS)
+    daemon = make_daemon(config(database, lake))
+    daemon.start_ready()
+    with database.connect(autocommit=False) as held:
+        held.execute("UPDATE big SET n = -1 WHERE n % 100 = 0")
+        held.execute("DELETE FROM big WHERE n % 100 = 1")
+        with ToastWriters(database, ROWS):
+            asked = ask(daemon, "shop", "public.big")
+            assert asked.returncode == 0, asked.stdout + asked.stderr
+            await_until(lambda: markers(lake) == 2, LIMIT_S, daemon.tail)
+        await_live(daemon, lake)
+        held.commit()
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def test_a_rewrite_in_the_middle_begins_anew_and_loses_nothing(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    create_big(database, 2 * ROWS)
+    with ToastWriters(database, 2 * ROWS):
+        daemon = make_daemon(config(database, lake, 'snapshot_chunked_above = "0"'))
+        daemon.start()
+        await_until(lambda: any(r["progress"] for r in registry(lake)), LIMIT_S, daemon.tail)
+        database.execute("VACUUM FULL big", "ALTER TABLE big ADD more int DEFAULT 7")
+        await_live(daemon, lake)
+    assert_lake_equals_source(database, lake, slot=database.name)
