@@ -86,7 +86,7 @@ class Catalog:
             self.files.get(row.oid, {}),
             digest(how.row_filter),
             frozenset(map(digest, self.unsent.get(row.oid, ()))) - {c.name for c in columns},
-            membership=how.membership or 0,
+            membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
         )
 

@@ -157,7 +157,7 @@ class SourceTables:
     def _is_interrupted(self, table: Table, catalog: Catalog) -> bool:
         """Whether the publication does not send it, did not for a time, or not all its columns."""
         now, then = catalog.published.get(table.id), self._catalog.published.get(table.id)
-        if now is None or (then is not None and then.membership != now.membership):
+        if now is None or (then is not None and then.entry != now.entry):
             return True
         return now.columns is not None and not now.columns.issuperset(c.name for c in table.columns)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psycopg
@@ -34,10 +34,14 @@ from ingestd.capture.wal.slot import Slot, find_slot, missing_slot
 from ingestd.checks import CheckLine, Level
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import IngestdError, TableError
-from ingestd.schema import Table, delta_type
+from ingestd.schema import Table, TableId, delta_type
 
 LOW_SAFE_BYTES = 1 << 30
 """Below this much WAL left before the slot is in danger, a warning."""
+
+
+MAX_NAMED = 5
+"""Tables named in a line."""
 
 
 async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
@@ -179,7 +183,7 @@ async def _publication(
             remedy = add_statement(name, absent, lists).as_string(None) + ";"
             found.note(subject, "fail", f"lacks {listed}, and manage = false", remedy)
         else:
-            found.note(subject, "ok", f"{len(sent)} tables")
+            _sent(subject, sent, settings, found)
         return
     is_foreign = publication is not None and not publication.owned
     changing = [] if is_foreign else sorted(outdated(sent, names, lists))
@@ -195,9 +199,34 @@ async def _publication(
     elif others:
         listed = ", ".join(map(str, others))
         found.note(subject, "fail", f"not the owner of {listed}", by_owner)
+    elif publication is None:
+        found.note(subject, "ok", f"will be created, {len(absent)} to be added")
     else:
-        will = "will be created" if publication is None else f"{len(sent)} tables"
-        found.note(subject, "ok", will if not absent else f"{will}, {len(absent)} to be added")
+        _sent(subject, sent, settings, found, "" if not absent else f", {len(absent)} to be added")
+
+
+def _sent(
+    subject: str,
+    sent: Iterable[TableId],
+    settings: WalSettings,
+    found: _Findings,
+    more: str = "",
+) -> None:
+    """Say what a publication sends, and what of that is left out."""
+    tables = sorted(sent)
+    unasked = [t for t in tables if not settings.includes(t.schema, t.name)]
+    detail = f"{len(tables)} tables{more}"
+    if not unasked:
+        found.note(subject, "ok", detail)
+        return
+    named = ", ".join(map(str, unasked[:MAX_NAMED]))
+    others = f" and {len(unasked) - MAX_NAMED} others" if len(unasked) > MAX_NAMED else ""
+    found.note(
+        subject,
+        "warn",
+        f"{detail}; it sends changes of {named}{others}, which `tables` does not match: left out",
+        "take them out of the publication, or match them in `tables`",
+    )
 
 
 def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: _Findings) -> None:

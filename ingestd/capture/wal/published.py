@@ -22,11 +22,11 @@ SELECT puballtables AS all_tables, pubviaroot AS via_root,
   FROM pg_publication WHERE pubname = %s
 """
 FIRST_WITH_PARTS = 150000
-"""PostgreSQL 15 brought column lists and row filters."""
+"""PostgreSQL 15 brought column lists, row filters, and schemas."""
 # The view knows that a filter does not hold where the table's schema is published too; only
 # pg_publication_rel tells a list from all columns, and one membership from the next.
 _PUBLISHED = """
-SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {parts}, {generated}
+SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {entry}::int8, {parts}, {generated}
   FROM pg_publication_tables t
   JOIN pg_publication p ON p.pubname = t.pubname
   JOIN pg_namespace n ON n.nspname = t.schemaname
@@ -34,6 +34,9 @@ SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {parts}, {generated
   LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
  WHERE t.pubname = %s
 """
+_ENTRY = """coalesce(r.oid, (SELECT s.oid FROM pg_publication_namespace s
+                  WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid), p.oid)"""
+_ENTRY_OR_ALL = "coalesce(r.oid, p.oid)"
 _PARTS = """CASE WHEN r.prattrs IS NOT NULL THEN
          ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
                   AND a.attnum = ANY(r.prattrs::int2[]) ORDER BY a.attnum) END, t.rowfilter"""
@@ -59,15 +62,18 @@ class Published:
     """What a publication sends of a table.
 
     `columns`: its column list, None for all that are published by themselves. `row_filter`: as
-    SQL, None for all rows. `membership`: names the publication's entry for this table, another one
-    if the table was taken out and put back; None where it is published with its schema or with all
-    tables. `generated`: the generated columns that are sent (18+, listed or by option).
+    SQL, None for all rows. `membership`: names the publication's entry for this table; None where
+    it is published with its schema or with all tables. `entry`: names what publishes it, the entry
+    of the table, of its schema, or the publication itself: another one if it was taken out and put
+    back, 0 if that is not known. `generated`: the generated columns that are sent (18+, listed or
+    by option).
     """
 
     columns: frozenset[str] | None
     row_filter: str | None
     membership: int | None
     generated: frozenset[str] = frozenset()
+    entry: int = 0
 
 
 async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:
@@ -83,13 +89,20 @@ async def published(
     """Give every table it publishes, however it came to (list, schema, all tables), and how."""
     parts = _PARTS if server_version >= FIRST_WITH_PARTS else _WHOLE
     generated = _GENERATED if server_version >= _WITH_GENERATED else _NO_GENERATED
-    query = sql.SQL(_PUBLISHED).format(parts=sql.SQL(parts), generated=sql.SQL(generated))
+    entry = _ENTRY if server_version >= FIRST_WITH_PARTS else _ENTRY_OR_ALL
+    query = sql.SQL(_PUBLISHED).format(
+        entry=sql.SQL(entry), parts=sql.SQL(parts), generated=sql.SQL(generated)
+    )
     cursor = await connection.execute(query, (name,))
     return {
         TableId(schema, table): Published(
-            None if columns is None else frozenset(columns), row_filter, membership, frozenset(made)
+            None if columns is None else frozenset(columns),
+            row_filter,
+            membership,
+            frozenset(made),
+            entry,
         )
-        for schema, table, membership, columns, row_filter, made in await cursor.fetchall()
+        for schema, table, membership, entry, columns, row_filter, made in await cursor.fetchall()
     }
 
 
