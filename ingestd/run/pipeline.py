@@ -134,19 +134,14 @@ class Pipeline:
         All goes on meanwhile. Raises OperatorError for a table that is not captured, TransientError
         before the start.
         """
-        follower = self._started()
-        if where is not None:
-            raise OperatorError("rows can't be read by a condition", remedy="leave `where` out")
-        follower.request(tables)
+        self._started().request(tables, where)
 
     def cancel_snapshot(self, tables: Sequence[TableId]) -> None:
         """Give up the snapshots of these tables that were asked for or are under way.
 
         Raises OperatorError for a table that has none, TransientError before the start.
         """
-        self._started()
-        names = ", ".join(map(str, tables))
-        raise OperatorError(f"the snapshot of {names} can't be cancelled")
+        self._start(self._started().cancel(tables))
 
     def _started(self) -> Follower:
         if self._follower is None:
