@@ -28,10 +28,21 @@ SETTINGS: Mapping[str, str] = {
     "row_security": "off",
     # A default of the role or database must not end a long COPY or drop an exported snapshot.
     "idle_in_transaction_session_timeout": "0",
+    # Others would have publications refused, or a snapshot wait or be refused (on a standby).
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "default_transaction_isolation": r"read\ committed",
     # A COPY of many columns looks expensive, and compiling it costs more than it gains.
     "jit": "off",
 }
 """Pinned on every connection, so that a value has the same text wherever it is read."""
+
+# Not every server has them (14 and 17 brought them), and one that has not refuses the connection.
+_NO_TIMEOUTS = """
+SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
+ WHERE name IN ('idle_session_timeout', 'transaction_timeout')
+"""
+"""The claim idles for long; a snapshot, and decoding a large transaction, last long."""
 
 DEFAULTS: Mapping[str, str] = {
     "application_name": "ingestd",
@@ -73,9 +84,16 @@ async def connect(
     if replication:
         parameters["replication"] = "database"
     # A walsender takes the simple query protocol only: nothing may be prepared there.
-    return await AsyncConnection.connect(
-        **parameters, autocommit=autocommit, prepare_threshold=None
+    connection = await AsyncConnection.connect(
+        **parameters, autocommit=True, prepare_threshold=None
     )
+    try:
+        await connection.execute(_NO_TIMEOUTS)
+        await connection.set_autocommit(autocommit)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
 
 
 async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool = True) -> None:

@@ -13,7 +13,7 @@ from ingestd.capture.patterns import missing_tables
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, difference
-from ingestd.capture.wal.definitions import Catalog, Definitions, read_catalog
+from ingestd.capture.wal.definitions import LOCK_TIMEOUT_S, Catalog, Definitions, read_catalog
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.published import Publication, unidentified
 from ingestd.capture.wal.server import Server
@@ -147,7 +147,8 @@ class SourceTables:
         if then is None or then == now:
             return None
         # It may look through a partition: not on the connection that answers the decoder.
-        async with await connect(self._settings.dsn.get_secret_value()) as own:
+        dsn = self._settings.dsn.get_secret_value()
+        async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as own:
             return await difference(own, row.oid, then, now)
 
     def _is_put_back(self, then: int, now: int) -> bool:
@@ -189,6 +190,12 @@ def _unpublishable(
     absent = f"not in publication {settings.publication!r}"
     if not settings.manage:
         return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
+    if publication is not None and publication.on_standby:
+        return TableError(
+            row.id,
+            f"{absent}, and a standby can't add it",
+            remedy=f"{statement};  -- on the primary",
+        )
     if publication is None or publication.owned:
         if row.owned:
             return None

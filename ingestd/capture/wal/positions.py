@@ -29,6 +29,7 @@ FLUSHED = _on_standby(_REPLAYED, "pg_catalog.pg_current_wal_flush_lsn()")
 """How far a walsender can send."""
 
 _CURRENT = sql.SQL("SELECT {}::text").format(CURRENT)
+_FLUSHED = sql.SQL("SELECT {}::text").format(FLUSHED)
 _INSERT = sql.SQL(
     "SELECT {}::text, pg_catalog.current_setting('wal_block_size')::pg_catalog.int4"
 ).format(_on_standby(_RECEIVED, "pg_catalog.pg_current_wal_insert_lsn()"))
@@ -41,6 +42,13 @@ _SEGMENT_ALIGNMENT = 1 << 20
 async def current_position(connection: AsyncConnection[Any]) -> Lsn:
     """Give how far the server's WAL goes; of a standby, what it has received."""
     row = await (await connection.execute(_CURRENT)).fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+async def flush_position(connection: AsyncConnection[Any]) -> Lsn:
+    """Give how far a walsender can send; of a standby, what it has replayed."""
+    row = await (await connection.execute(_FLUSHED)).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
 

@@ -91,6 +91,14 @@ def _server(server: Server, found: _Findings) -> None:
         found.note(
             "server", "ok", f"PostgreSQL {server.version_text}, wal_level logical, replication"
         )
+    if not faults and server.in_recovery and not server.feedback:
+        found.note(
+            "standby",
+            "warn",
+            "hot_standby_feedback is off: the primary may remove what the slot needs, and lose it",
+            "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  -- here, with "
+            "primary_slot_name set to a slot of the primary",
+        )
     if server.max_senders == 0:
         found.note(
             "max_wal_senders",
@@ -190,7 +198,11 @@ async def _publication(
     others = await owned_by_others(connection, absent + changing)
     statement = await owners_statement(connection, name, names, lists)
     by_owner = f"{statement}  -- as the tables' owner; then set manage = false"
-    if publication is None and not server.may_create:
+    on_primary = f"{statement}  -- on the primary"
+    if server.in_recovery and (publication is None or absent):
+        lacking = f"lacks {', '.join(map(str, absent))}" if publication else "does not exist"
+        found.note(subject, "fail", f"{lacking}, and a standby can't change that", on_primary)
+    elif publication is None and not server.may_create:
         found.note(subject, "fail", f"no CREATE right on database {server.database}", by_owner)
     elif is_foreign and absent:
         found.note(subject, "fail", "belongs to another role", by_owner)

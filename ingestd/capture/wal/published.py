@@ -18,7 +18,8 @@ from ingestd.schema import Table, TableId
 _PUBLICATION = """
 SELECT puballtables AS all_tables, pubviaroot AS via_root,
        pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations,
-       pg_has_role(pubowner, 'USAGE') AS owned
+       pg_has_role(pubowner, 'USAGE') AND NOT pg_is_in_recovery() AS owned,
+       pg_is_in_recovery() AS on_standby
   FROM pg_publication WHERE pubname = %s
 """
 FIRST_WITH_PARTS = 150000
@@ -49,12 +50,13 @@ _NO_GENERATED = "'{}'::text[]"
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication's flags. `owned`: this role may alter it."""
+    """A publication's flags. `owned`: this role may alter it, which nobody may `on_standby`."""
 
     all_tables: bool
     via_root: bool
     all_operations: bool
     owned: bool
+    on_standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)

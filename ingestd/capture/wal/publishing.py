@@ -14,6 +14,7 @@ from ingestd.capture.wal.publication import (
     ColumnLists,
     check_publication,
     column_lists,
+    create_statement,
     keep_publication,
     keep_what_is_free,
     owners_statement,
@@ -22,8 +23,11 @@ from ingestd.capture.wal.published import find_publication
 from ingestd.errors import OperatorError, TransientError
 from ingestd.schema import Table, TableId
 
-LOCK_TIMEOUT_S = 10.0
-"""How long a change of the publication waits for a table's lock before it is tried again later."""
+LOCK_TIMEOUT_S = 1.0
+"""How long a change of all tables waits for one's lock, before they are taken one by one.
+
+The others are locked meanwhile: not against reading and writing, but against DDL, behind which
+those wait."""
 
 
 async def prepare_publication(
@@ -60,6 +64,12 @@ async def prepare_publication(
         dsn = settings.dsn.get_secret_value()
         async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
             return await _keep(connection, name, names, lists)
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        statement = create_statement(name, names, lists).as_string(None)
+        raise OperatorError(
+            f"{where}: publication {name!r} does not exist, and a standby can't make it",
+            remedy=f"{statement};  -- on the primary",
+        ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise TransientError(
             f"{where}: a table went while it was put into publication {name!r}: "

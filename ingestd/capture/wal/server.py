@@ -41,7 +41,8 @@ SELECT current_setting('server_version_num')::int AS version,
        (SELECT count(*)::int FROM pg_replication_slots) AS used_slots,
        current_setting('max_wal_senders')::int AS max_senders,
        (SELECT extract(epoch FROM setting::int * interval '1 ms')::float8 FROM pg_settings
-         WHERE name = 'wal_sender_timeout') AS sender_timeout_s
+         WHERE name = 'wal_sender_timeout') AS sender_timeout_s,
+       current_setting('hot_standby_feedback')::bool AS feedback
 """
 
 
@@ -49,7 +50,7 @@ SELECT current_setting('server_version_num')::int AS version,
 class Server:
     """The server as this role sees it; `sender_timeout_s` 0 means never.
 
-    `in_recovery`: it is a standby.
+    `in_recovery`: it is a standby; `feedback`: it tells the primary which old rows it needs.
     """
 
     version: int
@@ -66,6 +67,7 @@ class Server:
     used_slots: int
     max_senders: int
     sender_timeout_s: float
+    feedback: bool = True
 
     @property
     def origin(self) -> str:

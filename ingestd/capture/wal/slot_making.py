@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 from psycopg import AsyncConnection
 
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.positions import flush_position
 from ingestd.capture.wal.slot import (
     ExportedPoint,
     busy_slot,
@@ -18,7 +21,13 @@ from ingestd.capture.wal.slot import (
     temporary_name,
     unusable_slot,
 )
-from ingestd.errors import OperatorError
+from ingestd.errors import OperatorError, TransientError
+from ingestd.positions import ZERO
+
+STANDBY_PATIENCE_S = 20.0
+"""How long a standby may replay nothing while a slot is made there. A primary that is not idle logs
+what a slot needs every 15 s."""
+_LOOK_S = 0.5
 
 
 async def prepare_slot(
@@ -27,7 +36,7 @@ async def prepare_slot(
     """Take the slot that is there, or make one: then its point, with the snapshot.
 
     `renew`: what the slot has is of no use. `where` begins an error's text. Raises psycopg.Error,
-    OperatorError, TransientError (``slot_active``).
+    OperatorError, TransientError (``slot_active``, ``standby_waits``).
     """
     name = settings.slot
     slot = await find_slot(control, name)
@@ -49,14 +58,49 @@ async def prepare_slot(
 
 
 async def temporary_point(settings: WalSettings) -> ExportedPoint:
-    """Export a point, with a slot that goes with the snapshot. Raises psycopg.Error."""
+    """Export a point, with a slot that goes with the snapshot.
+
+    Raises psycopg.Error, TransientError (``standby_waits``).
+    """
     return await _export(settings, temporary_name(settings.slot, "snapshot"), temporary=True)
 
 
 async def _export(settings: WalSettings, slot: str, *, temporary: bool) -> ExportedPoint:
-    connection = await connect(settings.dsn.get_secret_value(), replication=True)
+    dsn = settings.dsn.get_secret_value()
+    connection = await connect(dsn, replication=True)
     try:
-        return await export_point(connection, slot, temporary=temporary)
+        row = await (await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")).fetchone()
+        making = asyncio.create_task(export_point(connection, slot, temporary=temporary))
+        try:
+            if row is not None and row[0]:
+                await _while_it_replays(dsn, making, slot)
+            return await making
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
     except BaseException:
         await connection.close()
         raise
+
+
+async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot: str) -> None:
+    """Wait for a slot that is made on a standby.
+
+    It begins at a record of running transactions, which only a primary can write and an idle one
+    does not. Raises TransientError when nothing comes. Source: PostgreSQL documentation, "Logical
+    Decoding Concepts".
+    """
+    async with await connect(dsn) as connection:
+        replayed, since = ZERO, time.monotonic()
+        while not making.done():
+            now = await flush_position(connection)
+            if now != replayed:
+                replayed, since = now, time.monotonic()
+            elif time.monotonic() - since > STANDBY_PATIENCE_S:
+                raise TransientError(
+                    f"slot {slot!r} can't be made on this standby while the primary is idle",
+                    reason="standby_waits",
+                    remedy="SELECT pg_log_standby_snapshot();  -- on the primary, while the next "
+                    "attempt waits",
+                )
+            await asyncio.wait([making], timeout=_LOOK_S)

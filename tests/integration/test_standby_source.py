@@ -1,0 +1,220 @@
+"""A standby as the source: from PostgreSQL 16 on it decodes; before, it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import SecretStr
+
+from ingestd.capture.session import connect
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal import slot_making
+from ingestd.capture.wal.positions import insert_position
+from ingestd.capture.wal.preflight import preflight
+from ingestd.capture.wal.slot_making import temporary_point
+from ingestd.demo.comparison import compare_source
+from ingestd.errors import TransientError
+from ingestd.positions import Lsn
+from tests.harness.compare import assert_change_log_is_sound
+from tests.harness.shop_servers import (
+    LIMIT_S,
+    SLOT,
+    config,
+    loss,
+    shop_on,
+    slot,
+    snapshots,
+    stopped_for,
+    with_shop,
+)
+from tests.harness.standbys import await_replayed, copy_of, promote, server_of
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from ingestd.demo.postgres import PostgresServer
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+PUBLISH = f"CREATE PUBLICATION {SLOT} FOR TABLE orders WITH (publish_via_partition_root = true)"
+
+
+@contextmanager
+def standby_of(primary: PostgresServer, **settings: str) -> Iterator[PostgresServer]:
+    with primary.connect() as connection:
+        connection.execute("SELECT pg_create_physical_replication_slot('standby_1', true)")
+    own = {
+        "primary_slot_name": "standby_1",
+        "hot_standby_feedback": "on",
+        "wal_receiver_status_interval": "1s",
+    }
+    with copy_of(primary, settings={**own, **settings}) as standby:
+        yield standby
+
+
+def start_ready(daemon: Daemon, primary: Database) -> None:
+    """Start it, and do on the primary what a busy one does by itself."""
+    daemon.start()
+
+    def ready() -> bool:
+        primary.execute("SELECT pg_log_standby_snapshot()")
+        answer = daemon.get("/readyz")
+        return answer is not None and answer[0] == 200
+
+    await_until(ready, LIMIT_S, lambda: f"the daemon's /readyz\n{daemon.tail()}", poll_s=0.2)
+
+
+def assert_equal(primary: Database, standby: Database, lake: Path) -> None:
+    """Once the standby's slot is confirmed up to what the primary has now."""
+    primary.execute("SELECT pg_log_standby_snapshot()")
+    await_replayed(primary.server, standby.server)
+    now = Lsn.parse(primary.value("SELECT pg_current_wal_lsn()::text"))
+
+    def confirmed() -> bool:
+        primary.execute("SELECT pg_log_standby_snapshot()")
+        at = slot(standby, "confirmed_flush_lsn::text")
+        return at is not None and Lsn.parse(at) >= now
+
+    await_until(confirmed, LIMIT_S, f"the slot to be confirmed up to {now}")
+    with standby.connect() as connection:
+        comparisons = compare_source(connection, str(lake), "shop")
+    assert comparisons
+    assert all(c.is_equal for c in comparisons), "\n".join(map(str, comparisons))
+
+
+def test_an_old_standby_is_refused_with_the_remedy(lake: Path, make_daemon: MakeDaemon) -> None:
+    with server_of(15) as primary:
+        shop = with_shop(primary)
+        with copy_of(primary) as standby:
+            daemon = make_daemon(config(shop_on(standby), lake))
+            daemon.start()
+            failed = stopped_for(daemon)
+            assert "the server is a standby, and PostgreSQL 15" in failed["reason"]
+            assert "give the dsn of the primary" in failed["remedy"]
+            lines = asyncio.run(preflight("shop", settings(shop_on(standby))))
+            [server] = [line for line in lines if line.subject == "server"]
+            assert (server.level, "is a standby" in server.detail) == ("fail", True)
+            daemon.close()
+            assert shop.slots() == []
+
+
+def settings(shop: Database, **changes: Any) -> WalSettings:
+    named: dict[str, Any] = {
+        "dsn": SecretStr(shop.dsn),
+        "tables": ["public.*"],
+        "slot": SLOT,
+        "publication": SLOT,
+    }
+    return WalSettings(kind="wal", **{**named, **changes})
+
+
+@pytest.mark.parametrize("major", [16, 18])
+def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
+    lake: Path, make_daemon: MakeDaemon, major: int
+) -> None:
+    with server_of(major) as primary:
+        shop = with_shop(primary)
+        with standby_of(primary) as standby:
+            other = shop_on(standby)
+            daemon = make_daemon(config(other, lake))
+            daemon.start()
+            failed = stopped_for(daemon)
+            assert "does not exist, and a standby can't make it" in failed["reason"]
+            assert failed["remedy"].endswith("-- on the primary")
+            shop.execute(failed["remedy"].partition(";")[0])
+            await_replayed(primary, standby)
+            assert daemon.sigterm() == 0
+            start_ready(daemon, shop)
+            shop.execute(
+                "DELETE FROM orders WHERE id <= 10",
+                "INSERT INTO orders SELECT i, 'more' FROM generate_series(101, 3000) i",
+                "UPDATE orders SET id = id + 10000 WHERE id > 2990",
+            )
+            assert_equal(shop, other, lake)
+            assert snapshots(lake) == 1
+            assert (len(shop.slots()), len(other.slots())) == (0, 1)
+            assert daemon.sigterm() == 0
+            standby.restart("immediate")
+            shop.execute("UPDATE orders SET note = 'while both were away' WHERE id < 20")
+            daemon.start_ready()
+            assert_equal(shop, other, lake)
+            primary.kill()
+            promote(standby)
+            other.execute("DELETE FROM orders WHERE id < 50")
+
+            def caught_up() -> bool:
+                with other.connect() as connection:
+                    found = compare_source(connection, str(lake), "shop")
+                return bool(found) and all(c.is_equal for c in found)
+
+            await_until(caught_up, LIMIT_S, lambda: f"the lake to follow\n{daemon.tail()}")
+            assert daemon.sigterm() == 0
+            other.execute("INSERT INTO orders VALUES (20000, 'of the new primary')")
+            daemon.start_ready()
+            await_until(caught_up, LIMIT_S, lambda: f"the lake to follow\n{daemon.tail()}")
+            assert_change_log_is_sound(other, lake)
+            assert not daemon.events("source.slot_lost")
+            assert snapshots(lake) == 1
+            daemon.close()
+
+
+def test_a_slot_whose_rows_a_standby_lost_says_so(lake: Path, make_daemon: MakeDaemon) -> None:
+    """Without feedback the primary cleans its catalog as it likes."""
+    with server_of(18) as primary:
+        shop = with_shop(primary)
+        shop.execute(PUBLISH)
+        with standby_of(primary, hot_standby_feedback="off") as standby:
+            other = shop_on(standby)
+            daemon = make_daemon(config(other, lake))
+            start_ready(daemon, shop)
+            assert_equal(shop, other, lake)
+            assert daemon.sigterm() == 0
+
+            def lost() -> bool:
+                shop.execute(
+                    "CREATE TABLE gone (id int)", "DROP TABLE gone", "VACUUM pg_catalog.pg_class"
+                )
+                await_replayed(primary, standby)
+                return bool(slot(other, "invalidation_reason") == "rows_removed")
+
+            await_until(lost, LIMIT_S, "the standby to give up the slot")
+            shop.execute("DELETE FROM orders WHERE id <= 10")
+            start_ready(daemon, shop)
+            assert_equal(shop, other, lake)
+            assert "hot_standby_feedback = on" in loss(daemon)
+            lines = asyncio.run(preflight("shop", settings(other)))
+            [standing] = [line for line in lines if line.subject == "standby"]
+            assert (standing.level, "is off" in standing.detail) == ("warn", True)
+            daemon.close()
+
+
+async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with server_of(18, {"checkpoint_timeout": "1h"}) as primary:
+        shop = with_shop(primary)
+        with standby_of(primary) as standby:
+            await asyncio.to_thread(await_replayed, primary, standby)
+            other = shop_on(standby)
+            monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", 1.0)
+            with pytest.raises(TransientError) as waits:
+                await temporary_point(settings(other))
+            assert waits.value.reason == "standby_waits"
+            assert not other.slots()
+            monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", LIMIT_S)
+            making = asyncio.create_task(temporary_point(settings(other)))
+            statement = (waits.value.remedy or "").partition(";")[0]
+            async with asyncio.timeout(LIMIT_S):
+                while not making.done():
+                    await asyncio.to_thread(shop.execute, statement)
+                    await asyncio.wait([making], timeout=0.2)
+            point = await making
+            async with await connect(other.dsn) as connection:
+                assert await insert_position(connection) >= point.point
+            await point.close()
