@@ -43,13 +43,6 @@ class Visibility:
         """What orders the snapshots of one server by when they were taken: the older is less."""
         return self.xmax, -len(self.running)
 
-    def is_below(self, xid: int) -> bool:
-        """Whether a transaction, given by the low 32 bits of its id, began before this was taken.
-
-        It may have ended since or not.
-        """
-        return (xid - self.xmax) % _XIDS >= _XIDS // 2
-
     def sees(self, xids: Xids) -> NDArray[np.bool_]:
         """Say of each transaction whether it is seen. The stream's ids: their low 32 bits.
 
@@ -61,3 +54,8 @@ class Visibility:
         if self.running:
             seen &= ~np.isin(whole, np.fromiter(self.running, np.int64, len(self.running)))
         return seen
+
+
+def is_before(xid: int, later: int) -> bool:
+    """Whether a transaction, given by the low 32 bits of its id, has a lower one than `later`."""
+    return (xid - later) % _XIDS >= _XIDS // 2

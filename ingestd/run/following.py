@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.errors import (
+    IngestdError,
     OperatorError,
     TableChangedError,
     TableError,
@@ -194,7 +195,8 @@ class Follower:
         while len(self._readings) < READINGS and self._partial:
             table, where = self._partial.pop(0)
             loads = {table: self._book.begin_partial(table)}
-            self._begin(give, loads, self._reader.read_partial(give, loads, where))
+            work = self._reader.read_partial(give, loads, where)
+            self._readings.add(asyncio.create_task(self._guarded_partial(give, loads, work)))
         while len(self._readings) < READINGS and self._book.to_read():
             tables, way = await self._next_group()
             loads = self._book.begin(tables)
@@ -235,6 +237,27 @@ class Follower:
             self._delay_s = RETRY_S
             return
         for load in loads.values():
+            await give(Loaded(load))
+
+    async def _guarded_partial(
+        self, give: Give, loads: Loads, work: Coroutine[Any, Any, None]
+    ) -> None:
+        """Read some rows; whatever is in the way, the tables go on and who asked is told."""
+        try:
+            await work
+        except TransientError as error:
+            if error.reason not in _PASSING:
+                raise
+            failed: IngestdError = error
+        except OperatorError as error:
+            failed = error
+        else:
+            return
+        for name, load in loads.items():
+            what = failed.reason if isinstance(failed, TableError) else failed.what
+            await give(
+                Page(TableError(name, what, remedy=failed.remedy or "ask again"), _now(), load)
+            )
             await give(Loaded(load))
 
     def _reached(self) -> Lsn:

@@ -66,7 +66,7 @@ class Intake:
         if isinstance(content, TableError):
             if not self._book.is_read_by(content.table, page.load):
                 return
-            if self._book.is_partial(page.load):
+            if self._book.end_partial(page.load) is not None:
                 self._watch.snapshot_failed(content.table, content)
             elif isinstance(content, TableChangedError):
                 is_void = isinstance(content, TableReplacedError)

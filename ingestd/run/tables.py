@@ -48,7 +48,7 @@ class _Entry:
     what the stream brought last, which is as `compared` says. `progress`: what a reading before
     left (`Snapshot.left`), or this one so far; `owes_marker`: its `t` comes last. `is_new`: the
     source has sent its changes only since a moment ago. `is_asked`: it was whole when somebody
-    asked for it to be read.
+    asked for it to be read, since its snapshot at `whole_at`.
     """
 
     table: Table
@@ -66,6 +66,7 @@ class _Entry:
     owes_marker: bool = True
     is_new: bool = False
     is_asked: bool = False
+    whole_at: Lsn | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -150,7 +151,8 @@ class TableBook:
                 self._refuse_unknown(name)
         for name in chosen:
             entry = self._entries[name]
-            entry.is_asked = entry.is_whole or (entry.is_asked and not entry.is_stopped)
+            if entry.is_whole:
+                entry.is_asked, entry.whole_at = True, self._snapshot_lsn(name)
             entry.is_wanted, entry.is_stopped, entry.progress = True, False, ""
 
     def _refuse_unknown(self, name: TableId) -> NoReturn:
@@ -191,8 +193,8 @@ class TableBook:
             if entry.is_whole:
                 continue
             if entry.is_asked:
-                entry.is_wanted, entry.load, entry.point, entry.progress = False, None, None, ""
-                entry.is_asked = False
+                entry.is_wanted, entry.load, entry.progress = False, None, ""
+                entry.is_asked, entry.point = False, entry.whole_at
                 whole.append(entry.table)
             else:
                 others.append(name)
@@ -337,10 +339,6 @@ class TableBook:
     def end_partial(self, load: int) -> TableId | None:
         """Take that they are durable; give the table, None if it was no such reading."""
         return self._partial.pop(load, None)
-
-    def is_partial(self, load: int) -> bool:
-        """Whether this reading is of some of a table's rows."""
-        return load in self._partial
 
     def being_read(self, loads: Mapping[TableId, int]) -> list[Table]:
         """The tables that these readings are still to give."""

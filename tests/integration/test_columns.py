@@ -16,6 +16,7 @@ from ingestd.capture.catalog import describe, list_tables
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.pages import TablePages
 from ingestd.capture.session import connect
+from ingestd.capture.views import ExportedView, Place
 from ingestd.capture.wal.published import published
 from ingestd.config import TableSettings
 from ingestd.decode.types import BUILT_IN
@@ -78,8 +79,9 @@ async def snapshot(database: Database, table: Table, *, is_packed: bool) -> list
         row: Any = await cursor.fetchone()
         blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed)
         split = Split(table, row[0], blocks.to_text(), 0)
-        pages = TablePages(database.dsn, split, Lsn(1), datetime.now(UTC))
-        batches = [batch async for batch in pages.batches()]
+        view = ExportedView(database.dsn, row[0], Place(Lsn(1), datetime.now(UTC)))
+        pages = TablePages(database.dsn, split, view)
+        batches = [page.batch async for page in pages.pages()]
         await pages.close()
     return [row for batch in batches for row in batch.rows.to_pylist()]
 

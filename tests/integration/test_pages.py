@@ -17,6 +17,7 @@ from ingestd.capture.catalog import describe, list_tables
 from ingestd.capture.pages import TablePages
 from ingestd.capture.session import connect
 from ingestd.capture.splits import CtidSplits
+from ingestd.capture.views import ExportedView, Place
 from ingestd.changes import change_schema
 from ingestd.demo.server_text import FLOAT_TEXTS, text_function
 from ingestd.demo.waiting import await_until
@@ -52,11 +53,15 @@ async def exported(database: Database) -> AsyncGenerator[str, None]:
         yield row[0]
 
 
+def pages_of(dsn: str, split: Split) -> TablePages:
+    return TablePages(dsn, split, ExportedView(dsn, split.snapshot, Place(POINT, AT)))
+
+
 async def read(database: Database, splits: Sequence[Split]) -> list[TableBatch]:
     found = []
     for split in splits:
-        pages = TablePages(database.dsn, split, POINT, AT)
-        found += [batch async for batch in pages.batches()]
+        pages = pages_of(database.dsn, split)
+        found += [page.batch async for page in pages.pages()]
         await pages.close()
     return found
 
@@ -346,8 +351,8 @@ async def test_bounded_batches_of_values_that_are_small_on_disk_only(database: D
     table = await table_named(database, "bomb")
     async with exported(database) as snapshot:
         [split] = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
-        async with aclosing(TablePages(database.dsn, split, POINT, AT).batches()) as batches:
-            sizes = [(batch.rows.num_rows, batch.nbytes) async for batch in batches]
+        async with aclosing(pages_of(database.dsn, split).pages()) as batches:
+            sizes = [(b.rows.num_rows, b.nbytes) for b in [p.batch async for p in batches]]
     assert sum(rows for rows, _ in sizes) == 2000
     assert max(nbytes for _, nbytes in sizes) < 60 << 20
 
@@ -428,14 +433,14 @@ async def test_no_right_to_read_stops_the_table_and_says_which_grant(database: D
         async with exported(database) as snapshot:
             [split] = await CtidSplits(dsn).splits(table, snapshot, WHOLE)
             with pytest.raises(TableError, match="permission denied") as caught:
-                await drain(TablePages(dsn, split, POINT, AT))
+                await drain(pages_of(dsn, split))
         grant = 'GRANT SELECT ON "public"."secret" TO'
         assert caught.value.table == TableId("public", "secret")
         assert grant in (caught.value.remedy or "")
         database.execute(*(caught.value.remedy or "").rstrip(";").split(";"))
         async with exported(database) as snapshot:
             [split] = await CtidSplits(dsn).splits(table, snapshot, WHOLE)
-            assert await drain(TablePages(dsn, split, POINT, AT)) == []
+            assert await drain(pages_of(dsn, split)) == []
     finally:
         database.execute(f"DROP OWNED BY {user}", f"DROP ROLE {user}")
 
@@ -454,7 +459,7 @@ async def test_the_right_to_the_root_alone_is_enough(database: Database) -> None
     try:
         async with exported(database) as snapshot:
             splits = await CtidSplits(dsn).splits(table, snapshot, WHOLE)
-            batches = [b for s in splits for b in await drain(TablePages(dsn, s, POINT, AT))]
+            batches = [b for s in splits for b in await drain(pages_of(dsn, s))]
     finally:
         database.execute(f"DROP OWNED BY {user}", f"DROP ROLE {user}")
     assert sorted(i for b in batches for i in b.rows.column("id").to_pylist()) == [1, 2]
@@ -476,7 +481,7 @@ async def test_rows_hidden_by_a_policy_are_an_error_not_missing(database: Databa
         async with exported(database) as snapshot:
             [split] = await CtidSplits(dsn).splits(table, snapshot, WHOLE)
             with pytest.raises(TableError, match="row-level security") as caught:
-                await drain(TablePages(dsn, split, POINT, AT))
+                await drain(pages_of(dsn, split))
         assert "BYPASSRLS" in (caught.value.remedy or "")
     finally:
         database.execute(f"DROP OWNED BY {user}", f"DROP ROLE {user}")
@@ -489,7 +494,7 @@ async def test_a_dropped_table_stops_that_table(database: Database) -> None:
         [split] = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
         database.execute("DROP TABLE t")
         with pytest.raises(TableError):
-            await drain(TablePages(database.dsn, split, POINT, AT))
+            await drain(pages_of(database.dsn, split))
     async with exported(database) as snapshot:
         with pytest.raises(TableError, match="does not exist"):
             await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
@@ -509,7 +514,7 @@ async def test_a_server_that_goes_away_is_transient(database: Database) -> None:
     table = await table_named(database, "t")
     async with exported(database) as snapshot:
         [split] = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
-        async with aclosing(TablePages(database.dsn, split, POINT, AT).batches()) as batches:
+        async with aclosing(pages_of(database.dsn, split).pages()) as batches:
             await anext(batches)
             database.rows(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -526,8 +531,8 @@ async def test_closing_early_ends_the_session_at_the_server(database: Database) 
     async with exported(database) as snapshot:
         [split] = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
         for _ in range(3):
-            pages = TablePages(database.dsn, split, POINT, AT)
-            async with aclosing(pages.batches()) as batches:
+            pages = pages_of(database.dsn, split)
+            async with aclosing(pages.pages()) as batches:
                 await anext(batches)
                 await pages.close()
                 await pages.close()
@@ -542,7 +547,7 @@ async def test_cancelling_the_reader_ends_the_session_at_the_server(database: Da
         begun = asyncio.Event()
 
         async def reader() -> None:
-            async with aclosing(TablePages(database.dsn, split, POINT, AT).batches()) as batches:
+            async with aclosing(pages_of(database.dsn, split).pages()) as batches:
                 async for _ in batches:
                     begun.set()
                     await asyncio.Event().wait()
@@ -573,4 +578,4 @@ async def fill(database: Database, rows: int) -> None:
 
 
 async def drain(pages: TablePages) -> list[TableBatch]:
-    return [batch async for batch in pages.batches()]
+    return [page.batch async for page in pages.pages()]

@@ -22,6 +22,7 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.catalog import describe, list_tables, list_types
 from ingestd.capture.pages import TablePages
 from ingestd.capture.session import SETTINGS, connect
+from ingestd.capture.views import ExportedView, Place
 from ingestd.changes import change_schema
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.types import Types, override_type
@@ -115,8 +116,9 @@ def decoded(messages: Sequence[bytes], table: Table) -> list[TableBatch]:
 async def pages(dsn: str, table: Table, snapshot: str, *, is_packed: bool) -> list[TableBatch]:
     """Read the table by packed columns or by rows, whichever the daemon would choose."""
     blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed)
-    reading = TablePages(dsn, Split(table, snapshot, blocks.to_text(), 0), POINT, AT)
-    return [batch async for batch in reading.batches()]
+    view = ExportedView(dsn, snapshot, Place(POINT, AT))
+    reading = TablePages(dsn, Split(table, snapshot, blocks.to_text(), 0), view)
+    return [page.batch async for page in reading.pages()]
 
 
 def read_both_ways(world: World, table: Table) -> list[list[TableBatch]]:

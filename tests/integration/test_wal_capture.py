@@ -309,8 +309,8 @@ class TruncatingCapture(WalCapture):
 
     meanwhile: Callable[[], None]
 
-    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
-        snapshot = await super().snapshot(tables)
+    async def snapshot(self, tables: Sequence[Table], **how: Any) -> Snapshot:
+        snapshot = await super().snapshot(tables, **how)
         self.meanwhile()
         return snapshot
 

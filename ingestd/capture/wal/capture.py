@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.capture.wal.chunks import ChunkedSnapshot, can_be_chunked, look, sizes
+from ingestd.capture.wal.chunks import ChunkedSnapshot, can_be_chunked, look, next_xid, sizes
 from ingestd.capture.wal.continuity import continuity_of
 from ingestd.capture.wal.delivery import Delivery
 from ingestd.capture.wal.discovery import SourceTables
@@ -75,7 +75,7 @@ class WalCapture:
             catch_up=catch_up,
         )
         self._is_live = False
-        self._began = Visibility(0, 0)
+        self._began = 0
         self._claimed = False
 
     async def claim(self) -> None:
@@ -202,7 +202,7 @@ class WalCapture:
         control = await self._connected()
         with self._errors("live"):
             await self._drop_export()
-            self._began = await look(control)
+            self._began = await next_xid(control)
             server = await inspect_server(control, self._dsn)
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:

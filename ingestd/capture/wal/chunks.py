@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg import AsyncConnection
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.conditions import check_condition, joined
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.pages import TablePages
 from ingestd.capture.readers import SplitReaders
@@ -32,7 +33,7 @@ from ingestd.keys import Key
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
-from ingestd.visibility import Visibility
+from ingestd.visibility import Visibility, is_before
 
 COMMITS_PATIENCE_S = 0.05
 
@@ -43,7 +44,6 @@ _MOVE_ON = """
 SET LOCAL synchronous_commit = 'local';
 SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')
 """
-_IS_STANDBY = "SELECT pg_catalog.pg_is_in_recovery()"
 # A transaction keeps its locks until others see it, whatever it waits for after its commit is in
 # the WAL. Every role sees them, and those of prepared transactions.
 _WRITERS = """
@@ -83,18 +83,36 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
 
 async def move_on(connection: AsyncConnection[Any]) -> None:
     """Have the WAL grow by something that is no change, and flushed. A standby grows by itself."""
-    cursor = await connection.execute(_IS_STANDBY)
-    row = await cursor.fetchone()
-    if row is None or not row[0]:
+    if not await _is_standby(connection):
         async with connection.transaction():
             await connection.execute(_MOVE_ON)
 
 
 async def await_running(connection: AsyncConnection[Any]) -> None:
     """Wait for the transactions that run now: as making a slot does."""
-    until = (await look(connection)).xmax
+    until = await next_xid(connection)
     while (await look(connection)).xmin < until:  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(COMMITS_PATIENCE_S)
+
+
+async def next_xid(connection: AsyncConnection[Any]) -> int:
+    """Give an id above those of all transactions that run, on a connection that is in none.
+
+    By taking one: what a snapshot has as xmax is only above those that have ended. On a standby,
+    where none can be taken, it has to do.
+    """
+    if await _is_standby(connection):
+        return (await look(connection)).xmax
+    cursor = await connection.execute("SELECT pg_catalog.pg_current_xact_id()::text")
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def _is_standby(connection: AsyncConnection[Any]) -> bool:
+    cursor = await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])
 
 
 async def look(connection: AsyncConnection[Any]) -> Visibility:
@@ -106,9 +124,9 @@ async def look(connection: AsyncConnection[Any]) -> Visibility:
 
 
 async def await_earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: Visibility
+    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
 ) -> None:
-    """Wait for transactions that wrote to these tables and began before `began`, but for idle ones.
+    """Wait for transactions that wrote to these tables and are below `began`, but for idle ones.
 
     Their commits may be in the WAL without anybody seeing them (a synchronous standby is waited
     for), and an earlier run may have had them from the stream: this one would not know.
@@ -120,14 +138,16 @@ async def await_earlier_writers(
 
 
 async def _earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: Visibility
+    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
 ) -> set[str]:
     cursor = await connection.execute(_WRITERS, ([t.oid for t in tables],))
     writers = await cursor.fetchall()
     cursor = await connection.execute(_IDLE)
     idle = {pid for (pid,) in await cursor.fetchall()}
     return {
-        transaction for transaction, pid, xid in writers if pid not in idle and began.is_below(xid)
+        transaction
+        for transaction, pid, xid in writers
+        if pid not in idle and is_before(xid, began)
     }
 
 
@@ -181,18 +201,21 @@ class ChunkedSnapshot:
         settings: WalSettings,
         tables: Sequence[Table],
         *,
-        began: Visibility,
+        began: int,
         are_new: bool = False,
         left: str = "",
         where: str | None = None,
         memory_bytes: int,
     ) -> ChunkedSnapshot:
-        """Note where it begins; `began`: a snapshot taken when `live` did.
+        """Note where it begins; `began`: `next_xid` when `live` did.
 
-        Raises psycopg.Error, TableReplacedError.
+        Raises psycopg.Error, TableReplacedError; OperatorError for a `where` that is no condition.
         """
         unread_ = _parse(left, tables) if left else None
-        connection = await connect(settings.dsn.get_secret_value())
+        dsn = settings.dsn.get_secret_value()
+        if where is not None:
+            await check_condition(dsn, [table.id for table in tables], where)
+        connection = await connect(dsn)
         try:
             if are_new:
                 await await_running(connection)
@@ -301,8 +324,7 @@ def _only(table: Table, where: str | None) -> Table:
     """Give the table with a condition more on its rows."""
     if where is None:
         return table
-    conditions = [f"({c})" for c in (table.row_filter, where) if c is not None]
-    return replace(table, row_filter=" AND ".join(conditions))
+    return replace(table, row_filter=joined([c for c in (table.row_filter, where) if c]))
 
 
 def _parse(left: str, tables: Sequence[Table]) -> Unread:

@@ -1,0 +1,61 @@
+"""Conditions on a table's rows that somebody wrote as SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.session import connect
+from ingestd.errors import OperatorError
+from ingestd.schema import TableId
+
+LOCK_TIMEOUT_S = 10.0
+"""How long it waits for a table that somebody holds."""
+
+# A text that is right between parentheses and between brackets closes neither of them by itself:
+# whatever it is put into, it stays one expression.
+_CHECKS = (
+    "SELECT FROM {table} AS _ WHERE (\n{condition}\n) LIMIT 0",
+    "SELECT FROM {table} AS _ WHERE (ARRAY[\n{condition}\n])[1] LIMIT 0",
+)
+
+
+async def check_condition(dsn: str, tables: Sequence[TableId], text: str) -> None:
+    """Raise OperatorError unless `text` is one condition on the tables' columns. Reads no row.
+
+    Columns are named without their table. Raises psycopg.Error for what is no fault of the text.
+    """
+    async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+        for table in tables:
+            await _check(connection, table, text)
+
+
+async def _check(connection: AsyncConnection[Any], table: TableId, text: str) -> None:
+    for check in _CHECKS:
+        query = sql.SQL(check).format(  # type: ignore[arg-type] # one of two constants
+            table=sql.Identifier(table.schema, table.name),
+            condition=sql.SQL(text),  # type: ignore[arg-type] # the very text that is checked
+        )
+        try:
+            # The extended protocol takes a single statement only.
+            await connection.execute(query, binary=True)
+        except psycopg.Error as error:
+            if error.sqlstate is None or error.sqlstate[:2] not in _OF_THE_TEXT:
+                raise
+            raise OperatorError(
+                f"the condition is not one that table {table} can be asked: "
+                f"{error.diag.message_primary}",
+                remedy="write it as after WHERE in SQL, with the names of columns only",
+            ) from error
+
+
+_OF_THE_TEXT = {"42", "22", "0A", "54"}
+"""Classes of SQLSTATE: syntax and names, values, what is not supported, too long or too deep."""
+
+
+def joined(conditions: list[str]) -> str:
+    """Give the condition that all of these hold; each stands alone, even if it ends in a comment."""
+    return " AND ".join(f"(\n{condition}\n)" for condition in conditions)
