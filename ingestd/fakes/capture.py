@@ -1,123 +1,46 @@
-"""An in-memory source and a capture of it that keeps the whole contract."""
+"""A capture of an in-memory source that keeps the whole contract."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import numpy as np
-import pyarrow as pa
 
-from ingestd.changes import DELETE, SNAPSHOT, TRUNCATE, Chunk, TableBatch, change_schema, idle_chunk
-from ingestd.errors import TableError, TransientError
-from ingestd.ports import Continuity, Discovery, Fresh, Lag, Lost, Refused, Resumed, Snapshot
+from ingestd.changes import Chunk, idle_chunk
+from ingestd.errors import TransientError
+from ingestd.fakes.database import RECORD_BYTES, FakeChange, FakeDatabase, FakeTransaction
+from ingestd.fakes.rows import numbered, stream_batches
+from ingestd.fakes.snapshot import FakeSnapshot, Reach, left_of
+from ingestd.ports import Continuity, Discovery, Fresh, Lag, Lost, Resumed, Snapshot
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
 from ingestd.schema import Table, TableId
+from ingestd.visibility import Visibility
 
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_RECORD_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class FakeChange:
-    """One change: `op` c, u, d or t; `row` has the columns' values."""
-
-    table: TableId
-    op: str
-    row: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class FakeTransaction:
-    """A committed transaction."""
-
-    commit_lsn: Lsn
-    end_lsn: Lsn
-    xid: int
-    at_us: int
-    changes: tuple[FakeChange, ...]
-
-
-class FakeDatabase:
-    """Tables with keys, a log of transactions, one slot. Lives as long as the test wants."""
-
-    def __init__(self, tables: Sequence[Table], origin: str = "fake-1") -> None:
-        self.tables = list(tables)
-        self.refused: list[Refused] = []
-        self.locked: set[TableId] = set()
-        self.unreadable: dict[TableId, TableError] = {}
-        self.origin = origin
-        self.log: list[FakeTransaction] = []
-        self.current = Lsn(1000)
-        self.slot: Lsn | None = None
-        self.holder: object | None = None
-        self.asks_for_checkpoint = False
-        self._grown = asyncio.Event()
-
-    def commit(self, *changes: FakeChange) -> FakeTransaction:
-        """Commit a transaction."""
-        commit_lsn = self.current
-        self.current = Lsn(self.current + _RECORD_BYTES * (1 + len(changes)))
-        now_us = (datetime.now(UTC) - _UNIX_EPOCH) // timedelta(microseconds=1)
-        made = FakeTransaction(
-            commit_lsn, self.current, 700 + len(self.log), now_us, tuple(changes)
-        )
-        self.log.append(made)
-        self._wake()
-        return made
-
-    def write_elsewhere(self, nbytes: int) -> None:
-        """Write WAL that has nothing captured."""
-        self.current = Lsn(self.current + nbytes)
-        self._wake()
-
-    def rows(self, table: Table, point: Lsn | None = None) -> list[dict[str, object]]:
-        """The table's rows after the transactions with commit_lsn below `point` (None: all)."""
-        held: dict[tuple[object, ...], dict[str, object]] = {}
-        for transaction in self.log:
-            if point is not None and transaction.commit_lsn >= point:
-                break
-            for change in transaction.changes:
-                if change.table == table.id:
-                    _apply(held, table, change)
-        return list(held.values())
-
-    @property
-    def growth(self) -> asyncio.Event:
-        """Set when something is written after this was asked for."""
-        return self._grown
-
-    def _wake(self) -> None:
-        self._grown.set()
-        self._grown = asyncio.Event()
-
-
-def _apply(
-    held: dict[tuple[object, ...], dict[str, object]], table: Table, change: FakeChange
-) -> None:
-    key = tuple(change.row.get(name) for name in table.key)
-    if change.op == TRUNCATE:
-        held.clear()
-    elif change.op == DELETE:
-        held.pop(key, None)
-    else:
-        held[key] = dict(change.row)
+__all__ = ["FakeCapture", "FakeChange", "FakeDatabase", "FakeTransaction"]
 
 
 class FakeCapture:
     """A ChangeCapture of a `FakeDatabase`.
 
-    `rows_per_chunk`: transactions with more changes come in several, open chunks.
+    `rows_per_chunk`: transactions with more changes come in several, open chunks. `in_chunks`:
+    tables are read in chunks. `reach`: how. `make_snapshot`: makes a `FakeSnapshot`.
     """
 
     supports_replay = True
+    make_snapshot: Callable[..., FakeSnapshot] = FakeSnapshot
 
-    def __init__(self, database: FakeDatabase, *, rows_per_chunk: int = 1000) -> None:
+    def __init__(
+        self,
+        database: FakeDatabase,
+        *,
+        rows_per_chunk: int = 1000,
+        in_chunks: bool = False,
+        reach: Reach | None = None,
+    ) -> None:
         self._database = database
+        self._in_chunks = in_chunks
+        self._reach = reach or Reach()
         self._rows_per_chunk = rows_per_chunk
         self._tables: dict[TableId, Table] = {}
         self._discovered: tuple[object, ...] = ()
@@ -168,11 +91,45 @@ class FakeCapture:
             self._database.slot = self._database.current
         return locked
 
-    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
-        """Read at the present end of the log."""
-        point = self._database.current
-        self._delivered = max(self._delivered, point)
-        return FakeSnapshot(self._database, tables, point)
+    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+        """All that have a key, or none."""
+        del initial
+        return frozenset(t.id for t in tables if t.identifying and self._in_chunks)
+
+    async def snapshot(
+        self,
+        tables: Sequence[Table],
+        *,
+        chunked: bool = False,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+    ) -> Snapshot:
+        """Read at the present end of the log, or from there on."""
+        base = self._database
+        if chunked:
+            await self._wait_for_commits(tables, are_new=are_new)
+        self._delivered = max(self._delivered, base.current)
+        return self.make_snapshot(
+            base,
+            tables,
+            self._reach,
+            is_chunked=chunked,
+            left=left_of(base, tables[0], left) if left else None,
+            where=where,
+        )
+
+    async def _wait_for_commits(self, tables: Sequence[Table], *, are_new: bool) -> None:
+        """An earlier run may have had them from the stream; nobody sees them yet."""
+        base = self._database
+        if are_new:
+            await base.ended(base.running)
+        for table in tables:
+            await base.ended(base.writers(table.id))
+
+    async def seen(self) -> Visibility:
+        """Ask the database."""
+        return self._database.visibility()
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give one transaction a chunk, or several open ones of a large one."""
@@ -234,89 +191,20 @@ class FakeCapture:
         return chunk
 
     def _chunks(self, transaction: FakeTransaction, position: Lsn) -> list[Chunk]:
-        numbered = [
-            (seq, change)
-            for seq, change in enumerate(
-                (c for c in transaction.changes if c.table in self._tables), start=1
-            )
-        ]
-        if not numbered:
+        changes = numbered(transaction, self._tables)
+        if not changes:
             return [idle_chunk(transaction.end_lsn)]
         size = self._rows_per_chunk
-        parts = [numbered[i : i + size] for i in range(0, len(numbered), size)]
+        parts = [changes[i : i + size] for i in range(0, len(changes), size)]
         last = len(parts) - 1
         return [
             Chunk(
-                batches=tuple(self._batches(transaction, part)),
+                batches=tuple(stream_batches(transaction, part, self._tables)),
                 position=transaction.end_lsn if number == last else position,
                 is_open=number < last,
                 first_lsn=transaction.commit_lsn,
                 commit_times=np.array([transaction.at_us] * (number == last), np.int64),
-                nbytes=_RECORD_BYTES * len(part),
+                nbytes=RECORD_BYTES * len(part),
             )
             for number, part in enumerate(parts)
         ]
-
-    def _batches(
-        self, transaction: FakeTransaction, part: Sequence[tuple[int, FakeChange]]
-    ) -> list[TableBatch]:
-        found: dict[TableId, list[dict[str, Any]]] = {}
-        for seq, change in part:
-            row = {
-                **change.row,
-                "_cdc_op": change.op,
-                "_cdc_lsn": int(transaction.commit_lsn),
-                "_cdc_seq": seq,
-                "_cdc_xid": transaction.xid,
-                "_cdc_ts": _UNIX_EPOCH + timedelta(microseconds=transaction.at_us),
-            }
-            found.setdefault(change.table, []).append(row)
-        return [_batch(self._tables[name], rows) for name, rows in found.items()]
-
-
-class FakeSnapshot:
-    """The tables' rows at a point."""
-
-    def __init__(self, database: FakeDatabase, tables: Sequence[Table], point: Lsn) -> None:
-        self._database = database
-        self._tables = tables
-        self.point = point
-        self.at = datetime.now(UTC)
-
-    async def pages(self) -> AsyncGenerator[TableBatch | TableError, None]:
-        """Give a page a table, none for an empty one."""
-        for table in self._tables:
-            if table.id in self._database.unreadable:
-                yield self._database.unreadable[table.id]
-                continue
-            rows = [
-                {
-                    **row,
-                    "_cdc_op": SNAPSHOT,
-                    "_cdc_lsn": int(self.point),
-                    "_cdc_seq": 0,
-                    "_cdc_ts": self.at,
-                }
-                for row in self._database.rows(table, self.point)
-            ]
-            if rows:
-                yield _batch(table, rows)
-
-    def progress(self, table: TableId) -> float:
-        """A table is one page."""
-        del table
-        return 1.0
-
-    async def move_on(self) -> None:
-        """Write something."""
-        self._database.write_elsewhere(_RECORD_BYTES)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-def _batch(table: Table, rows: Sequence[Mapping[str, Any]]) -> TableBatch:
-    schema = change_schema(table)
-    arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return TableBatch(table, batch, _RECORD_BYTES * len(rows))

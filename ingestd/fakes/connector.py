@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ingestd.checks import CheckLine
 from ingestd.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.fakes.snapshot import Reach
 from ingestd.fakes.tables import FakeMetadata, FakePageSource, FakeSplitManager, FakeTables
 from ingestd.ports import (
     ChangeCapture,
@@ -25,17 +26,22 @@ from ingestd.schema import TableId
 
 
 class FakeSettings(BaseModel):
-    """`kind = "fake"`."""
+    """`kind = "fake"`. `chunk_blocks`, `workers`: as in `ingestd.fakes.snapshot.Reach`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["fake"] = "fake"
+    chunk_blocks: int = 1000
+    workers: int = 1
 
 
 class FakeConnector:
     """One `FakeDatabase` and the `FakeTables` beside it; see `ingestd.ports.Connector`."""
 
-    def __init__(self, source: str, database: FakeDatabase, tables: FakeTables) -> None:
+    def __init__(
+        self, source: str, settings: FakeSettings, database: FakeDatabase, tables: FakeTables
+    ) -> None:
         self._source = source
+        self._reach = Reach(settings.chunk_blocks, settings.workers)
         self._database = database
         self._tables = tables
         self._captures: list[FakeCapture] = []
@@ -53,7 +59,7 @@ class FakeConnector:
 
     def capture(self) -> ChangeCapture:
         """Make a capture."""
-        made = FakeCapture(self._database)
+        made = FakeCapture(self._database, reach=self._reach)
         self._captures.append(made)
         return made
 
@@ -101,4 +107,4 @@ class FakeFactory:
         if not isinstance(config, FakeSettings):
             msg = f"kind fake can't take {type(config).__name__}"
             raise TypeError(msg)
-        return FakeConnector(source, self._database, self._tables)
+        return FakeConnector(source, config, self._database, self._tables)

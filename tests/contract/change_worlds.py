@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import psycopg
+from psycopg import sql
 
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.connector import WalFactory
+from ingestd.errors import TransientError
 from ingestd.fakes.capture import FakeChange, FakeDatabase
 from ingestd.fakes.connector import FakeFactory, FakeSettings
 from ingestd.positions import Lsn
 from tests.unit.run.fixtures import A, B, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from pydantic import BaseModel
 
@@ -34,10 +37,27 @@ TABLES = {"a": A, "b": B, "new1": NEW1}
 
 
 class ChangeWorld(Protocol):
-    """Two tables, a and b (id bigint primary key, note text), and one slot."""
+    """Two tables, a and b (id bigint primary key, note text), and one slot.
+
+    So `many` rows with notes of 100 characters are read in several chunks.
+    """
+
+    many: int
 
     async def insert(self, *ids: int, table: str = "a", note: str = "") -> None:
         """Insert these in one transaction."""
+
+    async def update(self, *ids: int, note: str) -> None:
+        """Change these rows of a in one transaction."""
+
+    async def delete(self, *ids: int) -> None:
+        """Delete these rows of a in one transaction."""
+
+    async def rewrite(self) -> None:
+        """Put the rows of a into another file, as VACUUM FULL does."""
+
+    def unseen(self, key: int) -> AbstractAsyncContextManager[None]:
+        """Insert a row into a whose transaction is in the WAL, and seen by none before the end."""
 
     async def write_elsewhere(self) -> None:
         """Write WAL that has nothing captured."""
@@ -48,6 +68,9 @@ class ChangeWorld(Protocol):
     async def current(self) -> Lsn: ...
 
     async def rows(self, table: str = "a") -> list[int]: ...
+
+    async def contents(self) -> dict[int, str]:
+        """The rows of a: note by id."""
 
     async def confirmed(self) -> Lsn | None:
         """Where the slot is; None without one."""
@@ -83,9 +106,25 @@ async def until(condition: Callable[[], Any]) -> Any:
         return found
 
 
+async def claim(capture: ChangeCapture) -> None:
+    """Claim after another's close, which a server takes a moment to notice."""
+
+    async def claimed() -> bool:
+        try:
+            await capture.claim()
+        except TransientError:
+            return False
+        return True
+
+    await until(claimed)
+
+
 class FakeChangeWorld:
+    many = 200
+
     def __init__(self) -> None:
         self.database = FakeDatabase([A, B])
+        self.database.conditions["id < 10"] = lambda row: cast("int", row["id"]) < 10
         self._connector: Connector = self.factory().create(
             "shop", self.config(), memory_bytes=MEMORY_BYTES
         )
@@ -94,6 +133,24 @@ class FakeChangeWorld:
         name = TABLES[table].id
         self.database.commit(*(FakeChange(name, "c", {"id": i, "note": note}) for i in ids))
         await asyncio.sleep(0)
+
+    async def update(self, *ids: int, note: str) -> None:
+        self.database.commit(*(FakeChange(A.id, "u", {"id": i, "note": note}) for i in ids))
+        await asyncio.sleep(0)
+
+    async def delete(self, *ids: int) -> None:
+        self.database.commit(*(FakeChange(A.id, "d", {"id": i}) for i in ids))
+        await asyncio.sleep(0)
+
+    async def rewrite(self) -> None:
+        self.database.rewrite(A.id)
+
+    @asynccontextmanager
+    async def unseen(self, key: int) -> AsyncGenerator[None, None]:
+        xid = self.database.begin()
+        self.database.write_commit(xid, FakeChange(A.id, "c", {"id": key, "note": ""}))
+        yield
+        self.database.end(xid)
 
     async def write_elsewhere(self) -> None:
         self.database.write_elsewhere(1000)
@@ -108,6 +165,10 @@ class FakeChangeWorld:
     async def rows(self, table: str = "a") -> list[int]:
         found: list[Any] = [r["id"] for r in self.database.rows(TABLES[table])]
         return sorted(found)
+
+    async def contents(self) -> dict[int, str]:
+        rows: list[Any] = self.database.rows(A)
+        return {row["id"]: row["note"] for row in rows}
 
     async def confirmed(self) -> Lsn | None:
         return self.database.slot
@@ -134,13 +195,15 @@ class FakeChangeWorld:
         return FakeFactory(self.database)
 
     def config(self) -> BaseModel:
-        return FakeSettings()
+        return FakeSettings(chunk_blocks=16, workers=2)
 
     async def close(self) -> None:
         await self._connector.close()
 
 
 class WalChangeWorld:
+    many = 8_000
+
     def __init__(self, database: Database, *, catches_up: bool) -> None:
         self._factory = WalFactory(catch_up_above_bytes=-1) if catches_up else WalFactory()
         self._database = database
@@ -154,6 +217,46 @@ class WalChangeWorld:
     async def insert(self, *ids: int, table: str = "a", note: str = "") -> None:
         await self._execute(f"INSERT INTO {table} SELECT unnest(%s::int8[]), %s", list(ids), note)
 
+    async def update(self, *ids: int, note: str) -> None:
+        await self._execute("UPDATE a SET note = %s WHERE id = ANY (%s::int8[])", note, list(ids))
+
+    async def delete(self, *ids: int) -> None:
+        await self._execute("DELETE FROM a WHERE id = ANY (%s::int8[])", list(ids))
+
+    async def rewrite(self) -> None:
+        await self._execute("VACUUM FULL a")
+
+    @asynccontextmanager
+    async def unseen(self, key: int) -> AsyncGenerator[None, None]:
+        """As while a synchronous standby is away."""
+        waits = """SELECT count(*) > 0 FROM pg_stat_activity
+                    WHERE wait_event = 'SyncRep' AND datname = current_database()"""
+
+        async def is_waiting() -> bool:
+            return bool(await self._value(waits))
+
+        await self._await_standby("nobody")
+        writing = asyncio.create_task(self.insert(key))
+        try:
+            await until(is_waiting)
+            yield
+        finally:
+            await self._await_standby("")
+            await writing
+
+    async def _await_standby(self, names: str) -> None:
+        async with await self._connect() as connection:
+            await connection.execute("SET synchronous_commit = local")
+            literal = sql.Literal(names)
+            setting = sql.SQL("ALTER SYSTEM SET synchronous_standby_names = {}").format(literal)
+            await connection.execute(setting)
+            await connection.execute("SELECT pg_reload_conf()")
+
+        async def is_set() -> bool:
+            return bool(await self._value("SHOW synchronous_standby_names") == names)
+
+        await until(is_set)
+
     async def add_table(self) -> None:
         await self._execute("CREATE TABLE new1 (id bigint PRIMARY KEY, note text)")
 
@@ -166,6 +269,10 @@ class WalChangeWorld:
     async def rows(self, table: str = "a") -> list[int]:
         found: list[int] = await self._value(f"SELECT array_agg(id ORDER BY id) FROM {table}")
         return found or []
+
+    async def contents(self) -> dict[int, str]:
+        found = await self._value("SELECT json_object_agg(id, note) FROM a")
+        return {int(key): note for key, note in found.items()}
 
     async def confirmed(self) -> Lsn | None:
         query = (
@@ -223,6 +330,7 @@ class WalChangeWorld:
                 "slot": self._slot,
                 "publication": self._slot,
                 "discover_interval": "100ms",
+                "snapshot_chunk": "256kB",
             }
         )
 

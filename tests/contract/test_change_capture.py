@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from ingestd.errors import TableError, TransientError
-from ingestd.ports import ChangeCapture, Fresh, Lost, Resumed
+from ingestd.ports import ChangeCapture, Fresh, Lost, Resumed, SnapshotPage, TableRead
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, RegisteredTable, TableState
 from tests.contract.change_worlds import (
@@ -18,6 +18,7 @@ from tests.contract.change_worlds import (
     ChangeWorld,
     FakeChangeWorld,
     WalChangeWorld,
+    claim,
     until,
 )
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from ingestd.changes import Chunk, TableBatch
+    from ingestd.ports import Snapshot
     from ingestd.schema import Table
 
 
@@ -38,19 +40,6 @@ async def world(request: pytest.FixtureRequest) -> AsyncGenerator[ChangeWorld, N
         made = WalChangeWorld(request.getfixturevalue("database"), catches_up=catches_up)
     yield made
     await made.close()
-
-
-async def claim(capture: ChangeCapture) -> None:
-    """Claim after another's close, which a server takes a moment to notice."""
-
-    async def claimed() -> bool:
-        try:
-            await capture.claim()
-        except TransientError:
-            return False
-        return True
-
-    await until(claimed)
 
 
 async def prepared(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
@@ -89,6 +78,14 @@ def rows_of(batches: Sequence[TableBatch], table: str | None = None) -> list[dic
         if table is None or batch.table.id.name == table
         for row in batch.rows.to_pylist()
     ]
+
+
+async def rows_read(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """All rows, once it is seen that every table was read to its end."""
+    items = [item async for item in snapshot.items()]
+    assert any(isinstance(item, TableRead) for item in items)
+    assert not any(isinstance(item, TableError) for item in items)
+    return rows_of([item.batch for item in items if isinstance(item, SnapshotPage)])
 
 
 def changes_of(chunks: Sequence[Chunk], table: str | None = None) -> list[dict[str, Any]]:
@@ -210,7 +207,7 @@ async def test_snapshot_boundary_nothing_lost_or_doubled_while_others_write(
         capture, tables = await prepared(world)
         await some_more(len(written))
         snapshot = await capture.snapshot(tables)
-        pages = [page async for page in snapshot.pages()]
+        read = await rows_read(snapshot)
         assert datetime.now(UTC) >= snapshot.at
         await snapshot.close()
         await snapshot.close()
@@ -223,7 +220,6 @@ async def test_snapshot_boundary_nothing_lost_or_doubled_while_others_write(
     finally:
         stop.set()
         await writer
-    read = rows_of([page for page in pages if not isinstance(page, Exception)])
     assert {(r["_cdc_op"], r["_cdc_lsn"], r["_cdc_seq"]) for r in read} == {
         ("r", snapshot.point, 0)
     }
@@ -242,10 +238,9 @@ async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld)
     capture, tables = await prepared(world)  # the slot is there: another point, not its own
     await world.insert(3, table="b")
     snapshot = await capture.snapshot([t for t in tables if t.id.name == "b"])
-    pages = [page async for page in snapshot.pages()]
+    read = await rows_read(snapshot)
     await snapshot.close()
     assert snapshot.point >= first.point
-    read = rows_of([page for page in pages if not isinstance(page, Exception)])
     assert sorted(r["id"] for r in read) == [1, 2, 3]
     await world.insert(4, table="b")
     async with aclosing(capture.live(None)) as live:
@@ -428,10 +423,10 @@ async def test_close_leaves_nothing_whenever_it_comes(world: ChangeWorld, stage:
         capture, tables = await prepared(world)
         if stage in {"reading", "abandoned"}:
             snapshot = await capture.snapshot(tables)
-            pages = snapshot.pages()
-            await anext(pages)
+            items = snapshot.items()
+            await anext(items)
             if stage == "reading":
-                await pages.aclose()
+                await items.aclose()
                 await snapshot.close()
         elif stage == "streaming":
             await world.insert(5000)
@@ -440,7 +435,7 @@ async def test_close_leaves_nothing_whenever_it_comes(world: ChangeWorld, stage:
         elif stage == "killed":
             await world.kill_claim()
     if stage == "abandoned":
-        await pages.aclose()
+        await items.aclose()
     await capture.close()
     await capture.close()
     if stage == "abandoned":
@@ -529,7 +524,7 @@ async def test_snapshot_boundary_of_a_table_that_comes_while_it_streams(world: C
     await capture.prepare(tables)
     new = [t for t in tables if t.id.name == "new1"]
     snapshot = await capture.snapshot(new)
-    pages = [page async for page in snapshot.pages()]
+    read = [row["id"] for row in await rows_read(snapshot)]
     point = snapshot.point
     await snapshot.close()
     await writing
@@ -538,7 +533,6 @@ async def test_snapshot_boundary_of_a_table_that_comes_while_it_streams(world: C
     await until(lambda: _reached(chunks, end))
     streaming.cancel()
     await asyncio.gather(streaming, return_exceptions=True)
-    read = [row["id"] for row in rows_of(_batches(pages))]
     streamed = [row["id"] for row in changes_of(chunks, "new1") if row["_cdc_lsn"] >= point]
     assert sorted(read + streamed) == await world.rows("new1")
     assert set(range(100)) <= set(read)
@@ -571,7 +565,3 @@ async def _keep_writing(world: ChangeWorld) -> None:
 
 async def _reached(chunks: Sequence[Chunk], position: Lsn) -> bool:
     return any(chunk.position >= position for chunk in chunks)
-
-
-def _batches(pages: Sequence[TableBatch | TableError]) -> list[TableBatch]:
-    return [page for page in pages if not isinstance(page, TableError)]

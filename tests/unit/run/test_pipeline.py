@@ -4,17 +4,19 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import TableBatch
 from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.fakes.snapshot import FakeSnapshot
 from ingestd.observe.status import SourceState
-from ingestd.ports import Refused, Snapshot
+from ingestd.ports import Refused, Snapshot, SnapshotItem
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
 from ingestd.run.epoch import EpochPolicy
@@ -302,8 +304,8 @@ async def test_a_new_column_in_mid_snapshot_does_not_make_the_table_live() -> No
             raise CrashError(step)
 
     class Widened(FakeCapture):
-        async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
-            snapshot = await super().snapshot(tables)
+        async def snapshot(self, tables: Sequence[Table], **options: Any) -> Snapshot:
+            snapshot = await super().snapshot(tables, **options)
             self._tables = {wider.id: wider}  # what the stream brings from now on
             base.commit(FakeChange(A.id, "c", {"id": 2, "note": "", "more": "x"}))
             return snapshot
@@ -350,10 +352,10 @@ async def test_a_lost_claim_ends_a_snapshot_at_once(monkeypatch: pytest.MonkeyPa
     base, disk = FakeDatabase([A]), MemoryDisk()
 
     class Endless(FakeCapture):
-        async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
+        async def snapshot(self, tables: Sequence[Table], **options: Any) -> Snapshot:
             base.holder = None  # another takes it
             await asyncio.Event().wait()
-            return await super().snapshot(tables)
+            return await super().snapshot(tables, **options)
 
     async with running(base, disk, capture=Endless(base)) as task:
         await until(task.done)
@@ -422,31 +424,22 @@ class HeldCapture(FakeCapture):
         self.go_on = asyncio.Event()
         self.taken = 0
 
-    async def snapshot(self, tables: Sequence[Table]) -> Snapshot:
+    async def snapshot(self, tables: Sequence[Table], **options: Any) -> Snapshot:
         self.taken += 1
-        snapshot = await super().snapshot(tables)
-        return HeldSnapshot(snapshot, self.go_on) if self.taken == 2 else snapshot
+        held = partial(HeldSnapshot, go_on=self.go_on)
+        self.make_snapshot = held if self.taken == 2 else FakeSnapshot
+        return await super().snapshot(tables, **options)
 
 
-class HeldSnapshot:
-    def __init__(self, snapshot: Snapshot, go_on: asyncio.Event) -> None:
-        self._snapshot = snapshot
+class HeldSnapshot(FakeSnapshot):
+    def __init__(self, *parts: Any, go_on: asyncio.Event, **options: Any) -> None:
+        super().__init__(*parts, **options)
         self._go_on = go_on
-        self.point, self.at = snapshot.point, snapshot.at
 
-    async def pages(self) -> AsyncGenerator[TableBatch | TableError, None]:
-        async for page in self._snapshot.pages():
-            yield page
+    async def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        async for item in super().items():
+            yield item
             await self._go_on.wait()
-
-    def progress(self, table: TableId) -> float:
-        return self._snapshot.progress(table)
-
-    async def move_on(self) -> None:
-        await self._snapshot.move_on()
-
-    async def close(self) -> None:
-        await self._snapshot.close()
 
 
 async def test_isolated_other_tables_go_on_while_a_new_one_is_read() -> None:
@@ -555,7 +548,9 @@ async def test_a_snapshot_on_request_reads_a_table_anew() -> None:
     with pytest.raises(OperatorError, match=r"public\.c is not captured"):
         pipeline.request_snapshot([A.id, TableId("public", "c")])
     pipeline.request_snapshot([A.id])
-    await until(lambda: len([e for e in disk.events if e.table.id == A.id]) == 4)
+    await until(
+        lambda: [e.state for e in disk.events if e.table.id == A.id].count(TableState.LIVE) == 2
+    )
     await until(lambda: settled(base, disk))
     stop.set()
     await task
