@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.leaves import Leaf
+from ingestd.capture.splits import cut
+from ingestd.capture.unread import Unread, unread
+from ingestd.errors import TableReplacedError
+from ingestd.positions import Lsn
+from tests.unit.run.fixtures import table
+
+POINT = Lsn.parse("1/2000")
+TABLE = table("t")
+LEAF = Leaf(oid=7, schema="public", name="t", file=70, blocks=100, nbytes=8192 * 100)
+OTHER = Leaf(oid=8, schema="public", name="t_2", file=80, blocks=10, nbytes=8192 * 10)
+TARGET = 8192 * 10
+
+
+def wheres(leaf: Leaf) -> list[str]:
+    return [blocks.to_text() for blocks, _ in cut(leaf, 0, leaf.blocks, TARGET)]
+
+
+def ranges(text: str, leaves: list[Leaf]) -> list[tuple[int, int, int | None]]:
+    splits = Unread.parse(text).splits(TABLE, leaves, TARGET * 100)
+    found = [BlockRange.parse(split.where) for split in splits]
+    return [(blocks.oid, blocks.start, blocks.end) for blocks in found]
+
+
+def test_neighbouring_splits_are_written_as_one() -> None:
+    splits = wheres(LEAF)
+    left = unread(TABLE, POINT, 1000, splits, {splits[0], splits[4]})
+    assert ranges(left, [LEAF]) == [(7, 10, 40), (7, 50, 100)]
+    assert Unread.parse(left).point == POINT
+    assert Unread.parse(left).nbytes == 1000
+
+
+def test_every_leaf_has_its_own_ranges() -> None:
+    splits = [*wheres(LEAF), *wheres(OTHER)]
+    left = unread(TABLE, POINT, 1000, splits, set(wheres(LEAF)))
+    assert ranges(left, [LEAF, OTHER]) == [(8, 0, 10)]
+
+
+def test_a_leaf_that_was_read_may_be_replaced_or_go() -> None:
+    left = unread(TABLE, POINT, 0, [*wheres(LEAF), *wheres(OTHER)], set(wheres(LEAF)))
+    assert ranges(left, [OTHER]) == [(8, 0, 10)]
+
+
+def test_nothing_left_is_something_else_than_nothing_kept() -> None:
+    splits = wheres(LEAF)
+    left = unread(TABLE, POINT, 0, splits, set(splits))
+    assert left
+    assert ranges(left, [LEAF]) == []
+
+
+def test_an_open_end_stays_open() -> None:
+    splits = [blocks.to_text() for blocks, _ in cut(LEAF, 0, None, TARGET)]
+    left = unread(TABLE, POINT, 0, splits, set(splits[:-1]))
+    assert ranges(left, [LEAF]) == [(7, 90, None)]
+
+
+def test_what_is_read_whole_is_not_kept() -> None:
+    whole = BlockRange("public", "t", is_whole=True).to_text()
+    assert not unread(TABLE, POINT, 0, [whole], set())
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [[], [Leaf(7, "public", "t", 71, 100, 0)], [Leaf(7, "public", "t", 70, 0, 0, is_whole=True)]],
+    ids=["gone", "another file", "not by blocks"],
+)
+def test_a_file_that_was_replaced_voids_what_was_kept(leaves: list[Leaf]) -> None:
+    left = unread(TABLE, POINT, 0, wheres(LEAF), set())
+    with pytest.raises(TableReplacedError):
+        Unread.parse(left).splits(TABLE, leaves, TARGET)
+
+
+def test_another_key_voids_what_was_kept() -> None:
+    left = unread(TABLE, POINT, 0, wheres(LEAF), set()).replace('"id"', '"other"')
+    with pytest.raises(TableReplacedError, match="identity"):
+        Unread.parse(left).splits(TABLE, [LEAF], TARGET)
