@@ -19,8 +19,12 @@ LOCK_TIMEOUT_S = 10.0
 # whatever it is put into, it stays one expression.
 _CHECKS = (
     "SELECT FROM {table} AS _ WHERE (\n{condition}\n) LIMIT 0",
-    "SELECT FROM {table} AS _ WHERE (ARRAY[\n{condition}\n])[1] LIMIT 0",
+    "SELECT FROM {table} AS _ WHERE (ARRAY[\n{condition}\n]::boolean[])[1] LIMIT 0",
 )
+
+
+_OF_THE_TEXT = ("42", "22", "0A", "54", "08P01")
+"""SQLSTATE: syntax and names, values, what is not supported, too long or deep, parameters."""
 
 
 async def check_condition(dsn: str, tables: Sequence[TableId], text: str) -> None:
@@ -35,15 +39,15 @@ async def check_condition(dsn: str, tables: Sequence[TableId], text: str) -> Non
 
 async def _check(connection: AsyncConnection[Any], table: TableId, text: str) -> None:
     for check in _CHECKS:
-        query = sql.SQL(check).format(  # type: ignore[arg-type] # one of two constants
+        query = sql.SQL(check).format(
             table=sql.Identifier(table.schema, table.name),
-            condition=sql.SQL(text),  # type: ignore[arg-type] # the very text that is checked
+            condition=sql.SQL(text),
         )
         try:
             # The extended protocol takes a single statement only.
             await connection.execute(query, binary=True)
         except psycopg.Error as error:
-            if error.sqlstate is None or error.sqlstate[:2] not in _OF_THE_TEXT:
+            if not (error.sqlstate or "").startswith(_OF_THE_TEXT):
                 raise
             raise OperatorError(
                 f"the condition is not one that table {table} can be asked: "
@@ -52,10 +56,6 @@ async def _check(connection: AsyncConnection[Any], table: TableId, text: str) ->
             ) from error
 
 
-_OF_THE_TEXT = {"42", "22", "0A", "54"}
-"""Classes of SQLSTATE: syntax and names, values, what is not supported, too long or too deep."""
-
-
 def joined(conditions: list[str]) -> str:
-    """Give the condition that all of these hold; each stands alone, even if it ends in a comment."""
+    """Give the condition that all of these hold, whatever comment one of them ends in."""
     return " AND ".join(f"(\n{condition}\n)" for condition in conditions)

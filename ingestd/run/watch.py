@@ -194,7 +194,9 @@ class Watch:
             else:
                 remedy = event.remedy
                 why = {"reason": event.reason} if event.reason else {}
-                self._log.info("table.state", table=name, state=str(event.state), **why)
+                known = self._status.tables.get(name)
+                if not event.progress or known is None or known.state is not event.state:
+                    self._log.info("table.state", table=name, state=str(event.state), **why)
             error = OperatorError(event.reason, remedy=remedy) if event.reason else None
             self._table(name, event.state, error, snapshot_lsn=event.snapshot_lsn)
 
@@ -246,8 +248,9 @@ class Watch:
             self._metrics.snapshot_progress(self.source, name, progress.ratio, progress.eta_s)
 
     def snapshot_ended(self, table: TableId) -> None:
-        """Take that all rows of a snapshot are durable. Needed for partial ones only."""
-        self._end_snapshot(str(table), SnapshotOutcome.DONE)
+        """Take that all rows of a partial snapshot are durable."""
+        if str(table) in self._partial:
+            self._end_snapshot(str(table), SnapshotOutcome.DONE)
 
     def snapshot_cancelled(self, tables: Sequence[TableId]) -> None:
         """Take that somebody gave up the snapshots of these tables."""

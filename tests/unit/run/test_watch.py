@@ -240,6 +240,7 @@ def test_isolated_a_partial_snapshot_that_fails_leaves_its_table_live(watched: W
     assert (failed["event"], failed["table"]) == ("snapshot.failed", "public.a")
     assert (failed["reason"], failed["remedy"]) == ("no column x", "look")
     assert watched.readiness() == (True, [])
+    watched.watch.snapshot_ended(A.id)  # too late
     last = watched.status.tables["public.a"].last_snapshot
     assert last is not None
     assert (last.outcome, last.reason) == (SnapshotOutcome.FAILED, "no column x")
