@@ -14,7 +14,7 @@ import deltalake
 import psutil
 import pyarrow as pa
 
-from benchmarks import decode, drain, freshness, idle, many_tables, snapshot
+from benchmarks import chunked, decode, drain, freshness, idle, many_tables, resume, snapshot
 from benchmarks.rig import Rig, rig
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -81,6 +81,60 @@ def _many_tables(rig: Rig) -> list[Figure]:
     ]
 
 
+def _resume(rig: Rig) -> list[Figure]:
+    found = resume.measure(rig)
+    worst, mean, again = found["lost_max"], found["lost_mean"], found["again_mean"]
+    killed = f"killed {resume.KILLS} times in a snapshot of 2M rows under writes"
+    return [
+        Figure(
+            f"{killed}: read and not kept at a kill, in chunks a worker",
+            f"{worst:.2f} at worst, {mean:.2f} on average ({found['rounds']:.0f} snapshots)",
+            "1",
+            worst <= 1.05,
+        ),
+        Figure(
+            f"{killed}: read more than once, in chunks a worker and kill",
+            f"{again:.2f} (a chunk has {found['chunk_rows']:.0f} rows)",
+            "1",
+            again <= 1.05,
+        ),
+        Figure(
+            f"{killed}: rows that differ at the end",
+            f"{found['wrong_rows']:.0f}",
+            "0",
+            found["wrong_rows"] == 0,
+        ),
+    ]
+
+
+def _chunked(rig: Rig) -> list[Figure]:
+    found = chunked.measure(rig)
+    beside = f"{found['per_second']:.0f} transactions/s beside snapshots of 2M rows in chunks"
+    alone_mb, beside_mb = found["retained_alone_mb"], found["retained_beside_mb"]
+    return [
+        Figure(
+            f"{beside}: freshness p99 against that without",
+            f"{found['ratio']:.2f} ({found['p99_beside_s']:.2f} s, {found['p99_alone_s']:.2f} s; "
+            f"{found['snapshots']:.0f} snapshots, {found['rows_per_s'] / 1e6:.2f}M rows/s)",
+            "1.5",
+            found["ratio"] <= 1.5,
+        ),
+        Figure(
+            f"{beside}: longest transaction of the daemon's",
+            f"{found['longest_s']:.2f} s",
+            "< 5 s",
+            found["longest_s"] < 5,
+        ),
+        Figure(
+            f"{beside}: WAL held back by the slot, at most",
+            f"{beside_mb:.0f} MB ({alone_mb:.0f} MB without)",
+            "flat",
+            beside_mb < 2 * alone_mb + 16,
+        ),
+        _memory(f"peak memory, {beside}", found["peak_mb"]),
+    ]
+
+
 def _freshness(rig: Rig) -> list[Figure]:
     found = freshness.measure(rig)
     text = (
@@ -131,6 +185,8 @@ STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
     "decode": lambda _: _decode(),
     "snapshot": _snapshot,
     "tables": _many_tables,
+    "resume": _resume,
+    "chunked": _chunked,
     "drain": lambda rig: [*_drain(rig, socket=False), *_drain(rig, socket=True)],
     "freshness": _freshness,
     "idle": _idle,
