@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.demo.daemon import module_environment
+from ingestd.positions import Lsn
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
 from tests.harness.compare import assert_lake_equals_source
@@ -89,6 +90,101 @@ def test_snapshot_boundary_a_live_table_is_read_anew_while_it_changes(
     assert_lake_equals_source(database, lake, slot=database.name)
     [asked] = daemon.events("snapshot.requested")
     assert asked["tables"] == ["public.t"]
+
+
+def test_snapshot_boundary_some_rows_are_read_again_and_the_others_stay(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
+    before = shown(daemon, "public.t")["snapshot_lsn"]
+    database.execute("UPDATE t SET note = 'b' WHERE id > 90", "DELETE FROM t WHERE id = 95")
+    done = snapshot(daemon, "shop", "public.t", "--where", "id > 90 -- these only")
+    assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
+    assert done.stdout.splitlines()[-1] == "  public.t: live"
+    now = shown(daemon, "public.t")
+    assert (now["snapshot_lsn"], now["last_snapshot"]["outcome"]) == (before, "done")
+    assert markers(lake, "t") == 1
+    rows = read_raw(str(lake), "shop", TableId("public", "t")).to_pylist()
+    again = [r["id"] for r in rows if r["_cdc_op"] == "r" and r["_cdc_lsn"] > lsn(before)]
+    assert sorted(again) == [n for n in range(91, 101) if n != 95]
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "no_such > 1",
+        "id >",
+        "id",
+        "true) OR (true",
+        "id > 1; DROP TABLE other",
+        "id > 1)) TO STDOUT; COMMIT; DROP TABLE other; --",
+        "1/(id-5) > 0",
+    ],
+)
+def test_isolated_a_condition_that_fails_is_told_and_its_table_goes_on(
+    database: Database, daemon: Daemon, lake: Path, where: str
+) -> None:
+    done = snapshot(daemon, "shop", "public.t", "--where", where)
+    assert done.returncode == 1, done.stdout
+    assert "public.t" in done.stderr
+    daemon.await_ready()
+    assert shown(daemon, "public.t")["state"] == "live"
+    database.execute("INSERT INTO t VALUES (1000, 'c')", "INSERT INTO other VALUES (2)")
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def test_snapshot_boundary_a_cancelled_snapshot_leaves_the_old_rows(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
+    before = shown(daemon, "public.t")["snapshot_lsn"]
+    with database.connect(autocommit=False) as holding:
+        holding.execute("LOCK t IN ACCESS EXCLUSIVE MODE")  # it can't be read
+        assert snapshot(daemon, "shop", "public.t", "--no-wait").returncode == 0
+        done = snapshot(daemon, "shop", "public.t", "--cancel")
+        assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
+        assert done.stdout == "source shop: gave up the snapshot of public.t\n"
+        holding.rollback()
+    await_until(lambda: shown(daemon, "public.t")["state"] == "live", LIMIT_S, daemon.tail)
+    now = shown(daemon, "public.t")
+    assert (now["snapshot_lsn"], now["last_snapshot"]["outcome"]) == (before, "cancelled")
+    assert markers(lake, "t") == 1
+    database.execute("INSERT INTO t VALUES (1000, 'c')", "DELETE FROM t WHERE id = 7")
+    assert_lake_equals_source(database, lake, slot=database.name)
+    done = snapshot(daemon, "shop", "public.t", "--cancel")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "table public.t has no snapshot to cancel" in done.stderr
+    done = snapshot(daemon, "shop", "public.t")
+    assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
+    assert markers(lake, "t") == 2
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def test_rows_that_are_being_read_when_it_is_cancelled_are_left_out(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
+    slow = "pg_sleep(0.05) IS NOT NULL"  # 5 s for all rows
+    assert snapshot(daemon, "shop", "public.t", "--where", slow, "--no-wait").returncode == 0
+
+    def reading() -> bool:
+        running = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event = %s"
+        return bool(database.value(running, database.name, "PgSleep"))
+
+    await_until(reading, LIMIT_S, daemon.tail)
+    done = snapshot(daemon, "shop", "public.t", "--cancel")
+    assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
+    now = shown(daemon, "public.t")
+    assert (now["state"], now["snapshot"]) == ("live", None)
+    assert now["last_snapshot"]["outcome"] == "cancelled"
+    await_until(lambda: not reading(), LIMIT_S, daemon.tail)
+    done = snapshot(daemon, "shop", "public.t", "--where", "id < 3")
+    assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
+    assert_lake_equals_source(database, lake, slot=database.name)
+    rows = read_raw(str(lake), "shop", TableId("public", "t"))["_cdc_op"].to_pylist()
+    assert rows.count("r") == 100 + 2
+
+
+def lsn(text: str) -> int:
+    return int(Lsn.parse(text))
 
 
 def test_without_wait_it_says_how_to_follow(daemon: Daemon, lake: Path) -> None:
