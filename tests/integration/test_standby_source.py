@@ -12,13 +12,18 @@ from pydantic import SecretStr
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal import slot_making
+from ingestd.capture.wal.capture import WalCapture
+from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.positions import insert_position
 from ingestd.capture.wal.preflight import preflight
 from ingestd.capture.wal.slot_making import temporary_point
 from ingestd.demo.comparison import compare_source
 from ingestd.errors import TransientError
 from ingestd.positions import Lsn
-from tests.harness.compare import assert_change_log_is_sound
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.sink.lake import DeltaLake
+from tests.harness.compare import assert_change_log_is_sound, epochs
 from tests.harness.shop_servers import (
     LIMIT_S,
     SLOT,
@@ -32,6 +37,7 @@ from tests.harness.shop_servers import (
 )
 from tests.harness.standbys import await_replayed, copy_of, promote, server_of
 from tests.harness.waiting import await_until
+from tests.unit.run.fixtures import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +168,41 @@ def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
             assert not daemon.events("source.slot_lost")
             assert snapshots(lake) == 1
             daemon.close()
+
+
+@pytest.mark.parametrize("major", [16, 18])
+async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major: int) -> None:
+    """Catching up works there too: copies of slots, positions, and the way into the stream."""
+    with server_of(major) as primary:
+        shop = with_shop(primary)
+        shop.execute(PUBLISH)
+        with standby_of(primary) as standby:
+            other = shop_on(standby)
+            policy = CatchUpPolicy(-1)
+            made = settings(other)
+            capture = WalCapture("shop", made, memory_bytes=64 << 20, catch_up=policy)
+            stop = asyncio.Event()
+            running = asyncio.create_task(
+                Pipeline(
+                    capture,
+                    DeltaLake(str(lake), "shop"),
+                    PipelinePolicy(EpochPolicy(0.1, 64 << 20)),
+                    watch(),
+                ).run(stop)
+            )
+
+            def is_read() -> bool:
+                shop.execute("SELECT pg_log_standby_snapshot()")
+                return bool(epochs(lake))
+
+            try:
+                await asyncio.to_thread(await_until, is_read, LIMIT_S, "orders to be read")
+                shop.execute("UPDATE orders SET note = 'second' WHERE id > 50")
+                await asyncio.to_thread(assert_equal, shop, other, lake)
+            finally:
+                stop.set()
+                await running
+            assert not policy.is_refused
 
 
 def test_a_slot_whose_rows_a_standby_lost_says_so(lake: Path, make_daemon: MakeDaemon) -> None:
