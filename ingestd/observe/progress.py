@@ -21,28 +21,26 @@ class SnapshotProgress:
     """A snapshot under way. `now` is passed in by the caller (aware).
 
     `ratio`: how much is read, 0 to 1, by the source's estimate of the table's size. `nbytes`: what
-    the source has sent for it since `started_at`. `resumed_at`: the ratio it went on from, where
-    an earlier daemon had begun it.
+    the source has sent for it since `started_at`. An earlier daemon may have read some: so the
+    speed, and the bytes that go with a ratio, are those since the first `observe`.
     """
 
     started_at: datetime
     ratio: float = 0.0
     nbytes: int = 0
-    resumed_at: float = 0.0
+    _first: tuple[float, int] | None = None
     _samples: deque[tuple[datetime, float]] = field(default_factory=deque)
 
     def observe(self, ratio: float, nbytes: int, now: datetime) -> None:
         """Take how much is read; `nbytes`: what the source has sent since the last call."""
         ratio = min(max(ratio, 0.0), 1.0)
         if ratio < self.ratio * _BEGAN_AGAIN:
-            self.started_at, self.nbytes, self.resumed_at = now, 0, 0.0
+            self.started_at, self.nbytes, self._first = now, 0, None
             self._samples.clear()
-        if not self._samples:
-            # Told with nothing sent, a ratio is what was read before; else this is the first page.
-            self.resumed_at = ratio if nbytes == 0 else 0.0
-            self._samples.append((self.started_at, self.resumed_at))
         self.ratio = ratio
         self.nbytes += nbytes
+        if self._first is None:
+            self._first = (ratio, self.nbytes)
         self._sample(now)
 
     def _sample(self, now: datetime) -> None:
@@ -55,9 +53,11 @@ class SnapshotProgress:
 
     @property
     def total_bytes(self) -> int | None:
-        """What the source will have sent for the whole table; None before anything is read."""
-        read = self.ratio - self.resumed_at
-        return round(self.nbytes / read) if read > 0 and self.nbytes else None
+        """What the source sends for the whole table, about; None while that can't be told."""
+        ratio, nbytes = self._first or (0.0, 0)
+        if self.ratio <= ratio or self.nbytes <= nbytes:
+            return None
+        return round((self.nbytes - nbytes) / (self.ratio - ratio))
 
     @property
     def eta_s(self) -> float | None:

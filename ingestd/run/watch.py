@@ -235,9 +235,8 @@ class Watch:
     def snapshot_progress(self, table: TableId, ratio: float, *, nbytes: int = 0) -> None:
         """Take how much of a table's snapshot is read, 0 to 1; gone when it is live or stopped.
 
-        `nbytes`: what the source has sent since the last call. A snapshot that goes on where an
-        earlier daemon was is told of first with the ratio it goes on from, and no bytes. A partial
-        one, whose table stays live, begins with the first call and ends with `snapshot_ended`.
+        `nbytes`: what the source has sent since the last call. A partial snapshot, whose table
+        stays live, begins with the first call and ends with `snapshot_ended` or `snapshot_failed`.
         """
         name = str(table)
         status = self._status.tables.get(name)
