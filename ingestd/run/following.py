@@ -22,17 +22,15 @@ from typing import Any
 from ingestd.errors import (
     IngestdError,
     OperatorError,
-    TableChangedError,
     TableError,
-    TableReplacedError,
     TransientError,
 )
 from ingestd.ports import ChangeCapture, Sink, Snapshot
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
 from ingestd.run.intake import Intake
-from ingestd.run.joining import Gate, Loaded, Page
-from ingestd.run.reading import Give, Reader, Way
+from ingestd.run.joining import Gate, Page
+from ingestd.run.reading import Give, Reader, Reading, Way
 from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
@@ -189,18 +187,25 @@ class Follower:
         first, self._first = self._first, None
         if first is not None:
             loads, snapshot = first
-            self._begin(give, loads, self._reader.read_begun(give, loads, snapshot))
+            reading = Reading(give, loads)
+            self._begin(self._guarded(reading, self._reader.read_begun(reading, snapshot)))
         if self._monotonic() < self._not_before_s:
             return
-        while len(self._readings) < READINGS and self._partial:
-            table, where = self._partial.pop(0)
-            loads = {table: self._book.begin_partial(table)}
-            work = self._reader.read_partial(give, loads, where)
-            self._readings.add(asyncio.create_task(self._guarded_partial(give, loads, work)))
-        while len(self._readings) < READINGS and self._book.to_read():
-            tables, way = await self._next_group()
-            loads = self._book.begin(tables)
-            self._begin(give, loads, way(give, loads))
+        try:
+            while len(self._readings) < READINGS and self._partial:
+                table, where = self._partial.pop(0)
+                loads = {table: self._book.begin_partial(table)}
+                reading = Reading(give, loads, is_partial=True)
+                work = self._reader.read_partial(reading, where)
+                self._begin(self._guarded_partial(reading, work))
+            while len(self._readings) < READINGS and self._book.to_read():
+                tables, way = await self._next_group()
+                for table_ in tables:  # it may be asked for while it is read
+                    self._reader.abandon(table_.id)
+                reading = Reading(give, self._book.begin(tables))
+                self._begin(self._guarded(reading, way(reading)))
+        except TransientError as error:
+            self._pass_or_raise(error)
 
     async def _next_group(self) -> tuple[list[Table], Way]:
         """Give tables to be read together, and how: what was begun goes on first, one by one."""
@@ -214,34 +219,29 @@ class Follower:
             return chunked, self._reader.read_in_chunks
         return tables, self._reader.read_at_point
 
-    def _begin(self, give: Give, loads: Loads, work: Coroutine[Any, Any, None]) -> None:
-        self._readings.add(asyncio.create_task(self._guarded(give, loads, work)))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._readings.add(asyncio.create_task(work))
 
-    async def _guarded(self, give: Give, loads: Loads, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, reading: Reading, work: Coroutine[Any, Any, None]) -> None:
         """Read; what passes by itself is tried again, what needs a person stops the tables."""
         try:
             await work
-        except TableChangedError as error:
-            self._book.read_again(error.table, from_the_start=isinstance(error, TableReplacedError))
-            self._wait_before_next()
         except TransientError as error:
-            if error.reason not in _PASSING:
-                raise
-            self._book.give_up(loads)
-            self._watch.reading_failed(error, self._delay_s)
+            self._book.give_up(reading.unended)
+            self._pass_or_raise(error)
+        except TableError as error:
+            await reading.fail(error)
+            self._book.give_up(reading.unended)
             self._wait_before_next()
         except OperatorError as error:
-            for name, load in loads.items():
-                await give(Page(TableError(name, error.what, remedy=error.remedy), _now(), load))
+            for name in reading.unended:
+                await reading.fail(TableError(name, error.what, remedy=error.remedy))
         else:
             self._delay_s = RETRY_S
-            return
-        for load in loads.values():
-            await give(Loaded(load))
+        for name in reading.unended:
+            await reading.end(name)
 
-    async def _guarded_partial(
-        self, give: Give, loads: Loads, work: Coroutine[Any, Any, None]
-    ) -> None:
+    async def _guarded_partial(self, reading: Reading, work: Coroutine[Any, Any, None]) -> None:
         """Read some rows; whatever is in the way, the tables go on and who asked is told."""
         try:
             await work
@@ -253,12 +253,15 @@ class Follower:
             failed = error
         else:
             return
-        for name, load in loads.items():
-            what = failed.reason if isinstance(failed, TableError) else failed.what
-            await give(
-                Page(TableError(name, what, remedy=failed.remedy or "ask again"), _now(), load)
-            )
-            await give(Loaded(load))
+        what = failed.reason if isinstance(failed, TableError) else failed.what
+        for name in reading.unended:
+            await reading.fail(TableError(name, what, remedy=failed.remedy or "ask again"))
+
+    def _pass_or_raise(self, error: TransientError) -> None:
+        if error.reason not in _PASSING:
+            raise error
+        self._watch.reading_failed(error, self._delay_s)
+        self._wait_before_next()
 
     def _reached(self) -> Lsn:
         return max(self._durable(), self.gate.position)

@@ -23,9 +23,8 @@ from ingestd.visibility import Visibility
 class Intake:
     """Appends to epochs, and records in `_tables` what becomes of the tables.
 
-    `wanted` is set when a table is to be read anew. `touched`: by table that is read in chunks,
-    what the stream brings of it; `delivered`: what it brought of all, until others see it.
-    `hurry_to`: somebody waits for this position to be durable.
+    `wanted` is set when a table is to be read anew. `delivered`: what the stream brought, until
+    others see it. `hurry_to`: somebody waits for this position to be durable.
     """
 
     def __init__(
@@ -36,11 +35,10 @@ class Intake:
         self._watch = watch
         self._monotonic = monotonic
         self.wanted = asyncio.Event()
-        self.touched: dict[TableId, Touched] = {}
+        self._touched: dict[TableId, dict[int, Touched]] = {}
         self.delivered = Delivered()
         self.hurry_to = ZERO
         self._done: dict[int, set[str]] = {}
-        self._chunks: dict[int, TableId] = {}
 
     async def take(self, epoch: FillingEpoch, work: Chunk | FromReader) -> None:
         """Append what the stream or the reader of a snapshot gave."""
@@ -50,13 +48,11 @@ class Intake:
             await self._take_page(epoch, work)
         elif isinstance(work, SplitGiven):
             epoch.splits.append(work)
-            touched = self.touched.get(work.table)
+            touched = self._touched.get(work.table, {}).get(work.load)
             if touched is not None and work.oldest is not None:
                 touched.pass_floor(work.oldest)
         else:
-            table = self._chunks.pop(work.load, None)
-            if table is not None:
-                self.touched.pop(table, None)
+            self._end_chunks(work.load)
             epoch.loads.append(work.load)
             epoch.awaits.discard(work.load)
 
@@ -75,17 +71,24 @@ class Intake:
             else:
                 await self.stop_table(epoch, content)
         elif self._book.is_read_by(content.table.id, page.load):
-            touched = self.touched.get(content.table.id)
+            touched = self._touched.get(content.table.id, {}).get(page.load)
             if page.seen is not None and touched is not None:
                 content = touched.fresh(content, page.position, page.seen)
             self._book.took_rows(content.table.id)
             await self._append(epoch, content, is_read=True)
             epoch.hold(content, page.at, self._monotonic())
 
-    def begin_chunks(self, table: Table, load: int, floor: Visibility) -> None:
-        """Note from now on what the stream brings of a table, until `Loaded`."""
-        self._chunks[load] = table.id
-        self.touched[table.id] = Touched(table, floor, self.delivered.of(table.id))
+    def begin_chunks(self, table: Table, load: int, floor: Visibility) -> Touched:
+        """Note from now on what the stream brings of a table, until the reading's `Loaded`."""
+        touched = Touched(table, floor, self.delivered.of(table.id))
+        self._touched.setdefault(table.id, {})[load] = touched
+        return touched
+
+    def _end_chunks(self, load: int) -> None:
+        for name, readings in list(self._touched.items()):
+            readings.pop(load, None)
+            if not readings:
+                del self._touched[name]
 
     async def durable(self, epoch: FillingEpoch) -> None:
         """Take that an epoch, or what of it was to be written, is durable: record what it ends."""
@@ -120,8 +123,8 @@ class Intake:
             if not self._book.is_captured(batch.table.id):
                 continue
             self.delivered.take(batch)
-            if batch.table.id in self.touched:
-                self.touched[batch.table.id].take(batch)
+            for touched in self._touched.get(batch.table.id, {}).values():
+                touched.take(batch)
             lsn = batch.rows.column("_cdc_lsn")
             if self._book.is_new_version(batch.table):
                 first = Lsn(lsn[0].as_py())

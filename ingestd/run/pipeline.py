@@ -222,8 +222,8 @@ class Pipeline:
             )
         self._watch.lost(verdict.reason)
         tables = {
-            name: replace(known, state=TableState.STOPPED, reason=verdict.reason)
-            if known.state is TableState.LIVE
+            name: replace(known, state=TableState.STOPPED, reason=verdict.reason, progress="")
+            if known.state is TableState.LIVE or known.progress
             else known
             for name, known in committed.tables.items()
         }

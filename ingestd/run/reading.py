@@ -15,30 +15,72 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.changes import marker_batch
 from ingestd.errors import OperatorError, TableError, TableReplacedError
-from ingestd.ports import ChangeCapture, Sink, Snapshot, SnapshotPage, SplitRead, TableRead
+from ingestd.ports import (
+    ChangeCapture,
+    Sink,
+    Snapshot,
+    SnapshotItem,
+    SnapshotPage,
+    SplitRead,
+    TableRead,
+)
 from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState
 from ingestd.run.intake import Intake
 from ingestd.run.joining import FromReader, Gate, Loaded, Page, SplitGiven
 from ingestd.run.tables import TableBook, stopped
+from ingestd.run.touched import Touched
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 
 Give = Callable[[FromReader], Awaitable[None]]
-Way = Callable[[Give, Mapping[TableId, int]], Coroutine[Any, Any, None]]
 
 PATIENCE_S = 0.02
 """How long the stream may take to pass a chunk's position before it is helped on."""
 MOVE_ON_INTERVAL_S = 1.0
 """An epoch with rows that were read needs a greater position than the one before."""
 KEYS_AT_ONCE = 1000
+
+
+@dataclass(slots=True)
+class Reading:
+    """Tables that are read together, by the numbers of their readings in the TableBook.
+
+    `give` takes what is read, in its order. `is_partial`: some rows of a table that stays as it is.
+    """
+
+    give: Give
+    loads: Mapping[TableId, int]
+    is_partial: bool = False
+    tables: dict[TableId, Table] = field(default_factory=dict)
+    touched: dict[TableId, Touched] = field(default_factory=dict)
+    ended: set[TableId] = field(default_factory=set)
+
+    @property
+    def unended(self) -> Mapping[TableId, int]:
+        """Those of which not everything has been given."""
+        return {name: load for name, load in self.loads.items() if name not in self.ended}
+
+    async def end(self, table: TableId) -> None:
+        """Give the end of a table."""
+        self.ended.add(table)
+        await self.give(Loaded(self.loads[table]))
+
+    async def fail(self, error: TableError) -> None:
+        """Give why a table can't be read, and its end."""
+        await self.give(Page(error, datetime.now(UTC), self.loads[error.table]))
+        await self.end(error.table)
+
+
+Way = Callable[[Reading], Coroutine[Any, Any, None]]
 
 
 class Reader:
@@ -73,42 +115,40 @@ class Reader:
         self._book.read_at(tables, snapshot.point)
         return snapshot
 
-    async def read_at_point(self, give: Give, loads: Mapping[TableId, int]) -> None:
+    async def read_at_point(self, reading: Reading) -> None:
         """Read tables at one point."""
         # What the discovery tells holds from there on: the stream has to be as far.
         await self._gate.reached(self._book.lsn)
-        await self.read_begun(give, loads, await self.begin_at_point(loads, self._gate.position))
+        snapshot = await self.begin_at_point(reading.loads, self._gate.position)
+        await self.read_begun(reading, snapshot)
 
-    async def read_begun(
-        self, give: Give, loads: Mapping[TableId, int], snapshot: Snapshot
-    ) -> None:
+    async def read_begun(self, reading: Reading, snapshot: Snapshot) -> None:
         """Read tables at the point of a snapshot that has been taken."""
         async with _closing(snapshot):
             await self._gate.reached(snapshot.point)
-            await self._read(give, self._book.being_read(loads), loads, snapshot)
+            await self._read(reading, self._book.being_read(reading.loads), snapshot)
 
-    async def read_in_chunks(self, give: Give, loads: Mapping[TableId, int]) -> None:
+    async def read_in_chunks(self, reading: Reading) -> None:
         """Read tables in chunks, from the start."""
         await self._gate.reached(self._book.lsn)
-        tables = self._book.being_read(loads)
+        tables = self._book.being_read(reading.loads)
         are_new = any(self._book.is_new(t.id) for t in tables)
         await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
         snapshot = await self._capture.snapshot(tables, chunked=True, are_new=are_new)
         async with _closing(snapshot):
-            await self._record(tables, loads)
+            await self._record(reading, tables)
             self._book.read_at(tables, snapshot.point)
-            await self._settle(tables, snapshot)
-            await self._read(give, tables, loads, snapshot)
+            await self._settle(reading, snapshot)
+            await self._read(reading, tables, snapshot)
 
-    async def read_rest(self, give: Give, loads: Mapping[TableId, int]) -> None:
+    async def read_rest(self, reading: Reading) -> None:
         """Read what an earlier run left of one table."""
         await self._gate.reached(self._book.lsn)
-        [table] = self._book.being_read(loads)
-        snapshot = await self._capture.snapshot(
-            [table], chunked=True, left=self._book.left(table.id)
-        )
+        [table] = self._book.being_read(reading.loads)
+        left = self._book.left(table.id)
+        snapshot = await self._capture.snapshot([table], chunked=True, left=left)
         async with _closing(snapshot):
-            await self._record([table], loads)
+            await self._record(reading, [table])
             self._book.read_at([table], snapshot.point)
             await self._intake.enter([table], TableState.SNAPSHOTTING, self._gate.position)
             # Whatever came before was recorded lies below, an open transaction too.
@@ -116,13 +156,13 @@ class Reader:
             await self._passed(now, snapshot)
             await self._until_durable(now)
             for rows in await self._sink.unsent(table, snapshot.point):
-                self._intake.touched[table.id].owe(table, rows)
-            await self._settle([table], snapshot)
-            await self._read(give, [table], loads, snapshot)
+                reading.touched[table.id].owe(table, rows)
+            await self._settle(reading, snapshot)
+            await self._read(reading, [table], snapshot)
 
-    async def read_partial(self, give: Give, loads: Mapping[TableId, int], where: str) -> None:
+    async def read_partial(self, reading: Reading, where: str) -> None:
         """Read rows of one table for which `where` holds; it stays as it is."""
-        [name] = loads
+        [name] = reading.loads
         table = self._book.table(name)
         if name not in await self._capture.chunked([table], initial=False):
             raise OperatorError(
@@ -131,9 +171,9 @@ class Reader:
             )
         snapshot = await self._capture.snapshot([table], chunked=True, where=where)
         async with _closing(snapshot):
-            await self._record([table], loads)
-            await self._settle([table], snapshot)
-            await self._read(give, [table], loads, snapshot, is_partial=True)
+            await self._record(reading, [table])
+            await self._settle(reading, snapshot)
+            await self._read(reading, [table], snapshot)
 
     def abandon(self, table: TableId) -> None:
         """Read no more of a table."""
@@ -158,18 +198,18 @@ class Reader:
 
     # --- chunks ------------------------------------------------------------------------------
 
-    async def _record(self, tables: Sequence[Table], loads: Mapping[TableId, int]) -> None:
+    async def _record(self, reading: Reading, tables: Sequence[Table]) -> None:
         floor = await self._capture.seen()
         for table in tables:
-            self._intake.begin_chunks(table, loads[table.id], floor)
+            load = reading.loads[table.id]
+            reading.touched[table.id] = self._intake.begin_chunks(table, load, floor)
 
-    async def _settle(self, tables: Sequence[Table], snapshot: Snapshot) -> None:
+    async def _settle(self, reading: Reading, snapshot: Snapshot) -> None:
         """Wait until nothing that the stream brought below the point is hidden from chunks."""
         await self._passed(snapshot.point, snapshot)
         while True:
             seen = await self._capture.seen()
-            touched = [self._intake.touched[t.id] for t in tables]
-            if all(t.is_settled(snapshot.point, seen) for t in touched):
+            if all(t.is_settled(snapshot.point, seen) for t in reading.touched.values()):
                 return
             await asyncio.sleep(PATIENCE_S)
 
@@ -192,110 +232,84 @@ class Reader:
 
     # --- reading -----------------------------------------------------------------------------
 
-    async def _read(
-        self,
-        give: Give,
-        tables: Sequence[Table],
-        loads: Mapping[TableId, int],
-        snapshot: Snapshot,
-        *,
-        is_partial: bool = False,
-    ) -> None:
+    async def _read(self, reading: Reading, tables: Sequence[Table], snapshot: Snapshot) -> None:
         """Give what the tables' rows are, with their markers, and the end of each."""
-        described = {table.id: table for table in tables}
-        ended: set[TableId] = set()
-        self._snapshots |= dict.fromkeys(loads, snapshot)
-        for name, table in described.items():
-            if not is_partial and self._book.marks_first(name):
-                await give(_marker(table, loads[name], snapshot))
+        reading.tables = {table.id: table for table in tables}
+        self._snapshots |= dict.fromkeys(reading.loads, snapshot)
+        for name, table in reading.tables.items():
+            if not reading.is_partial and self._book.marks_first(name):
+                await reading.give(_marker(table, reading, snapshot))
         moved_at = time.monotonic()
         async with aclosing(snapshot.items()) as items:
             async for item in items:
-                if isinstance(item, SnapshotPage):
-                    name = item.batch.table.id
-                    await self._give_page(give, item, loads[name], snapshot)
-                    ratio = snapshot.progress(name)
-                    self._watch.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
-                elif isinstance(item, SplitRead):
-                    await self._end_split(give, item, described[item.table], loads, snapshot)
-                elif isinstance(item, TableRead):
-                    table, load = described[item.table], loads[item.table]
-                    await self._end(give, table, load, snapshot, is_partial=is_partial)
-                    ended.add(item.table)
-                else:
-                    await give(Page(item, snapshot.at, loads[item.table]))
+                await self._take(reading, snapshot, item)
                 if time.monotonic() - moved_at >= MOVE_ON_INTERVAL_S:
                     await snapshot.move_on()
                     moved_at = time.monotonic()
-        for name, load in loads.items():
-            if name not in ended:  # it failed, or was given up
-                await give(Loaded(load))
+        for name in reading.unended:  # they were given up
+            await reading.end(name)
         await snapshot.move_on()
 
-    async def _end_split(
-        self,
-        give: Give,
-        split: SplitRead,
-        table: Table,
-        loads: Mapping[TableId, int],
-        snapshot: Snapshot,
-    ) -> None:
-        load = loads[split.table]
-        await give(SplitGiven(split.table, load, split.where, snapshot.left, snapshot.oldest()))
-        self._watch.snapshot_progress(split.table, snapshot.progress(split.table))
-        await self._complete(give, table, load, snapshot, least=KEYS_AT_ONCE)
+    async def _take(self, reading: Reading, snapshot: Snapshot, item: SnapshotItem) -> None:
+        if isinstance(item, SnapshotPage):
+            name = item.batch.table.id
+            await self._give_page(reading, snapshot, item)
+            ratio = snapshot.progress(name)
+            self._watch.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
+        elif isinstance(item, SplitRead):
+            name, load = item.table, reading.loads[item.table]
+            await reading.give(SplitGiven(name, load, item.where, snapshot.left, snapshot.oldest()))
+            self._watch.snapshot_progress(name, snapshot.progress(name))
+            await self._complete(reading, snapshot, name, least=KEYS_AT_ONCE)
+        elif isinstance(item, TableRead):
+            await self._end(reading, snapshot, item.table)
+        else:
+            await reading.fail(item)
 
-    async def _end(
-        self, give: Give, table: Table, load: int, snapshot: Snapshot, *, is_partial: bool
-    ) -> None:
-        touched = self._intake.touched.get(table.id)
+    async def _end(self, reading: Reading, snapshot: Snapshot, name: TableId) -> None:
+        touched = reading.touched.get(name)
         if touched is not None:
             touched.close()
             while touched.owes:
-                await self._complete(give, table, load, snapshot, least=1)
+                await self._complete(reading, snapshot, name, least=1)
             if touched.is_void:
-                raise TableReplacedError(table.id, "got another replica identity while it was read")
-        if not is_partial and self._book.marks_last(table.id):
-            await give(_marker(table, load, snapshot))
-        await give(Loaded(load))
+                raise TableReplacedError(name, "got another replica identity while it was read")
+        if not reading.is_partial and self._book.marks_last(name):
+            await reading.give(_marker(reading.tables[name], reading, snapshot))
+        await reading.end(name)
 
     async def _complete(
-        self, give: Give, table: Table, load: int, snapshot: Snapshot, *, least: int
+        self, reading: Reading, snapshot: Snapshot, name: TableId, *, least: int
     ) -> None:
         """Read rows by their keys that lack values which were not sent, if there are `least`."""
-        touched = self._intake.touched.get(table.id)
+        touched = reading.touched.get(name)
         if touched is None or touched.owes < least:
             return
         keys = touched.take_unsent(KEYS_AT_ONCE)
         again = set()
-        async with aclosing(snapshot.rows_of(table, keys)) as pages:
+        async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
             async for page in pages:
-                await self._give_page(give, page, load, snapshot)
+                await self._give_page(reading, snapshot, page)
                 if page.seen is not None:
                     again |= touched.overtaken(page.position, page.seen) & keys
         touched.owe_again(again)
 
-    async def _give_page(
-        self, give: Give, page: SnapshotPage, load: int, snapshot: Snapshot
-    ) -> None:
+    async def _give_page(self, reading: Reading, snapshot: Snapshot, page: SnapshotPage) -> None:
         if page.seen is not None:
             await self._passed(page.position, snapshot)
         if page.batch.rows.num_rows:
-            await give(Page(page.batch, snapshot.at, load, page.position, page.seen))
+            load = reading.loads[page.batch.table.id]
+            await reading.give(Page(page.batch, snapshot.at, load, page.position, page.seen))
 
 
-def _marker(table: Table, load: int, snapshot: Snapshot) -> Page:
-    return Page(marker_batch(table, snapshot.point, snapshot.at), snapshot.at, load)
+def _marker(table: Table, reading: Reading, snapshot: Snapshot) -> Page:
+    batch = marker_batch(table, snapshot.point, snapshot.at)
+    return Page(batch, snapshot.at, reading.loads[table.id])
 
 
-class _closing:  # noqa: N801 - as contextlib.closing
-    """Closes a snapshot at the end of a block."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._snapshot.close()
+@asynccontextmanager
+async def _closing(snapshot: Snapshot) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await snapshot.close()

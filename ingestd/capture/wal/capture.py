@@ -42,6 +42,9 @@ from ingestd.recorded import Committed, RegisteredTable
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
+SIZE_PATIENCE_S = 1.0
+"""How long a table's size may wait for who holds the table."""
+
 
 class WalCapture:
     """Logical replication of one database; see `ingestd.ports.ChangeCapture` for the contract."""
@@ -149,7 +152,7 @@ class WalCapture:
         able = [t for t in tables if can_be_chunked(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
         with self._errors("sizes"):
-            async with await connect(self._dsn) as connection:
+            async with await connect(self._dsn, lock_timeout_s=SIZE_PATIENCE_S) as connection:
                 found = await sizes(connection, able)
         return frozenset(name for name, nbytes in found.items() if nbytes >= least)
 

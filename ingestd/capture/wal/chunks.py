@@ -20,7 +20,7 @@ from psycopg import AsyncConnection
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.conditions import check_condition, joined
 from ingestd.capture.leaves import leaves_of
-from ingestd.capture.pages import TablePages
+from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
 from ingestd.capture.readers import SplitReaders
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
@@ -71,13 +71,21 @@ def can_be_chunked(table: Table) -> bool:
 
 
 async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:
-    """Give the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks."""
+    """Give the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks.
+
+    0 for one that somebody holds, longer than the connection's lock_timeout.
+    """
     found = {}
     for table in tables:
-        with contextlib.suppress(TableError):  # its reader says so
+        try:
             leaves = await leaves_of(connection, table)
-            if not any(leaf.is_whole for leaf in leaves):
-                found[table.id] = sum(leaf.nbytes for leaf in leaves)
+        except TableError:
+            continue  # its reader says why
+        except psycopg.errors.LockNotAvailable:
+            found[table.id] = 0
+            continue
+        if not any(leaf.is_whole for leaf in leaves):
+            found[table.id] = sum(leaf.nbytes for leaf in leaves)
     return found
 
 
@@ -303,7 +311,7 @@ class ChunkedSnapshot:
 
     async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
         try:
-            async with await connect(self._dsn) as connection:
+            async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
                 leaves = await leaves_of(connection, table)
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
