@@ -95,6 +95,7 @@ def test_snapshot_boundary_a_live_table_is_read_anew_while_it_changes(
 def test_snapshot_boundary_some_rows_are_read_again_and_the_others_stay(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
+    await_until(lambda: shown(daemon, "public.t")["state"] == "live", LIMIT_S, daemon.tail)
     before = shown(daemon, "public.t")["snapshot_lsn"]
     database.execute("UPDATE t SET note = 'b' WHERE id > 90", "DELETE FROM t WHERE id = 95")
     done = snapshot(daemon, "shop", "public.t", "--where", "id > 90 -- these only")
