@@ -219,6 +219,42 @@ def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
     daemon.close()
 
 
+def test_a_publication_of_all_tables_made_anew_is_a_gap(
+    lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """I6: from PostgreSQL 18 on the server decodes what it missed without a word."""
+    with server_of(18) as server, fresh_database(server) as shop:
+        shop.execute(
+            "CREATE SCHEMA sales",
+            "CREATE TABLE sales.orders (id int PRIMARY KEY, note text)",
+            "INSERT INTO sales.orders VALUES (1, 'first'), (2, 'first')",
+        )
+        create = (
+            f'CREATE PUBLICATION "{shop.name}" FOR ALL TABLES'
+            " WITH (publish_via_partition_root = true)"
+        )
+        shop.execute(
+            create, f"SELECT pg_create_logical_replication_slot('{shop.name}', 'pgoutput')"
+        )
+        daemon = make_daemon(config(shop, lake))
+        daemon.start()
+        await_live(daemon, lake, "sales.orders")
+        assert daemon.sigterm() == 0
+        shop.execute(
+            f'DROP PUBLICATION "{shop.name}"', "DELETE FROM sales.orders WHERE id = 1", create
+        )
+        daemon.start()
+
+        def read_anew() -> bool:
+            found = state(lake, "sales.orders")
+            raw = read_raw(str(lake), "shop", ORDERS)["_cdc_op"].to_pylist()
+            return found is not None and found[0] == "live" and raw.count("t") > 1
+
+        await_until(read_anew, LIMIT_S, lambda: f"orders to be read anew\n{daemon.tail()}")
+        assert_lake_equals_source(shop, lake, tables=[ORDERS], slot=shop.name, limit_s=LIMIT_S)
+        daemon.close()
+
+
 def await_live(daemon: Daemon, lake: Path, table: str) -> None:
     await_state(daemon, lake, table, "live")
 
