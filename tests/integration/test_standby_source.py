@@ -205,9 +205,14 @@ async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major:
             assert not policy.is_refused
 
 
-def test_a_slot_whose_rows_a_standby_lost_says_so(lake: Path, make_daemon: MakeDaemon) -> None:
+@pytest.mark.parametrize(
+    ("major", "told"), [(16, "recovery conflicted with it"), (18, "removed catalog rows")]
+)
+def test_a_slot_whose_rows_a_standby_lost_says_so(
+    lake: Path, make_daemon: MakeDaemon, major: int, told: str
+) -> None:
     """Without feedback the primary cleans its catalog as it likes."""
-    with server_of(18) as primary:
+    with server_of(major) as primary:
         shop = with_shop(primary)
         shop.execute(PUBLISH)
         with standby_of(primary, hot_standby_feedback="off") as standby:
@@ -222,12 +227,13 @@ def test_a_slot_whose_rows_a_standby_lost_says_so(lake: Path, make_daemon: MakeD
                     "CREATE TABLE gone (id int)", "DROP TABLE gone", "VACUUM pg_catalog.pg_class"
                 )
                 await_replayed(primary, standby)
-                return bool(slot(other, "invalidation_reason") == "rows_removed")
+                return bool(slot(other, "wal_status") == "lost")
 
             await_until(lost, LIMIT_S, "the standby to give up the slot")
             shop.execute("DELETE FROM orders WHERE id <= 10")
             start_ready(daemon, shop)
             assert_equal(shop, other, lake)
+            assert told in loss(daemon)
             assert "hot_standby_feedback = on" in loss(daemon)
             lines = asyncio.run(preflight("shop", settings(other)))
             [standing] = [line for line in lines if line.subject == "standby"]
