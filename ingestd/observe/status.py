@@ -61,7 +61,8 @@ class LastSnapshot:
 class TableStatus:
     """A table of a source. `rows`: committed by this daemon since it started.
 
-    `snapshot_lsn`: the point its rows were read at. `snapshot`: one that is under way.
+    `snapshot_lsn`: the point its rows were read at; `replaced_lsn`: that before the present or last
+    snapshot. `snapshot`: one that is under way.
     `snapshot_requested`: one was asked for and has not begun. `last_snapshot`: how the last one
     ended, since this daemon started.
     """
@@ -72,6 +73,7 @@ class TableStatus:
     reason: str | None = None
     remedy: str | None = None
     snapshot_lsn: Lsn | None = None
+    replaced_lsn: Lsn | None = None
     snapshot: SnapshotProgress | None = None
     snapshot_requested: bool = False
     last_snapshot: LastSnapshot | None = None
@@ -85,6 +87,11 @@ class TableStatus:
             self.snapshot = SnapshotProgress(now)
         self.snapshot.observe(ratio, nbytes, now)
         return self.snapshot
+
+    def go_live(self, snapshot_lsn: Lsn | None, now: datetime) -> None:
+        """Take that the table is live by the rows that were read at a point, new ones or old."""
+        if snapshot_lsn not in {None, self.replaced_lsn}:
+            self.last_snapshot = LastSnapshot(now, SnapshotOutcome.DONE)
 
     def end_snapshot(
         self, outcome: SnapshotOutcome, now: datetime, error: IngestdError | None = None
@@ -202,10 +209,11 @@ class SourceStatus:
         what = None if error is None else error.what
         if error is not None and state is TableState.STOPPED and what != status.reason:
             self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
-        is_read = snapshot_lsn is not None and snapshot_lsn != status.snapshot_lsn
-        if status.state is TableState.SNAPSHOTTING and state is TableState.LIVE and is_read:
-            status.last_snapshot = LastSnapshot(now, SnapshotOutcome.DONE)
         if state is not status.state:
+            if state is TableState.SNAPSHOTTING:
+                status.replaced_lsn = status.snapshot_lsn
+            elif status.state is TableState.SNAPSHOTTING and state is TableState.LIVE:
+                status.go_live(snapshot_lsn, now)
             status.since = now
             status.snapshot = None
         status.state = state

@@ -177,6 +177,7 @@ def test_json_tells_how_far_a_snapshot_is_and_how_the_last_one_ended(status: Dae
     shop.table("public.items", TableState.SNAPSHOTTING, T0)
     table.read(0.0, 0, T0)
     table.read(0.25, 1000, T0 + timedelta(seconds=5))
+    shop.table("public.items", TableState.SNAPSHOTTING, T0, snapshot_lsn=Lsn(0x20))  # so far read
     under_way = {
         "ratio": 0.25,
         "bytes": 1000,
@@ -197,5 +198,13 @@ def test_a_table_that_goes_back_to_its_old_rows_was_not_read(status: DaemonStatu
     shop = status.sources["shop"]
     shop.table("public.items", TableState.LIVE, T0, snapshot_lsn=Lsn(0x10))
     shop.table("public.items", TableState.SNAPSHOTTING, T0)
+    shop.table("public.items", TableState.SNAPSHOTTING, T0, snapshot_lsn=Lsn(0x20))
+    shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x10))
+    assert shop.tables["public.items"].last_snapshot is None
+
+
+def test_a_stopped_table_that_is_live_again_as_it_was_was_not_read(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    shop.table("public.items", TableState.STOPPED, T0, OperatorError("no right to read it"))
     shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x10))
     assert shop.tables["public.items"].last_snapshot is None
