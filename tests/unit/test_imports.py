@@ -19,14 +19,11 @@ VOCABULARY = (
     "__init__ changes checks config config_errors errors keys ports positions predicates "
     "quantities recorded redaction references schema visibility"
 )
-LAYERS = (
-    VOCABULARY,
-    "decode observe",
-    "capture sink fakes",
-    "run",
+EDGE = (
     "__main__ app checks_table cli demo grid snapshot_command snapshot_display status_table "
-    "table_listing table_report",
+    "table_listing table_report"
 )
+LAYERS = (VOCABULARY, "decode observe", "capture sink fakes", "run", EDGE)
 """The first part of a module's name below `ingestd`; a layer may import those above it here."""
 
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts.split()}
