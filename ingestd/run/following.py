@@ -200,6 +200,10 @@ class Follower:
                 self._begin(self._guarded_partial(reading, work))
             while len(self._readings) < READINGS and self._book.to_read():
                 tables, way = await self._next_group()
+                wanted = {table.id for table in self._book.to_read()}
+                tables = [t for t in tables if t.id in wanted]  # or cancelled meanwhile
+                if not tables:
+                    continue
                 for table_ in tables:  # it may be asked for while it is read
                     self._reader.abandon(table_.id)
                 reading = Reading(give, self._book.begin(tables))
@@ -252,6 +256,8 @@ class Follower:
         except OperatorError as error:
             failed = error
         else:
+            for name in reading.unended:  # gone, or given up
+                await reading.end(name)
             return
         what = failed.reason if isinstance(failed, TableError) else failed.what
         for name in reading.unended:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.changes import marker_batch
-from ingestd.errors import OperatorError, TableError, TableReplacedError
+from ingestd.errors import TableError, TableReplacedError
 from ingestd.ports import (
     ChangeCapture,
     Sink,
@@ -119,6 +119,8 @@ class Reader:
         """Read tables at one point."""
         # What the discovery tells holds from there on: the stream has to be as far.
         await self._gate.reached(self._book.lsn)
+        if not self._book.being_read(reading.loads):
+            return  # gone, or given up
         snapshot = await self.begin_at_point(reading.loads, self._gate.position)
         await self.read_begun(reading, snapshot)
 
@@ -132,6 +134,8 @@ class Reader:
         """Read tables in chunks, from the start."""
         await self._gate.reached(self._book.lsn)
         tables = self._book.being_read(reading.loads)
+        if not tables:
+            return
         are_new = any(self._book.is_new(t.id) for t in tables)
         await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
         snapshot = await self._capture.snapshot(tables, chunked=True, are_new=are_new)
@@ -144,7 +148,10 @@ class Reader:
     async def read_rest(self, reading: Reading) -> None:
         """Read what an earlier run left of one table."""
         await self._gate.reached(self._book.lsn)
-        [table] = self._book.being_read(reading.loads)
+        tables = self._book.being_read(reading.loads)
+        if not tables:
+            return
+        table = tables[0]
         left = self._book.left(table.id)
         snapshot = await self._capture.snapshot([table], chunked=True, left=left)
         async with _closing(snapshot):
@@ -162,11 +169,14 @@ class Reader:
 
     async def read_partial(self, reading: Reading, where: str) -> None:
         """Read rows of one table for which `where` holds; it stays as it is."""
-        [name] = reading.loads
+        [(name, load)] = reading.loads.items()
+        if not self._book.is_read_by(name, load):
+            return
         table = self._book.table(name)
         if name not in await self._capture.chunked([table], initial=False):
-            raise OperatorError(
-                f"table {name} has no key by which its rows could be told apart",
+            raise TableError(
+                name,
+                "has no key by which its rows could be told apart",
                 remedy="`ingestd snapshot` without --where reads it whole",
             )
         snapshot = await self._capture.snapshot([table], chunked=True, where=where)
@@ -246,8 +256,6 @@ class Reader:
                 if time.monotonic() - moved_at >= MOVE_ON_INTERVAL_S:
                     await snapshot.move_on()
                     moved_at = time.monotonic()
-        for name in reading.unended:  # they were given up
-            await reading.end(name)
         await snapshot.move_on()
 
     async def _take(self, reading: Reading, snapshot: Snapshot, item: SnapshotItem) -> None:

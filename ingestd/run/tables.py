@@ -377,12 +377,13 @@ class TableBook:
 
     def marks_first(self, name: TableId) -> bool:
         """Whether the table's `t` comes before its rows: the lake has none of it."""
-        entry = self._entries[name]
-        return not (entry.owes_marker or entry.progress)
+        entry = self._entries.get(name)
+        return entry is not None and not (entry.owes_marker or entry.progress)
 
     def marks_last(self, name: TableId) -> bool:
         """Whether the table's `t` comes after its rows: until then the old ones serve."""
-        return self._entries[name].owes_marker
+        entry = self._entries.get(name)
+        return entry is not None and entry.owes_marker
 
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
         """Note the point at which the rows are read."""

@@ -16,7 +16,7 @@ import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from ingestd.changes import Chunk, CommittedEpoch
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SnapshotOutcome, SourceState, SourceStatus
 from ingestd.ports import Discovery, Lag
@@ -259,8 +259,10 @@ class Watch:
 
     def snapshot_failed(self, table: TableId, error: IngestdError) -> None:
         """Take that a snapshot can't be read, while its table goes on as before."""
-        self._end_snapshot(str(table), SnapshotOutcome.FAILED, error)
-        self._log.error("snapshot.failed", table=str(table), reason=error.what, remedy=error.remedy)
+        why = error.reason if isinstance(error, TableError) else error.what
+        told = OperatorError(why, remedy=error.remedy)
+        self._end_snapshot(str(table), SnapshotOutcome.FAILED, told)
+        self._log.error("snapshot.failed", table=str(table), reason=why, remedy=error.remedy)
 
     def _end_snapshot(
         self, name: str, outcome: SnapshotOutcome, error: IngestdError | None = None
