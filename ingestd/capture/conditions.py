@@ -9,7 +9,7 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.session import connect
-from ingestd.errors import OperatorError
+from ingestd.errors import TableError
 from ingestd.schema import TableId
 
 LOCK_TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ _OF_THE_TEXT = ("42", "22", "0A", "54", "08P01")
 
 
 async def check_condition(dsn: str, tables: Sequence[TableId], text: str) -> None:
-    """Raise OperatorError unless `text` is one condition on the tables' columns. Reads no row.
+    """Raise TableError unless `text` is one condition on the tables' columns. Reads no row.
 
     Columns are named without their table. Raises psycopg.Error for what is no fault of the text.
     """
@@ -49,9 +49,9 @@ async def _check(connection: AsyncConnection[Any], table: TableId, text: str) ->
         except psycopg.Error as error:
             if not (error.sqlstate or "").startswith(_OF_THE_TEXT):
                 raise
-            raise OperatorError(
-                f"the condition is not one that table {table} can be asked: "
-                f"{error.diag.message_primary}",
+            raise TableError(
+                table,
+                f"it can't be asked this condition: {error.diag.message_primary}",
                 remedy="write it as after WHERE in SQL, with the names of columns only",
             ) from error
 

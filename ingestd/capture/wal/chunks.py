@@ -217,7 +217,7 @@ class ChunkedSnapshot:
     ) -> ChunkedSnapshot:
         """Note where it begins; `began`: `next_xid` when `live` did.
 
-        Raises psycopg.Error, TableReplacedError; OperatorError for a `where` that is no condition.
+        Raises psycopg.Error, TableReplacedError; TableError for a `where` that is no condition.
         """
         unread_ = _parse(left, tables) if left else None
         dsn = settings.dsn.get_secret_value()
