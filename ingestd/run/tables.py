@@ -174,7 +174,8 @@ class TableBook:
         """Give up the readings of tables, asked for or under way.
 
         Gives those that are whole without, and the others. Raises OperatorError for one of which
-        nothing is to be read.
+        nothing is to be read, or that has begun and has no key: rows that were read already would
+        be there twice.
         """
         chosen = list(names)
         for name in chosen:
@@ -185,6 +186,11 @@ class TableBook:
                 raise OperatorError(
                     f"table {name} has no snapshot to cancel",
                     remedy="`ingestd status` shows which tables are being read",
+                )
+            if entry is not None and entry.load is not None and not entry.table.identifying:
+                raise OperatorError(
+                    f"table {name} has no key: its snapshot has begun and must be read to the end",
+                    remedy="wait for it; `ingestd status` shows how far it is",
                 )
         whole, others = [], []
         for name in chosen:

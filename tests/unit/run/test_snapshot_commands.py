@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from ingestd.fakes.capture import FakeCapture, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.recorded import TableState
 from ingestd.run.pipeline import Pipeline
+from ingestd.schema import with_before
 from tests.unit.run.fixtures import (
     A,
     B,
@@ -69,8 +71,8 @@ class HeldCapture(FakeCapture):
 class Shop:
     """A running pipeline with tables A and B, both live, with a row each."""
 
-    def __init__(self) -> None:
-        self.base, self.disk = FakeDatabase([A, B]), MemoryDisk()
+    def __init__(self, a: Table = A) -> None:
+        self.base, self.disk = FakeDatabase([a, B]), MemoryDisk()
         self.base.commit(put(A, 1), put(B, 1))
         self.capture = HeldCapture(self.base)
         self.watch: Watch = watch()
@@ -104,8 +106,8 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop() -> AsyncIterator[Shop]:
-    made, stop = Shop(), asyncio.Event()
+async def shop(a: Table = A) -> AsyncIterator[Shop]:
+    made, stop = Shop(a), asyncio.Event()
     task = asyncio.create_task(made.pipeline.run(stop))
     try:
         await until(made.is_settled)
@@ -157,6 +159,25 @@ async def test_snapshot_boundary_a_cancelled_reading_leaves_the_old_rows() -> No
         assert running.markers(A) == 1
         assert running.last() == "cancelled"
         assert running.disk.registered[A.id].snapshot_lsn == point
+
+
+async def test_lossless_a_table_without_key_is_read_to_the_end_once_it_is_begun() -> None:
+    columns = tuple(replace(c, identity=True) for c in A.columns)
+    keyless = replace(A, replica_identity="f", key=(), columns=columns)
+    async with shop(with_before(keyless, full=False)) as running:
+        running.capture.may_choose.clear()
+        running.request()
+        running.cancel()  # not begun yet
+        running.capture.may_choose.set()
+        running.capture.may_read.clear()
+        before = running.capture.reading
+        running.request()
+        await until(lambda: running.capture.reading > before)
+        with pytest.raises(OperatorError, match=r"public\.a has no key"):
+            running.cancel()
+        running.capture.may_read.set()
+        await until(lambda: running.markers(A) == 2)
+        await until(running.is_settled)
 
 
 @pytest.mark.parametrize(
