@@ -60,7 +60,9 @@ def _tables(tables: Sequence[Mapping[str, Any]]) -> Grid:
 def _captured(table: Mapping[str, Any]) -> str:
     """Say in a word or two what becomes of a table; the reason stands below."""
     if table["captured"]:
-        return table["state"] or "not yet read"
+        progress = table["snapshot_progress"]
+        read = "" if progress is None else f" {progress:.0%}"
+        return (table["state"] or "not yet read") + read
     if table["captured"] is None:
         return "?"
     return "stopped" if table["state"] == "stopped" else "no"

@@ -42,8 +42,8 @@ def report_to_json(reports: Mapping[str, SourceReport]) -> dict[str, Any]:
     ``{"sources": {name: {"schemas": [...], "tables": [...], "faults": [{"what", "remedy"}]}}}``. A
     table has ``table`` ("schema.table"), ``schema``, ``name``, ``comment``, ``rows`` and ``bytes``
     (estimates), ``key``, ``replica_identity``, ``identity``, ``captured`` (null: not known),
-    ``state``, ``reason``, ``remedy`` and ``columns``; a column ``name``, ``type``, ``nullable``,
-    ``comment``, ``null_fraction`` and ``distinct`` (estimates), and the lake's ``lake_name``,
+    ``state``, ``snapshot_progress``, ``reason``, ``remedy`` and ``columns``; a column ``name``,
+    ``type``, ``nullable``, ``comment``, ``null_fraction`` and ``distinct`` (estimates), and the lake's ``lake_name``,
     ``lake_type`` and ``mask``, null where it is not captured.
     """
     return {
@@ -135,12 +135,14 @@ class Verdict:
     """Whether a table is captured, and why not.
 
     `captured` None: not known. `state`: what daemon or lake say of it, None if nothing.
+    `snapshot_progress`: how much of a snapshot under way is read, 0 to 1, if the daemon tells.
     """
 
     captured: bool | None
     state: str | None = None
     reason: str | None = None
     remedy: str | None = None
+    snapshot_progress: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,11 @@ class Findings:
         if self.coverage.faults:
             fault = self.coverage.faults[0]
             return Verdict(captured=False, state=state, reason=fault.what, remedy=fault.remedy)
-        return Verdict(captured=True, state=None if state == TableState.DROPPED else state)
+        return Verdict(
+            captured=True,
+            state=None if state == TableState.DROPPED else state,
+            snapshot_progress=told.get("snapshot_progress"),
+        )
 
 
 def _table_to_json(info: TableInfo, verdict: Verdict, table: Table | None) -> dict[str, Any]:
@@ -218,6 +224,7 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
     return {
         "captured": verdict.captured,
         "state": verdict.state,
+        "snapshot_progress": verdict.snapshot_progress,
         "reason": verdict.reason,
         "remedy": verdict.remedy,
     }

@@ -40,6 +40,7 @@ def table(name: str, **more: Any) -> dict[str, Any]:
         "replica_identity": "default",
         "captured": True,
         "state": "live",
+        "snapshot_progress": None,
         "reason": None,
         "remedy": None,
         "columns": [column, note],
@@ -94,6 +95,11 @@ def test_a_comment_is_shown_where_there_is_one() -> None:
     lines = printed(of(table("a", comment="who buys"), table("b")))
     assert lines[0].endswith("  comment")
     assert lines[1].endswith("  who buys")
+
+
+def test_a_snapshot_under_way_tells_how_far_it_is() -> None:
+    lines = printed(of(table("a", state="snapshotting", snapshot_progress=0.421)))
+    assert lines[1].endswith("  snapshotting 42%")
 
 
 def test_nothing_found_is_told_from_nothing_there() -> None:

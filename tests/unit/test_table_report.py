@@ -152,6 +152,7 @@ async def test_a_table_is_told_whole() -> None:
         "identity": ["id"],
         "captured": True,
         "state": None,
+        "snapshot_progress": None,
         "reason": None,
         "remedy": None,
     }
@@ -202,6 +203,10 @@ async def test_a_running_daemon_knows_better_than_the_lake() -> None:
     told = {"public.orders": {"state": "stopped", "reason": "full", "remedy": "make room"}}
     found = await report(shop(lake=registered(TableState.LIVE)), told=told)
     assert verdicts(found)["public.orders"] == (False, "stopped", "full", "make room")
+    reading = {"public.orders": {"state": "snapshotting", "snapshot_progress": 0.5}}
+    found = await report(shop(lake=registered(TableState.STOPPED, "x")), told=reading)
+    assert verdicts(found)["public.orders"] == (True, "snapshotting", None, None)
+    assert found.tables[3]["snapshot_progress"] == 0.5
     found = await report(shop(lake=registered(TableState.STOPPED, "x")), told={})
     assert verdicts(found)["public.orders"] == (True, None, None, None)
 
