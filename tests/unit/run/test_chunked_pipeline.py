@@ -1,0 +1,196 @@
+"""The pipeline reads tables in chunks while everything else goes on (I6; docs/snapshots.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ingestd.changes import TRUNCATE, UPDATE
+from ingestd.errors import TransientError
+from ingestd.fakes.capture import FakeCapture
+from ingestd.fakes.database import FakeChange, FakeDatabase
+from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.fakes.snapshot import Reach
+from ingestd.recorded import TableState
+from ingestd.run.pipeline import Pipeline
+from ingestd.schema import Column, with_before
+from tests.unit.run.fixtures import A, lake_rows, policy, source_rows, until, watch
+
+T = with_before(
+    replace(A, columns=(*A.columns, Column("big", 25, -1, pa.string(), "text"))), full=False
+)
+KEYS = 24
+BLOCKS = 16
+SEEDS = range(6)
+
+Row = Mapping[str, object]
+
+
+class Writers:
+    """Sessions that change rows; they commit late, and are seen later still."""
+
+    def __init__(self, base: FakeDatabase, seed: int) -> None:
+        self._base = base
+        self._rng = random.Random(seed)
+        self._locked: set[int] = set()
+        self._sessions: list[tuple[int, list[FakeChange], set[int]]] = []
+        self._hidden: list[tuple[int, set[int]]] = []
+        self._values = 0
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
+            await asyncio.sleep(self._rng.choice([0, 0, 0.001]))  # the daemon's turn, or more
+
+    def end(self) -> None:
+        for xid, changes, keys in self._sessions:
+            self._base.write_commit(xid, *changes)
+            self._hidden.append((xid, keys))
+        self._sessions = []
+        for xid, _ in self._hidden:
+            self._base.end(xid)
+        self._hidden = []
+        self._locked = set()
+
+    def _step(self) -> None:
+        rng = self._rng
+        chance = rng.random()
+        if chance < 0.02 and not self._sessions and not self._hidden:
+            if rng.random() < 0.7:
+                self._base.rewrite(T.id)
+            else:
+                self._base.commit(FakeChange(T.id, TRUNCATE))
+        elif chance < 0.45 and len(self._sessions) < 3:
+            self._begin()
+        elif chance < 0.8 and self._sessions:
+            xid, changes, keys = self._sessions.pop(rng.randrange(len(self._sessions)))
+            if rng.random() < 0.1:
+                self._base.end(xid)
+                self._locked -= keys
+            else:
+                self._base.write_commit(xid, *changes)
+                self._hidden.append((xid, keys))
+        elif self._hidden:
+            xid, keys = self._hidden.pop(rng.randrange(len(self._hidden)))
+            self._base.end(xid)
+            self._locked -= keys
+
+    def _begin(self) -> None:
+        rng = self._rng
+        rows: list[Any] = self._base.rows(T)
+        there = {row["id"]: row for row in rows}
+        free = [key for key in range(KEYS) if key not in self._locked]
+        changes: list[FakeChange] = []
+        keys: set[int] = set()
+        for key in rng.sample(free, min(len(free), rng.randint(1, 3))):
+            keys.add(key)
+            changes.append(self._change(key, there, free, keys))
+        if changes:
+            self._locked |= keys
+            self._sessions.append((self._base.begin(), changes, keys))
+
+    def _change(
+        self, key: int, there: Mapping[int, Row], free: list[int], keys: set[int]
+    ) -> FakeChange:
+        rng = self._rng
+        self._values += 1
+        row = {"id": key, "note": f"n{self._values}", "big": f"b{self._values}"}
+        block = rng.randrange(BLOCKS)
+        old = there.get(key)
+        if old is None:
+            return FakeChange(T.id, "c", row, block=block)
+        chance = rng.random()
+        others = [k for k in free if k not in there and k not in keys]
+        if chance < 0.2:
+            return FakeChange(T.id, "d", {"id": key})
+        if chance < 0.4 and others:
+            other = rng.choice(others)
+            keys.add(other)
+            row = {**row, "id": other, "big": old["big"]}
+            return FakeChange(T.id, UPDATE, row, {"id": key}, ("big",), block)
+        if chance < 0.8:
+            row["big"] = old["big"]
+            return FakeChange(T.id, UPDATE, row, unchanged=("big",), block=block)
+        return FakeChange(T.id, UPDATE, row, block=block)
+
+
+def loaded(seed: int) -> FakeDatabase:
+    base = FakeDatabase([T])
+    for key in range(0, KEYS, 2):
+        row = {"id": key, "note": "old", "big": f"big {seed}"}
+        base.commit(FakeChange(T.id, "c", row, block=key % BLOCKS))
+    return base
+
+
+def settled(base: FakeDatabase, disk: MemoryDisk) -> bool:
+    known = disk.registered.get(T.id)
+    is_live = known is not None and known.state is TableState.LIVE
+    return is_live and disk.position == base.current
+
+
+class Source:
+    """A source under writes, its lake, and one daemon after another."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.base, self.disk = loaded(seed), MemoryDisk()
+        self.writers = Writers(self.base, seed)
+        self.stop = asyncio.Event()
+        self.start()
+
+    def start(self) -> None:
+        rng = self.rng
+        capture = FakeCapture(
+            self.base,
+            rows_per_chunk=rng.choice([1, 1000]),
+            in_chunks=True,
+            reach=Reach(blocks=rng.choice([1, 2]), splits=rng.choice([1, 2])),
+        )
+        self.pipeline = Pipeline(capture, MemoryLake(self.disk), policy(), watch())
+        self.task = asyncio.create_task(self.pipeline.run(self.stop))
+
+    async def kill(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        self.base.holder = self.disk.writer = None
+
+    async def settle(self) -> None:
+        """Let all transactions end, and the lake have everything."""
+        self.writers.end()
+        await until(lambda: settled(self.base, self.disk) or self.task.done())
+        if self.task.done():
+            self.task.result()
+        assert lake_rows(self.disk, T) == source_rows(self.base, T)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingestd.run.reading.PATIENCE_S", 0.001)
+    monkeypatch.setattr("ingestd.run.reading.MOVE_ON_INTERVAL_S", 0.005)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_snapshot_boundary_chunks_under_writes_and_kills(seed: int) -> None:
+    source = Source(seed)
+    rng = source.rng
+    for _ in range(6):
+        await source.writers.run(rng.randrange(20, 300))
+        if rng.random() < 0.3:
+            await source.settle()
+        elif rng.random() < 0.3:
+            with suppress(TransientError):  # it has only just begun
+                source.pipeline.request_snapshot([T.id])
+            continue
+        await source.kill()
+        source.start()
+    await source.settle()
+    source.stop.set()
+    await source.task
