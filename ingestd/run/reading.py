@@ -246,13 +246,17 @@ class Reader:
         """Give what the tables' rows are, with their markers, and the end of each."""
         reading.tables = {table.id: table for table in tables}
         self._snapshots |= dict.fromkeys(reading.loads, snapshot)
+        for name in reading.unended.keys() - reading.tables.keys():  # gone, or given up
+            snapshot.abandon(name)
+            await reading.end(name)
         for name, table in reading.tables.items():
             if not reading.is_partial and self._book.marks_first(name):
                 await reading.give(_marker(table, reading, snapshot))
         moved_at = time.monotonic()
         async with aclosing(snapshot.items()) as items:
             async for item in items:
-                await self._take(reading, snapshot, item)
+                if _of(item) in reading.tables:
+                    await self._take(reading, snapshot, item)
                 if time.monotonic() - moved_at >= MOVE_ON_INTERVAL_S:
                     await snapshot.move_on()
                     moved_at = time.monotonic()
@@ -308,6 +312,10 @@ class Reader:
         if page.batch.rows.num_rows:
             load = reading.loads[page.batch.table.id]
             await reading.give(Page(page.batch, snapshot.at, load, page.position, page.seen))
+
+
+def _of(item: SnapshotItem) -> TableId:
+    return item.batch.table.id if isinstance(item, SnapshotPage) else item.table
 
 
 def _marker(table: Table, reading: Reading, snapshot: Snapshot) -> Page:
