@@ -43,8 +43,8 @@ def report_to_json(reports: Mapping[str, SourceReport]) -> dict[str, Any]:
     table has ``table`` ("schema.table"), ``schema``, ``name``, ``comment``, ``rows`` and ``bytes``
     (estimates), ``key``, ``replica_identity``, ``identity``, ``captured`` (null: not known),
     ``state``, ``snapshot_progress``, ``reason``, ``remedy`` and ``columns``; a column ``name``,
-    ``type``, ``nullable``, ``comment``, ``null_fraction`` and ``distinct`` (estimates), and the lake's ``lake_name``,
-    ``lake_type`` and ``mask``, null where it is not captured.
+    ``type``, ``nullable``, ``comment``, ``null_fraction`` and ``distinct`` (estimates), and the
+    lake's ``lake_name``, ``lake_type`` and ``mask``, null where it is not captured.
     """
     return {
         "sources": {
