@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from ingestd.changes import TableBatch, marker_batch
 from ingestd.errors import OperatorError, TableError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.ports import Sink
@@ -386,3 +387,65 @@ async def test_columns_come_and_go(lake: Lake) -> None:
     assert rows[2]["_cdc_before"] == {"id": 1, "note": "o"}
     assert rows[3]["note"] is None
     assert rows[4]["note"] == "note 4"
+
+
+# --- snapshots in chunks ----------------------------------------------------------------------
+
+
+def unsent(table: Table, lsn: int, *ids: int) -> TableBatch:
+    """Updates that lack the note."""
+    rows = [
+        {"id": i, "_cdc_op": "u", "_cdc_lsn": lsn, "_cdc_seq": seq, "_cdc_unchanged": ["note"]}
+        for seq, i in enumerate(ids, 1)
+    ]
+    return make_batch(table, rows)
+
+
+async def unsent_ids(sink: Sink, since: int) -> list[int]:
+    found = await sink.unsent(A, Lsn(since))
+    assert all(rows.column("_cdc_unchanged").null_count == 0 for rows in found)
+    return sorted(i for rows in found for i in rows.column("id").to_pylist())
+
+
+async def test_snapshot_boundary_rows_that_were_read_are_taken_below_the_watermark(
+    lake: Lake,
+) -> None:
+    """No replay brings them: the closing marker of a resumed snapshot lies far below."""
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,))
+    await sink.close()
+    sink = await opened(lake)
+    writer = sink.begin()
+    await writer.append(inserts(A, 90, 2))
+    await writer.append(marker_batch(A, Lsn(50), AT), is_read=True)
+    await writer.commit(summary(200, 205))
+    found = {(row["_cdc_op"], row["_cdc_lsn"]) for row in lake.rows(A.id)}
+    assert found == {("c", 100), ("t", 50)}
+
+
+async def test_snapshot_boundary_unsent_values_are_found_again_once_durable(lake: Lake) -> None:
+    sink = await opened(lake)
+    assert await unsent_ids(sink, 0) == []
+    first = sink.begin()
+    await first.append(unsent(A, 100, 1))
+    await first.append(inserts(A, 100, 2))
+    await first.commit(summary(100, 105))
+    second = sink.begin()
+    await second.append(unsent(A, 200, 3, 4))
+    assert await unsent_ids(sink, 0) == [1]
+    await second.commit(summary(200, 205))
+    await sink.close()
+    sink = await opened(lake)
+    assert await unsent_ids(sink, 0) == [1, 3, 4]
+    assert await unsent_ids(sink, 100) == [1, 3, 4]
+    assert await unsent_ids(sink, 101) == [3, 4]
+    assert await unsent_ids(sink, 201) == []
+
+
+async def test_progress_of_a_snapshot_is_kept_until_it_is_recorded_otherwise(lake: Lake) -> None:
+    sink = await opened(lake)
+    reading = TableEvent(A, TableState.SNAPSHOTTING, AT, Lsn(10), Lsn(5), progress="blocks")
+    await sink.record([reading])
+    assert (await lake.sink().open()).tables[A.id].progress == "blocks"
+    await sink.record([replace(reading, state=TableState.LIVE, progress="")])
+    assert (await lake.sink().open()).tables[A.id].progress == ""
