@@ -82,9 +82,15 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """There may be a gap between the lake's position and what the source still has."""
+    """There may be a gap between the lake's position and what the source still has.
+
+    `is_behind`: the source is at a position below what the lake has, so tables can't be read anew
+    before it has passed that; `remedy` says how.
+    """
 
     reason: str
+    remedy: str | None = None
+    is_behind: bool = False
 
 
 Continuity = Fresh | Resumed | Lost

@@ -91,6 +91,7 @@ class Pipeline:
         self._durable = ZERO
         self._idle_until = 0.0
         self._is_streaming = False
+        self._delivers = False
         self._follower: Follower | None = None
         self._gate = Gate()
         self._epoch: FillingEpoch | None = None
@@ -156,6 +157,7 @@ class Pipeline:
         committed = await self._sink.open()
         discovery = await self._capture.discover(committed.tables)
         verdict = await self._capture.continuity(committed)
+        end = committed.position or ZERO
         if isinstance(verdict, Lost):
             committed = self._give_up_position(committed, verdict)
         self._durable = committed.position or ZERO
@@ -163,6 +165,14 @@ class Pipeline:
         book.update(discovery)
         intake = Intake(self._sink, book, self._watch, self._monotonic)
         self._watch.discovered(committed, discovery)
+        if isinstance(verdict, Lost):
+            # Before the server is adopted and the slot made anew: a next start sees neither.
+            given_up = [t for t in discovery.tables if _was_given_up(committed, t.id, verdict)]
+            events = book.events(given_up, TableState.SNAPSHOTTING, datetime.now(UTC), end)
+            await intake.record([replace(e, reason=verdict.reason) for e in events])
+            if verdict.is_behind:
+                where = f"source {self._watch.source}"
+                raise OperatorError(f"{where}: {verdict.reason}", remedy=verdict.remedy)
         await self._sink.adopt(discovery.origin)
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         renew = isinstance(verdict, Lost)
@@ -183,10 +193,12 @@ class Pipeline:
         if not self._policy.snapshot:
             await follower.take_unread()
         elif book.to_read():
-            self._watch.enter(SourceState.SNAPSHOTTING)
             if isinstance(verdict, Resumed):
                 book.distrust()
-            else:  # at the new slot's own point
+                self._delivers = book.has_whole
+            if not self._delivers:
+                self._watch.enter(SourceState.SNAPSHOTTING)
+            if not isinstance(verdict, Resumed):  # at the new slot's own point
                 # The first cut that a reader sees has all tables whole, if they are not too large.
                 loads = await self._beside_background(follower.begin_first_load())
                 epoch.awaits, epoch.patience_bytes = (
@@ -214,7 +226,9 @@ class Pipeline:
 
     def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
         """Treat every table as not read yet: the old rows serve until the new ones are in."""
-        if not (self._policy.resnapshot_when_lost and self._policy.snapshot):
+        may_read = self._policy.resnapshot_when_lost and self._policy.snapshot
+        # A source that is behind passes the lake one day: then nothing else tells of the gap.
+        if not (may_read or verdict.is_behind):
             raise OperatorError(
                 f"source {self._watch.source}: changes may be lost: {verdict.reason}",
                 remedy='set slot_lost = "resnapshot" and snapshot = "initial" to read all tables '
@@ -250,7 +264,7 @@ class Pipeline:
                     await intake.take(epoch, getter.result())
                     getter = asyncio.create_task(work.get())
                     self._gate.move(epoch.position)
-                if not book.is_loading:
+                if self._delivers or not book.is_loading:
                     self._watch.enter(SourceState.STREAMING)
                 epoch = self._epoch = await self._close_if_due(epoch, intake)
         finally:
@@ -351,6 +365,11 @@ class Pipeline:
     def _once(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the rest; what it raises ends the pipeline."""
         self._background.append(asyncio.create_task(work))
+
+
+def _was_given_up(committed: Committed, name: TableId, verdict: Lost) -> bool:
+    known = committed.tables.get(name)
+    return known is not None and known.reason == verdict.reason
 
 
 async def _until(stop: asyncio.Event) -> None:

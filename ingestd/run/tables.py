@@ -417,6 +417,11 @@ class TableBook:
                 entry.load, entry.point, entry.is_wanted = None, None, True
 
     @property
+    def has_whole(self) -> bool:
+        """Whether a table is whole: its changes are all there is to take."""
+        return any(entry.is_whole for entry in self._entries.values())
+
+    @property
     def is_loading(self) -> bool:
         """Whether a table's rows are to be read, or are not durable yet."""
         return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())

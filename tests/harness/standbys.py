@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -87,6 +88,26 @@ def copy_of(
         try:
             if starts:
                 copy.start()
+            yield copy
+        finally:
+            copy.remove()
+
+
+@contextmanager
+def disk_copy_of(server: PostgresServer) -> Iterator[PostgresServer]:
+    """Copy the data of a server that is stopped, slots and all; the copy is not started."""
+    with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
+        account = account_for_server()
+        if account is not None:
+            open_way(Path(folder), account)
+        data = Path(folder) / "data"
+        shutil.copytree(server.data_dir, data)
+        if account is not None:
+            for path in (data, *data.rglob("*")):
+                account.own(path)
+        bindir = server.program("postgres").parent
+        copy = PostgresServer(data, bindir=bindir, settings=server.settings)
+        try:
             yield copy
         finally:
             copy.remove()

@@ -2,7 +2,8 @@
 
 What is compared, in this order, and what it says:
 
-    the server's WAL ends below what the lake has     refused: LSNs would tell nothing
+    the server's WAL ends below what the lake has     Lost, and refused until it has passed that:
+                                                      LSNs would tell nothing
     nothing in the lake needs continuity              Fresh
     another system identifier                         Lost: another server
     another timeline, which does not have all of the  Lost
@@ -12,8 +13,9 @@ What is compared, in this order, and what it says:
     else                                              Resumed
 
 A table is read anew at a point above all that the lake has of it, so a server that is behind has to
-pass that first: then its next start says Lost. Source: PostgreSQL documentation, "Timelines",
-"Replication Slot Synchronization".
+pass that first. It may do so before anybody looks again: the loss has to be recorded.
+
+Source: PostgreSQL documentation, "Timelines", "Replication Slot Synchronization".
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ingestd.capture.wal.server import (
     switch_points,
 )
 from ingestd.capture.wal.slot import FIRST_WITH_FAILOVER, Slot, find_slot, gap_before
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.errors import OperatorError, TransientError
 from ingestd.ports import Continuity, Fresh, Lost, Resumed
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed
@@ -67,8 +69,9 @@ async def continuity_of(
 ) -> Continuity:
     """Compare slot and server with what the lake holds. Changes nothing.
 
-    `where` begins an error's text. Raises psycopg.Error; OperatorError or TransientError for a lake
-    whose LSNs can't be compared with this server's, OperatorError for a slot that can't be ours.
+    `where` begins an error's text. Raises psycopg.Error; TransientError while a standby is behind
+    the lake; OperatorError for a server that is and a lake without rows that count, and for a slot
+    that can't be ours.
     """
     slot = await find_slot(control, settings.slot)
     publication = await find_publication(control, settings.publication)
@@ -87,7 +90,7 @@ def judge(
     server, slot, position = found.server, found.slot, committed.position
     reached = max(position or ZERO, committed.floor or ZERO)
     if found.current < reached:
-        raise _behind(found, settings.slot, reached, where)
+        return _behind(found, settings.slot, reached, committed, where)
     fault = None if slot is None else slot.fault(settings.slot, server.database)
     if fault is not None:
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
@@ -133,19 +136,22 @@ def _parted(found: Standing, name: str, timeline: str, reached: Lsn) -> str | No
     return None
 
 
-def _behind(found: Standing, slot: str, reached: Lsn, where: str) -> IngestdError:
-    what = f"{where}: the lake ends at {reached}, the server is at {found.current}"
+def _behind(found: Standing, slot: str, reached: Lsn, committed: Committed, where: str) -> Lost:
+    what = f"the lake ends at {reached}, the server is at {found.current}"
     if found.server.in_recovery:
-        return TransientError(
-            f"{what}: the standby has not replayed all that the lake has",
+        raise TransientError(
+            f"{where}: {what}: the standby has not replayed all that the lake has",
             reason="standby_behind",
             remedy="wait, or look at what holds up its replay",
         )
+    what += ": it was restored from an older backup, or is another one"
     segments = reached // WAL_SEGMENT_BYTES - found.current // WAL_SEGMENT_BYTES + 1
     advance = "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()"
-    return OperatorError(
-        f"{what}: it was restored from an older backup, or is another one",
-        remedy="give this server a lake.uri or a source name of its own. Or, to have all tables "
-        f"read anew into this lake: drop slot {slot!r} if it is there, and then "
-        f"{advance} FROM generate_series(1, {segments});",
+    remedy = (
+        "give this server a lake.uri or a source name of its own. Or, to have all tables read anew "
+        f"into this lake: drop slot {slot!r} if it is there, and then "
+        f"{advance} FROM generate_series(1, {segments});"
     )
+    if not committed.needs_continuity:
+        raise OperatorError(f"{where}: {what}", remedy=remedy)
+    return Lost(what, remedy=remedy, is_behind=True)

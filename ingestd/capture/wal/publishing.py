@@ -70,7 +70,12 @@ async def prepare_publication(
             f"{where}: publication {name!r} does not exist, and a standby can't make it",
             remedy=f"{statement};  -- on the primary",
         ) from error
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+    except (  # or taken out by its owner, or put in
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.UndefinedObject,
+        psycopg.errors.DuplicateObject,
+    ) as error:
         raise TransientError(
             f"{where}: a table went while it was put into publication {name!r}: "
             f"{error.diag.message_primary}",

@@ -136,12 +136,16 @@ def test_a_slot_read_on_the_new_timeline_already_goes_on() -> None:
     assert judge(found, SETTINGS, lake(), where="x") == Resumed()
 
 
-def test_a_server_behind_the_lake_is_refused_whatever_else() -> None:
+def test_a_server_behind_the_lake_is_lost_and_has_to_move_on_first() -> None:
     behind = replace(FOUND, current=Lsn(0x4FF), slot=None)
-    for committed in (lake(), lake(tables={}), lake(origin="8/1")):
-        with pytest.raises(OperatorError, match="restored from an older backup") as raised:
-            judge(behind, SETTINGS, committed, where="source shop")
-        assert "generate_series(1, 1)" in (raised.value.remedy or "")
+    for committed in (lake(), lake(origin="8/1")):
+        verdict = judge(behind, SETTINGS, committed, where="source shop")
+        assert isinstance(verdict, Lost)
+        assert verdict.is_behind
+        assert "restored from an older backup" in verdict.reason
+        assert "generate_series(1, 1)" in (verdict.remedy or "")
+    with pytest.raises(OperatorError, match="restored from an older backup"):
+        judge(behind, SETTINGS, lake(tables={}), where="source shop")
     standby = replace(behind, server=replace(SERVER, in_recovery=True))
     with pytest.raises(TransientError) as waits:
         judge(standby, SETTINGS, lake(), where="source shop")

@@ -16,9 +16,9 @@ from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.fakes.snapshot import FakeSnapshot
 from ingestd.observe.status import SourceState
-from ingestd.ports import Refused, Snapshot, SnapshotItem
+from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem
 from ingestd.positions import Lsn
-from ingestd.recorded import TableState
+from ingestd.recorded import Committed, RegisteredTable, TableState
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import Column, Table, TableId, with_before
@@ -229,6 +229,65 @@ async def test_lost_slot_reads_all_tables_anew() -> None:
     base.slot = None
     async with running(base, disk):
         await until(lambda: settled(base, disk))
+    assert lake_rows(disk, A) == source_rows(base, A)
+
+
+async def test_a_loss_is_recorded_before_anything_hides_it() -> None:
+    """The next start may see a good slot, of a server that the lake knows."""
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(A, 2))
+    async with running(base, disk):
+        await until(lambda: settled(base, disk))
+    base.commit(put(A, 1, "", "d"))
+    base.slot, base.origin = None, "fake-2"
+
+    async def fail(origin: str) -> None:
+        raise TransientError(f"no place for {origin}", reason="storage")
+
+    lake = MemoryLake(disk)
+    lake.adopt = fail  # type: ignore[method-assign]
+    with pytest.raises(TransientError):
+        await Pipeline(FakeCapture(base), lake, policy(), watch()).run(asyncio.Event())
+    known = disk.registered[A.id]
+    assert (known.state, disk.origin) == (TableState.SNAPSHOTTING, "fake-1")
+    assert known.reason
+
+
+def test_what_a_snapshot_left_to_be_read_is_void_after_a_loss() -> None:
+    half = RegisteredTable(A.id, A.oid, 1, TableState.SNAPSHOTTING, None, Lsn(5), progress="left")
+    pipeline = Pipeline(FakeCapture(FakeDatabase([A])), MemoryLake(), policy(), watch())
+    committed = Committed(1, Lsn(9), {A.id: Lsn(9)}, {A.id: half}, "fake-1")
+    given_up = pipeline._give_up_position(committed, Lost("gone"))
+    assert given_up.position is None
+    assert (given_up.tables[A.id].progress, given_up.tables[A.id].reason) == ("", "gone")
+
+
+@pytest.mark.parametrize("resnapshot", [True, False])
+async def test_a_source_behind_the_lake_is_never_taken_for_one_that_goes_on(
+    *, resnapshot: bool
+) -> None:
+    """It may have passed the lake's position, with other changes, when it is looked at again."""
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    base.commit(put(A, 1), put(A, 2))
+    async with running(base, disk):
+        await until(lambda: settled(base, disk))
+    base.commit(put(A, 1, "", "d"))
+    position = base.slot
+
+    class Behind(FakeCapture):
+        async def continuity(self, _committed: Committed) -> Continuity:
+            return Lost("it is behind", remedy="move on", is_behind=True)
+
+    settings = replace(policy(), resnapshot_when_lost=resnapshot)
+    with pytest.raises(OperatorError, match="it is behind") as raised:
+        await Pipeline(Behind(base), MemoryLake(disk), settings, watch()).run(asyncio.Event())
+    assert raised.value.remedy == "move on"
+    assert base.slot == position
+    assert disk.registered[A.id].reason == "it is behind"
+    async with running(base, disk):
+        await until(lambda: settled(base, disk))
+        await until(lambda: disk.registered[A.id].state is TableState.LIVE)
+    assert disk.tables[A.id].rows()["_cdc_op"].to_pylist().count("t") == 2
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
