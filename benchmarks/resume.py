@@ -28,7 +28,7 @@ from ingestd.sink.store import open_store
 
 ROWS, KILLS, WORKERS, WRITES_PER_S = 2_000_000, 20, 2, 200
 CHUNK_BYTES = 32_000_000
-LIFE_S = (0.0, 1.2)
+LIFE_S = (0.0, 2.5)
 """How long it may read, from the first of its queries on, before it is killed."""
 NAME = "resume"
 TABLE = TableId("public", "load")
@@ -51,7 +51,7 @@ def measure(rig: Rig) -> dict[str, float]:
         "snapshot_chunk": f'"{CHUNK_BYTES}B"',
         "snapshot_workers": str(WORKERS),
     }
-    text = config(source(NAME, rig.server.dsn(), str(TABLE), **extra), max_delay="200ms")
+    text = config(source(NAME, rig.server.dsn(), str(TABLE), **extra))
     daemon = rig.daemon(NAME, text)
     rng = random.Random(20)
     lost: list[float] = []

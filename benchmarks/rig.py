@@ -101,15 +101,27 @@ def source(name: str, dsn: str, tables: str, **extra: str) -> str:
 
 
 class Meter:
-    """Peak resident memory and CPU seconds of a process, from start to `stop`."""
+    """Resident memory and CPU seconds of a process, from start to `stop`, every 50 ms."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
         self._stopping = threading.Event()
-        self.peak_bytes = 0
+        self.resident_bytes: list[int] = []
         self.cpu_s = 0.0
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most there was."""
+        return max(self.resident_bytes, default=0)
+
+    @property
+    def growth(self) -> float:
+        """The most there was in the last third of the time, against the third before it."""
+        third = max(1, len(self.resident_bytes) // 3)
+        before, last = self.resident_bytes[-2 * third : -third], self.resident_bytes[-third:]
+        return max(last) / max(before, default=1)
 
     def stop(self) -> None:
         """Take the last sample."""
@@ -119,7 +131,7 @@ class Meter:
     def _watch(self) -> None:
         while True:
             try:
-                self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
+                self.resident_bytes.append(self._process.memory_info().rss)
                 times = self._process.cpu_times()
             except psutil.NoSuchProcess:
                 return
