@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage, digest
-from ingestd.errors import TransientError
+from ingestd.errors import TableChangedError, TableReplacedError
 from ingestd.schema import Table, TableId
 
 # pg_class as the snapshot sees it, against the function, which sees the present.
@@ -43,8 +43,8 @@ async def lock_unless_rewritten(
 ) -> None:
     """Keep the relation from being replaced until the transaction ends, if it was not already.
 
-    `connection` is in the snapshot's transaction. Raises TransientError (``table_rewritten``) if
-    rows would be missing or come twice.
+    `connection` is in the snapshot's transaction. Raises TableReplacedError if rows would be
+    missing or come twice.
     """
     name = sql.Identifier(blocks.schema, blocks.name)
     await connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
@@ -64,10 +64,8 @@ async def lock_unless_rewritten(
         async with await connect(dsn) as present:
             is_harmed = await _definition(present, found[0]) != then
     if is_harmed:
-        raise TransientError(
-            f"table {table}: rewritten (ALTER TABLE, VACUUM FULL or CLUSTER) while its snapshot "
-            "was read; the snapshot begins anew",
-            reason="table_rewritten",
+        raise TableReplacedError(
+            table, "was rewritten (ALTER TABLE, VACUUM FULL or CLUSTER) while it was read"
         )
 
 
@@ -75,7 +73,7 @@ async def ensure_described(connection: AsyncConnection[Any], table: Table) -> No
     """See to it that the table has no other columns at the snapshot than it was described with.
 
     They could have values already that would not be read. `connection` is in the snapshot's
-    transaction. Raises TransientError (``table_rewritten``).
+    transaction. Raises TableChangedError.
     """
     described = Storage.parse(table.storage)
     if described is None:
@@ -84,10 +82,7 @@ async def ensure_described(connection: AsyncConnection[Any], table: Table) -> No
     cursor = await connection.execute(_COLUMNS, (table.oid,))
     for number, type_oid, typmod, name in await cursor.fetchall():
         if (number, type_oid, typmod, digest(name)) not in known:
-            raise TransientError(
-                f"table {table.id}: altered before its snapshot was taken; it begins anew",
-                reason="table_rewritten",
-            )
+            raise TableChangedError(table.id, "was altered before its snapshot was taken")
 
 
 async def _definition(connection: AsyncConnection[Any], oid: int) -> Any:  # noqa: ANN401 - a row

@@ -38,6 +38,7 @@ from ingestd.schema import Table, TableId
 READINGS = 2
 """How many snapshots are read at once: a new small table need not wait for a large one."""
 FORGET_INTERVAL_S = 15.0
+LOOK_INTERVAL_S = 0.1
 POSTPONED_S = 2.0
 """When it is tried again where a table was locked, or had gone."""
 RETRY_S = 1.0
@@ -51,7 +52,6 @@ _PASSING = frozenset(
         "recovery_conflict",
         "snapshot_gone",
         "table_gone",
-        "table_rewritten",
         "timeout",
     }
 )
@@ -151,6 +151,7 @@ class Follower:
                     for name, load in self._book.begin(self._book.to_read()).items():
                         await give(Page(_missed(name), _now(), load))
                 await self._until_tables_change()
+                await asyncio.sleep(LOOK_INTERVAL_S)  # what changes now may change again at once
                 await self._look()
                 if not self._reads:
                     await self.take_unread()
@@ -236,7 +237,6 @@ class Follower:
         except TableError as error:
             await reading.fail(error)
             self._book.give_up(reading.unended)
-            self._wait_before_next()
         except OperatorError as error:
             for name in reading.unended:
                 await reading.fail(TableError(name, error.what, remedy=error.remedy))

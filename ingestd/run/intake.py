@@ -72,7 +72,9 @@ class Intake:
                 await self.stop_table(epoch, content)
         elif self._book.is_read_by(content.table.id, page.load):
             touched = self._touched.get(content.table.id, {}).get(page.load)
-            if page.seen is not None and touched is not None:
+            if page.seen is not None:
+                if touched is None:  # its end has been given: nothing can follow
+                    return
                 content = touched.fresh(content, page.position, page.seen)
             self._book.took_rows(content.table.id)
             await self._append(epoch, content, is_read=True)
