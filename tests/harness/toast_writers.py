@@ -93,7 +93,9 @@ _STATEMENTS = (
     "UPDATE big SET b = b || 'x' WHERE a = %(a)s AND b = %(b)s",
     "UPDATE big SET a = a - 7 WHERE a = %(a)s + 7 AND b = %(b)s",
     "DELETE FROM big WHERE a = %(a)s AND b = %(b)s",
-    "INSERT INTO big VALUES (%(a)s, %(b)s, %(n)s, repeat('new', 1000), 'new') "
-    "ON CONFLICT DO NOTHING",
+    (
+        "INSERT INTO big VALUES (%(a)s, %(b)s, %(n)s, repeat('new', 1000), 'new') "
+        "ON CONFLICT DO NOTHING"
+    ),
     "UPDATE big SET toasted = repeat('u', 3000) WHERE a = %(a)s AND b = %(b)s",
 )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 90
-ROWS = 30_000
+ROWS = 12_000
 BIG = TableId("public", "big")
 
 
@@ -39,6 +39,7 @@ def config(database: Database, lake: Path, *extra: str) -> str:
         'snapshot_chunk = "1MB"',
     ]
     return wal_config(
+        epoch='max_bytes = "2MB"',
         lake=lake,
         dsn=database.dsn,
         source_extra="\n".join([*names, *extra]),
@@ -119,8 +120,8 @@ def test_i6_kills_while_chunks_are_read(
 def test_i6_a_killed_load_at_one_point_goes_on_in_chunks(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    create_big(database, 4 * ROWS)
-    with ToastWriters(database, 4 * ROWS):
+    create_big(database, 2 * ROWS)
+    with ToastWriters(database, 2 * ROWS):
         daemon = make_daemon(config(database, lake, "snapshot_workers = 1"))
         daemon.start()
         await_until(lambda: any(r["progress"] for r in registry(lake)), LIMIT_S, daemon.tail)

@@ -196,8 +196,7 @@ class WalCapture:
                 reason = "no_free_slot"
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
         self._delivery.delivered(exported.point)
-        workers = self._settings.snapshot_workers
-        return TableSnapshot(self._dsn, exported, tables, workers=workers)
+        return TableSnapshot(self._settings, exported, tables)
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give the changes from `after`, or from the slot's confirmed position if that is later."""

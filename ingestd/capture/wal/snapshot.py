@@ -9,6 +9,7 @@ import psycopg
 
 from ingestd.capture.readers import SplitReaders
 from ingestd.capture.session import classify, connect
+from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import CtidSplits
 from ingestd.capture.unread import unread
 from ingestd.capture.views import ExportedView, Place
@@ -20,9 +21,6 @@ from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
-SPLIT_BYTES = 64 << 20
-"""Size of a split in the source: a fraction of a second's reading."""
-
 
 class TableSnapshot:
     """See `ingestd.ports.Snapshot`."""
@@ -30,9 +28,12 @@ class TableSnapshot:
     is_chunked = False
 
     def __init__(
-        self, dsn: str, exported: ExportedPoint, tables: Sequence[Table], *, workers: int
+        self, settings: WalSettings, exported: ExportedPoint, tables: Sequence[Table]
     ) -> None:
-        self._dsn = dsn
+        self._dsn = dsn = settings.dsn.get_secret_value()
+        # Nobody waits for a split to end: they may be larger than chunks.
+        self._split_bytes = 2 * settings.snapshot_chunk
+        workers = settings.snapshot_workers
         self._exported = exported
         self._tables = {t.id: t for t in tables}
         place = Place(exported.point, exported.at)
@@ -100,5 +101,5 @@ class TableSnapshot:
         await self._exported.close()
 
     async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
-        found = await CtidSplits(self._dsn).splits(table, self._exported.snapshot, SPLIT_BYTES)
-        return found, 0
+        cutter = CtidSplits(self._dsn)
+        return await cutter.splits(table, self._exported.snapshot, self._split_bytes), 0
