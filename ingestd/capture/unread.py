@@ -55,8 +55,6 @@ class Unread:
 
     def splits(self, table: Table, leaves: Sequence[Leaf], target_bytes: int) -> list[Split]:
         """Cut what is left. Raises TableReplacedError if it is not what it was."""
-        if table.identifying != self.key:
-            raise TableReplacedError(table.id, "has another replica identity than before")
         present = {leaf.oid: leaf for leaf in leaves if not leaf.is_whole}
         if any(o not in present or present[o].file != f for o, (f, _) in self.left.items()):
             raise TableReplacedError(table.id, "was rewritten, truncated or divided otherwise")

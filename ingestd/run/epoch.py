@@ -147,10 +147,10 @@ class FillingEpoch:
         return self.can_close and self.writer.rows == 0
 
     def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Whether it is to be committed now: one that ends a snapshot as soon as it can be."""
+        """Whether it is to be committed now: one that ends a split as soon as it can be."""
         if self.opened_at is None or not self.can_close or self.writer.rows == 0:
             return False
-        full = bool(self.loads) or self.nbytes >= policy.max_bytes
+        full = bool(self.loads or self.splits) or self.nbytes >= policy.max_bytes
         return full or checkpoint or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:

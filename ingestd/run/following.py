@@ -165,21 +165,29 @@ class Follower:
         """
         try:
             discovery = await self._capture.discover(self._book.known)
-            self._book.update(discovery)
-            self._watch.offered(discovery)
-            await self._intake.record(self._book.departures(_now(), self._reached()))
+        except TransientError as error:
+            self._hold_up(error)
+            return
+        self._book.update(discovery)
+        self._watch.offered(discovery)
+        await self._intake.record(self._book.departures(_now(), self._reached()))
+        try:
             self._book.postpone(await self._capture.prepare(discovery.tables))
         except TransientError as error:
-            if error.reason not in _PASSING:
-                raise
+            self._hold_up(error)
             self._book.postpone([table.id for table in self._book.to_read()])
-            if not self._is_held_up:
-                self._watch.reading_failed(error, POSTPONED_S)
-            self._is_held_up = True
-            asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
-        else:
-            self._is_held_up = False
-            await self._intake.record(self._book.changed(_now(), self.gate.position))
+            return
+        self._is_held_up = False
+        await self._intake.record(self._book.changed(_now(), self.gate.position))
+
+    def _hold_up(self, error: TransientError) -> None:
+        """Look again soon if the fault passes; raise it otherwise."""
+        if error.reason not in _PASSING:
+            raise error
+        if not self._is_held_up:
+            self._watch.reading_failed(error, POSTPONED_S)
+        self._is_held_up = True
+        asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
 
     # --- reading ------------------------------------------------------------------------------
 

@@ -122,9 +122,9 @@ class Intake:
                 await self.enter([table], TableState.SNAPSHOTTING, chunk.position)
             self.wanted.set()
         for batch in chunk.batches:
+            self.delivered.take(batch)  # those of a stopped table too: it may be read soon
             if not self._book.is_captured(batch.table.id):
                 continue
-            self.delivered.take(batch)
             for touched in self._touched.get(batch.table.id, {}).values():
                 touched.take(batch)
             lsn = batch.rows.column("_cdc_lsn")

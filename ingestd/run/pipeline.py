@@ -193,8 +193,8 @@ class Pipeline:
         if not self._policy.snapshot:
             await follower.take_unread()
         elif book.to_read():
+            book.distrust()
             if isinstance(verdict, Resumed):
-                book.distrust()
                 self._delivers = book.has_whole
             if not self._delivers:
                 self._watch.enter(SourceState.SNAPSHOTTING)

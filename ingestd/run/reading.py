@@ -112,7 +112,7 @@ class Reader:
         tables = self._book.being_read(loads)
         await self._intake.enter(tables, TableState.SNAPSHOTTING, at_lsn)
         snapshot = await self._capture.snapshot(tables)
-        self._book.read_at(tables, snapshot.point)
+        self._book.read_at(self._book.being_read(loads), snapshot.point)
         return snapshot
 
     async def read_at_point(self, reading: Reading) -> None:
@@ -140,6 +140,7 @@ class Reader:
         await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
         snapshot = await self._capture.snapshot(tables, chunked=True, are_new=are_new)
         async with _closing(snapshot):
+            tables = self._book.being_read(reading.loads)  # the others were given up meanwhile
             await self._record(reading, tables)
             self._book.read_at(tables, snapshot.point)
             await self._settle(reading, snapshot)
@@ -155,9 +156,11 @@ class Reader:
         left = self._book.left(table.id)
         snapshot = await self._capture.snapshot([table], chunked=True, left=left)
         async with _closing(snapshot):
-            await self._record(reading, [table])
+            if not self._book.being_read(reading.loads):
+                return
             self._book.read_at([table], snapshot.point)
             await self._intake.enter([table], TableState.SNAPSHOTTING, self._gate.position)
+            await self._record(reading, [table])
             # Whatever came before was recorded lies below, an open transaction too.
             now = (await self._capture.lag()).current_lsn
             await self._passed(now, snapshot)
@@ -176,7 +179,7 @@ class Reader:
         if name not in await self._capture.chunked([table], initial=False):
             raise TableError(
                 name,
-                "has no key by which its rows could be told apart",
+                "can't be read in parts: it has no key, or the source is a standby",
                 remedy="`ingestd snapshot` without --where reads it whole",
             )
         snapshot = await self._capture.snapshot([table], chunked=True, where=where)
@@ -244,7 +247,8 @@ class Reader:
 
     async def _read(self, reading: Reading, tables: Sequence[Table], snapshot: Snapshot) -> None:
         """Give what the tables' rows are, with their markers, and the end of each."""
-        reading.tables = {table.id: table for table in tables}
+        loads = reading.loads
+        reading.tables = {t.id: t for t in tables if self._book.is_read_by(t.id, loads[t.id])}
         self._snapshots |= dict.fromkeys(reading.loads, snapshot)
         for name in reading.unended.keys() - reading.tables.keys():  # gone, or given up
             snapshot.abandon(name)
@@ -253,6 +257,8 @@ class Reader:
             if not reading.is_partial and self._book.marks_first(name):
                 await reading.give(_marker(table, reading, snapshot))
         moved_at = time.monotonic()
+        if not reading.tables:
+            return
         async with aclosing(snapshot.items()) as items:
             async for item in items:
                 if _of(item) in reading.tables:

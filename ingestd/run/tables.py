@@ -222,13 +222,13 @@ class TableBook:
         return any(entry.is_postponed for entry in self._entries.values())
 
     def leave_out(self, name: TableId) -> Table | None:
-        """Take that changes of a table were left out; give it if it was whole until now."""
+        """Take that changes of a table were left out; give it if what it has was kept till now."""
         entry = self._entries.get(name)
         if entry is None or entry.is_stopped:
             return None
-        was_whole, entry.is_wanted, entry.progress = entry.is_whole, True, ""
-        entry.is_asked = False
-        return entry.table if was_whole else None
+        is_kept = entry.is_whole or bool(entry.progress)
+        entry.is_wanted, entry.progress, entry.is_asked, entry.is_new = True, "", False, True
+        return entry.table if is_kept else None
 
     def read_again(self, name: TableId, *, from_the_start: bool) -> None:
         """Take that a table was altered while it was read; what was kept of it may be void."""
@@ -365,8 +365,8 @@ class TableBook:
     def progressed(self, name: TableId, load: int, left: str) -> Table | None:
         """Note what is left; give the table, None if that need not be recorded."""
         entry = self._entries.get(name)
-        if entry is None or entry.load != load or entry.progress == left:
-            return None
+        if entry is None or entry.load != load or entry.is_wanted or entry.progress == left:
+            return None  # asked for again: what this reading leaves is void
         entry.progress = left
         return entry.table
 

@@ -17,7 +17,14 @@ from psycopg import AsyncConnection
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.capture.wal.chunks import ChunkedSnapshot, can_be_chunked, look, next_xid, sizes
+from ingestd.capture.wal.chunks import (
+    ChunkedSnapshot,
+    can_be_chunked,
+    is_standby,
+    look,
+    next_xid,
+    sizes,
+)
 from ingestd.capture.wal.continuity import continuity_of
 from ingestd.capture.wal.delivery import Delivery
 from ingestd.capture.wal.discovery import SourceTables
@@ -79,6 +86,7 @@ class WalCapture:
         )
         self._is_live = False
         self._began = 0
+        self._sent_whole: frozenset[int] = frozenset()
         self._claimed = False
 
     async def claim(self) -> None:
@@ -138,21 +146,27 @@ class WalCapture:
             )
             if await self._tables.take_publication():
                 self._relations.noticed.set()
-            if not self._is_live:
+            if self._is_live:
+                self._sent_whole = frozenset()
+            else:
                 exported = await prepare_slot(
                     control, self._settings, renew=renew, where=self._where
                 )
                 if exported is not None:
+                    # Making the slot has waited for whoever wrote before they were published.
+                    self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
                     self._delivery.begin_anew()
         return busy
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
-        """By size, if it is the first load."""
+        """By size, if it is the first load; none on a standby, whose snapshots hide who runs."""
         able = [t for t in tables if can_be_chunked(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
         with self._errors("sizes"):
             async with await connect(self._dsn, lock_timeout_s=SIZE_PATIENCE_S) as connection:
+                if await is_standby(connection):
+                    return frozenset()
                 found = await sizes(connection, able)
         return frozenset(name for name, nbytes in found.items() if nbytes >= least)
 
@@ -174,7 +188,7 @@ class WalCapture:
                     self._settings,
                     tables,
                     began=self._began,
-                    are_new=are_new,
+                    are_new=are_new and any(t.oid not in self._sent_whole for t in tables),
                     left=left,
                     where=where,
                     memory_bytes=self._memory_bytes,

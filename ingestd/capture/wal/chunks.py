@@ -91,7 +91,7 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
 
 async def move_on(connection: AsyncConnection[Any]) -> None:
     """Have the WAL grow by something that is no change, and flushed. A standby grows by itself."""
-    if not await _is_standby(connection):
+    if not await is_standby(connection):
         async with connection.transaction():
             await connection.execute(_MOVE_ON)
 
@@ -106,18 +106,19 @@ async def await_running(connection: AsyncConnection[Any]) -> None:
 async def next_xid(connection: AsyncConnection[Any]) -> int:
     """Give an id above those of all transactions that run, on a connection that is in none.
 
-    By taking one: what a snapshot has as xmax is only above those that have ended. On a standby,
-    where none can be taken, it has to do.
+    By taking one: what a snapshot has as xmax is only above those that have ended. Nobody asks on a
+    standby, where none can be taken.
     """
-    if await _is_standby(connection):
-        return (await look(connection)).xmax
+    if await is_standby(connection):
+        return 0
     cursor = await connection.execute("SELECT pg_catalog.pg_current_xact_id()::text")
     row = await cursor.fetchone()
     assert row is not None
     return int(row[0])
 
 
-async def _is_standby(connection: AsyncConnection[Any]) -> bool:
+async def is_standby(connection: AsyncConnection[Any]) -> bool:
+    """Whether the server only follows another."""
     cursor = await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
     row = await cursor.fetchone()
     return row is not None and bool(row[0])
@@ -219,12 +220,13 @@ class ChunkedSnapshot:
 
         Raises psycopg.Error, TableReplacedError; TableError for a `where` that is no condition.
         """
-        unread_ = _parse(left, tables) if left else None
+        unread_ = _parse(left, tables[0]) if left else None
         dsn = settings.dsn.get_secret_value()
         if where is not None:
             await check_condition(dsn, [table.id for table in tables], where)
         connection = await connect(dsn)
         try:
+            await _refuse_standby(connection, tables[0])
             if are_new:
                 await await_running(connection)
             seen = await look(connection)
@@ -335,9 +337,18 @@ def _only(table: Table, where: str | None) -> Table:
     return replace(table, row_filter=joined([c for c in (table.row_filter, where) if c]))
 
 
-def _parse(left: str, tables: Sequence[Table]) -> Unread:
+async def _refuse_standby(connection: AsyncConnection[Any], table: Table) -> None:
+    """Raise TableReplacedError: what was left may be of the primary, which is read in chunks."""
+    if await is_standby(connection):
+        raise TableReplacedError(table.id, "can't be read in chunks from a standby")
+
+
+def _parse(left: str, table: Table) -> Unread:
+    """Read what is left of a table. Raises TableReplacedError if it can't be gone on with."""
     try:
-        return Unread.parse(left)
+        found = Unread.parse(left)
     except (ValueError, KeyError, TypeError) as error:
-        [table] = tables
         raise TableReplacedError(table.id, "has no readable record of its snapshot") from error
+    if found.key != table.identifying or not can_be_chunked(table):
+        raise TableReplacedError(table.id, "has another replica identity than before")
+    return found

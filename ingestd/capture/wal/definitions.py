@@ -42,7 +42,7 @@ from ingestd.recorded import RegisteredColumn, RegisteredTable, registered_colum
 from ingestd.schema import Table, TableId, with_before
 
 WHOLE = Published(None, None, None)
-LOCK_TIMEOUT_S = 10.0
+LOCK_TIMEOUT_S = 2.0
 """How long reading the catalog waits for a table's lock."""
 
 

@@ -75,7 +75,5 @@ def test_a_file_that_was_replaced_voids_what_was_kept(leaves: list[Leaf]) -> Non
         Unread.parse(left).splits(TABLE, leaves, TARGET)
 
 
-def test_another_key_voids_what_was_kept() -> None:
-    left = unread(TABLE, POINT, 0, wheres(LEAF), set()).replace('"id"', '"other"')
-    with pytest.raises(TableReplacedError, match="identity"):
-        Unread.parse(left).splits(TABLE, [LEAF], TARGET)
+def test_the_key_is_kept() -> None:
+    assert Unread.parse(unread(TABLE, POINT, 0, wheres(LEAF), set())).key == ("id",)
