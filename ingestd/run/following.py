@@ -35,8 +35,8 @@ from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 
-READINGS = 2
-"""How many snapshots are read at once: a new small table need not wait for a large one."""
+READINGS = 8
+"""How many are begun at most: some wait for others' transactions (`reading.AT_ONCE` read)."""
 FORGET_INTERVAL_S = 15.0
 LOOK_INTERVAL_S = 0.1
 POSTPONED_S = 2.0

@@ -43,6 +43,8 @@ from ingestd.schema import Table, TableId
 
 Give = Callable[[FromReader], Awaitable[None]]
 
+AT_ONCE = 2
+"""How many readings go on at once: a new small table need not wait for a large one."""
 PATIENCE_S = 0.02
 """How long the stream may take to pass a chunk's position before it is helped on."""
 MOVE_ON_INTERVAL_S = 1.0
@@ -103,6 +105,7 @@ class Reader:
         self._watch = watch
         self._gate = gate
         self._durable = durable
+        self._places = asyncio.Semaphore(AT_ONCE)
         self._snapshots: dict[TableId, Snapshot] = {}
 
     # --- ways --------------------------------------------------------------------------------
@@ -119,13 +122,18 @@ class Reader:
         """Read tables at one point."""
         # What the discovery tells holds from there on: the stream has to be as far.
         await self._gate.reached(self._book.lsn)
-        if not self._book.being_read(reading.loads):
-            return  # gone, or given up
-        snapshot = await self.begin_at_point(reading.loads, self._gate.position)
-        await self.read_begun(reading, snapshot)
+        async with self._places:
+            if not self._book.being_read(reading.loads):
+                return  # gone, or given up
+            snapshot = await self.begin_at_point(reading.loads, self._gate.position)
+            await self._read_begun(reading, snapshot)
 
     async def read_begun(self, reading: Reading, snapshot: Snapshot) -> None:
         """Read tables at the point of a snapshot that has been taken."""
+        async with self._places:
+            await self._read_begun(reading, snapshot)
+
+    async def _read_begun(self, reading: Reading, snapshot: Snapshot) -> None:
         async with _closing(snapshot):
             await self._gate.reached(snapshot.point)
             await self._read(reading, self._book.being_read(reading.loads), snapshot)
@@ -138,8 +146,9 @@ class Reader:
             return
         are_new = any(self._book.is_new(t.id) for t in tables)
         await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
+        # It may wait for others' transactions for long: that takes no place.
         snapshot = await self._capture.snapshot(tables, chunked=True, are_new=are_new)
-        async with _closing(snapshot):
+        async with _closing(snapshot), self._places:
             tables = self._book.being_read(reading.loads)  # the others were given up meanwhile
             await self._record(reading, tables)
             self._book.read_at(tables, snapshot.point)
@@ -155,7 +164,7 @@ class Reader:
         table = tables[0]
         left = self._book.left(table.id)
         snapshot = await self._capture.snapshot([table], chunked=True, left=left)
-        async with _closing(snapshot):
+        async with _closing(snapshot), self._places:
             if not self._book.being_read(reading.loads):
                 return
             self._book.read_at([table], snapshot.point)
@@ -183,7 +192,7 @@ class Reader:
                 remedy="`ingestd snapshot` without --where reads it whole",
             )
         snapshot = await self._capture.snapshot([table], chunked=True, where=where)
-        async with _closing(snapshot):
+        async with _closing(snapshot), self._places:
             await self._record(reading, [table])
             await self._settle(reading, snapshot)
             await self._read(reading, [table], snapshot)
