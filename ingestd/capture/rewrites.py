@@ -29,6 +29,7 @@ _COLUMNS = """
 SELECT attnum::int, atttypid::int8, atttypmod, attname::text FROM pg_catalog.pg_attribute
  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 """
+_NAMED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid::int8"
 # What every rewriting ALTER TABLE changes, and TRUNCATE does not.
 _DEFINITION = """
 SELECT c.relpersistence::text, c.relam::text,
@@ -48,6 +49,7 @@ async def lock_unless_rewritten(
     """
     name = sql.Identifier(blocks.schema, blocks.name)
     await connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
+    await ensure_named(connection, table, blocks)
     cursor = await connection.execute(_REPLACED, (blocks.schema, blocks.name))
     found = await cursor.fetchone()
     if found is None or not found[1]:
@@ -67,6 +69,22 @@ async def lock_unless_rewritten(
         raise TableReplacedError(
             table, "was rewritten (ALTER TABLE, VACUUM FULL or CLUSTER) while it was read"
         )
+
+
+async def ensure_named(
+    connection: AsyncConnection[Any], table: TableId, blocks: BlockRange
+) -> None:
+    """See to it that the relation's name is still that of the one that was cut, once it is locked.
+
+    Raises TableChangedError.
+    """
+    if not blocks.oid:
+        return
+    name = sql.Identifier(blocks.schema, blocks.name).as_string(None)
+    cursor = await connection.execute(_NAMED, (name,))
+    row = await cursor.fetchone()
+    if row is None or row[0] != blocks.oid:
+        raise TableChangedError(table, f"{name} is another relation than when it was cut")
 
 
 async def ensure_described(connection: AsyncConnection[Any], table: Table) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
-from ingestd.capture.rewrites import ensure_described, lock_unless_rewritten
+from ingestd.capture.rewrites import ensure_described, ensure_named, lock_unless_rewritten
 from ingestd.capture.splits import enter_snapshot
 from ingestd.capture.wal.positions import insert_position
 from ingestd.errors import TableReplacedError
@@ -79,6 +79,7 @@ class OwnView:
             sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(blocks.relation)
         )
         place = await _now(connection)
+        await ensure_named(connection, table.id, blocks)
         await ensure_described(connection, table)
         if blocks.file:
             cursor = await connection.execute(_FILE, (blocks.oid,))

@@ -14,6 +14,7 @@ ends the pipeline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
@@ -290,7 +291,8 @@ class Follower:
         while True:
             await asyncio.sleep(FORGET_INTERVAL_S)
             if self._intake.delivered.count:
-                self._intake.delivered.forget(await self._capture.seen())
+                with contextlib.suppress(TransientError):  # `health` tells of what lasts
+                    self._intake.delivered.forget(await self._capture.seen())
 
     # --- waiting ------------------------------------------------------------------------------
 

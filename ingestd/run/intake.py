@@ -48,9 +48,7 @@ class Intake:
             await self._take_page(epoch, work)
         elif isinstance(work, SplitGiven):
             epoch.splits.append(work)
-            touched = self._touched.get(work.table, {}).get(work.load)
-            if touched is not None and work.oldest is not None:
-                touched.pass_floor(work.oldest)
+            self._pass_floor(work)
         else:
             self._end_chunks(work.load)
             epoch.loads.append(work.load)
@@ -85,6 +83,12 @@ class Intake:
         touched = Touched(table, floor, self.delivered.of(table.id))
         self._touched.setdefault(table.id, {})[load] = touched
         return touched
+
+    def _pass_floor(self, split: SplitGiven) -> None:
+        if split.oldest is not None:
+            for readings in self._touched.values():
+                for load in readings.keys() & set(split.loads):
+                    readings[load].pass_floor(split.oldest)
 
     def _end_chunks(self, load: int) -> None:
         for name, readings in list(self._touched.items()):

@@ -58,7 +58,8 @@ class SplitGiven:
     """The pages of a split of `table` have all been given before this.
 
     `left`: writes what is left of the reading when some splits are durable (`Snapshot.left`).
-    `oldest`: of the snapshots of pages that come after this.
+    `oldest`: of the snapshots of pages that come after this, of all tables that are read together
+    (`loads`: their readings).
     """
 
     table: TableId
@@ -66,6 +67,7 @@ class SplitGiven:
     where: str
     left: Callable[[TableId, Collection[str]], str]
     oldest: Visibility | None = None
+    loads: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,6 +233,8 @@ class Reader:
             seen = await self._capture.seen()
             if all(t.is_settled(snapshot.point, seen) for t in reading.touched.values()):
                 return
+            for touched in reading.touched.values():
+                touched.pass_floor(seen)
             await asyncio.sleep(PATIENCE_S)
 
     async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
@@ -285,7 +287,8 @@ class Reader:
             self._watch.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
         elif isinstance(item, SplitRead):
             name, load = item.table, reading.loads[item.table]
-            await reading.give(SplitGiven(name, load, item.where, snapshot.left, snapshot.oldest()))
+            loads, oldest = reading.loads.values(), snapshot.oldest()
+            await reading.give(SplitGiven(name, load, item.where, snapshot.left, oldest, loads))
             self._watch.snapshot_progress(name, snapshot.progress(name))
             await self._complete(reading, snapshot, name, least=KEYS_AT_ONCE)
         elif isinstance(item, TableRead):

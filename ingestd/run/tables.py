@@ -48,7 +48,8 @@ class _Entry:
     what the stream brought last, which is as `compared` says. `progress`: what a reading before
     left (`Snapshot.left`), or this one so far; `owes_marker`: its `t` comes last. `is_new`: the
     source has sent its changes only since a moment ago. `is_asked`: it was whole when somebody
-    asked for it to be read, since its snapshot at `whole_at`.
+    asked for it to be read, since its snapshot at `whole_at`. `has_gap`: changes of it were missed
+    since its reading began.
     """
 
     table: Table
@@ -67,6 +68,7 @@ class _Entry:
     is_new: bool = False
     is_asked: bool = False
     whole_at: Lsn | None = None
+    has_gap: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -117,6 +119,7 @@ class TableBook:
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
             if self._has_gap(table.id):
                 entry.is_wanted, entry.is_asked, entry.progress = True, False, ""
+                entry.has_gap = True
                 entry.is_new |= table.id in discovery.interrupted
             entry.is_wanted |= entry.load is None and not self._is_live(table)
             self._entries[table.id] = entry
@@ -228,6 +231,7 @@ class TableBook:
             return None
         is_kept = entry.is_whole or bool(entry.progress)
         entry.is_wanted, entry.progress, entry.is_asked, entry.is_new = True, "", False, True
+        entry.has_gap = True
         return entry.table if is_kept else None
 
     def read_again(self, name: TableId, *, from_the_start: bool) -> None:
@@ -308,7 +312,7 @@ class TableBook:
         loads = {}
         for entry in self._of(tables):
             self._loads += 1
-            entry.is_wanted, entry.rewritten = False, None
+            entry.is_wanted, entry.has_gap, entry.rewritten = False, False, None
             entry.load, entry.point = self._loads, None
             if not entry.progress:
                 entry.owes_marker = entry.table.id in self._with_rows
@@ -400,7 +404,11 @@ class TableBook:
         """Take that all rows of these readings are durable; give the tables that are whole now."""
         read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
         for entry in read.values():
-            entry.load, entry.progress, entry.is_new, entry.is_asked = None, "", False, False
+            entry.load, entry.progress = None, ""
+            if entry.is_wanted:  # again: it is whole until then, unless something was missed
+                entry.is_asked, entry.whole_at = not entry.has_gap, entry.point
+            else:
+                entry.is_new = entry.is_asked = False
         return [self._latest(e) for e in read.values() if e.is_whole]
 
     def _latest(self, entry: _Entry) -> Table:

@@ -89,6 +89,8 @@ class Touched:
         lacking = rows.filter(rows.column("_cdc_unchanged").is_valid())
         if self._is_closed:  # one that is still owed may have got another key
             lacking = lacking.filter(lacking.column("_cdc_before").is_valid())
+            keys = zip(new_keys(table, lacking), old_keys(table, lacking), strict=True)
+            lacking = lacking.filter(pa.array([new != old for new, old in keys], pa.bool_()))
         if lacking.num_rows:
             self._unsent.append((table, lacking.select(key_columns(table))))
 

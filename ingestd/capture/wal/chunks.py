@@ -267,7 +267,7 @@ class ChunkedSnapshot:
         self, table: Table, keys: Collection[Key]
     ) -> AsyncGenerator[SnapshotPage, None]:
         """Read them by the index of the key."""
-        root = BlockRange(table.id.schema, table.id.name, is_whole=True)
+        root = BlockRange(table.id.schema, table.id.name, is_whole=True, oid=table.oid)
         split = Split(_only(table, self._where), "", root.to_text(), 0)
         async with contextlib.aclosing(
             TablePages(self._dsn, split, OwnView()).rows_of(keys)
