@@ -31,7 +31,7 @@ from ingestd.positions import Lsn
 from ingestd.recorded import TableState
 from ingestd.run.intake import Intake
 from ingestd.run.joining import Gate, Page
-from ingestd.run.reading import Give, Reader, Reading, Way
+from ingestd.run.reading import Give, LakeFault, Reader, Reading, Way
 from ingestd.run.tables import TableBook
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
@@ -129,7 +129,11 @@ class Follower:
         large = await self._capture.chunked(tables, initial=True)
         loads = self._book.begin([t for t in tables if t.id not in large])
         if loads:
-            self._first = loads, await self._reader.begin_at_point(loads, self._reached())
+            try:
+                snapshot = await self._reader.begin_at_point(loads, self._reached())
+            except LakeFault as fault:
+                raise fault.error from fault
+            self._first = loads, snapshot
         return loads
 
     async def take_unread(self) -> None:
@@ -320,7 +324,10 @@ class Follower:
         ended = {task for task in self._readings if task.done()}
         self._readings -= ended
         for task in ended:
-            task.result()
+            try:
+                task.result()
+            except LakeFault as fault:
+                raise fault.error from fault
         return bool(ended)
 
 

@@ -19,6 +19,10 @@ from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
+AT_ONCE = 5
+"""So often in a row a table that is altered while it is read is read again at once."""
+AGAIN_LIMIT_S = 30.0
+
 
 class Intake:
     """Appends to epochs, and records in `_tables` what becomes of the tables.
@@ -63,9 +67,7 @@ class Intake:
             if self._book.end_partial(page.load) is not None:
                 self._watch.snapshot_failed(content.table, content)
             elif isinstance(content, TableChangedError):
-                is_void = isinstance(content, TableReplacedError)
-                self._book.read_again(content.table, from_the_start=is_void)
-                self.wanted.set()
+                self._read_again(content)
             else:
                 await self.stop_table(epoch, content)
         elif self._book.is_read_by(content.table.id, page.load):
@@ -77,6 +79,17 @@ class Intake:
             self._book.took_rows(content.table.id)
             await self._append(epoch, content, is_read=True)
             epoch.hold(content, page.at, self._monotonic())
+
+    def _read_again(self, error: TableChangedError) -> None:
+        """Have a table read again: at once, or later and later if that goes on."""
+        is_void = isinstance(error, TableReplacedError)
+        failures = self._book.read_again(error.table, from_the_start=is_void)
+        if failures <= AT_ONCE:
+            self.wanted.set()
+            return
+        delay_s = min(2.0 ** (failures - AT_ONCE), AGAIN_LIMIT_S)
+        self._watch.reading_failed(error, delay_s)
+        asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
 
     def begin_chunks(self, table: Table, load: int, floor: Visibility) -> Touched:
         """Note from now on what the stream brings of a table, until the reading's `Loaded`."""

@@ -91,7 +91,6 @@ class Pipeline:
         self._durable = ZERO
         self._idle_until = 0.0
         self._is_streaming = False
-        self._delivers = False
         self._follower: Follower | None = None
         self._gate = Gate()
         self._epoch: FillingEpoch | None = None
@@ -193,11 +192,8 @@ class Pipeline:
         if not self._policy.snapshot:
             await follower.take_unread()
         elif book.to_read():
+            self._watch.enter(SourceState.SNAPSHOTTING)
             book.distrust()
-            if isinstance(verdict, Resumed):
-                self._delivers = book.has_whole
-            if not self._delivers:
-                self._watch.enter(SourceState.SNAPSHOTTING)
             if not isinstance(verdict, Resumed):  # at the new slot's own point
                 # The first cut that a reader sees has all tables whole, if they are not too large.
                 loads = await self._beside_background(follower.begin_first_load())
@@ -264,7 +260,7 @@ class Pipeline:
                     await intake.take(epoch, getter.result())
                     getter = asyncio.create_task(work.get())
                     self._gate.move(epoch.position)
-                if self._delivers or not book.is_loading:
+                if not book.is_loading:
                     self._watch.enter(SourceState.STREAMING)
                 epoch = self._epoch = await self._close_if_due(epoch, intake)
         finally:

@@ -15,14 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.changes import marker_batch
-from ingestd.errors import TableError, TableReplacedError
+from ingestd.errors import OperatorError, TableError, TableReplacedError
 from ingestd.ports import (
     ChangeCapture,
     Sink,
@@ -50,6 +58,23 @@ PATIENCE_S = 0.02
 MOVE_ON_INTERVAL_S = 1.0
 """An epoch with rows that were read needs a greater position than the one before."""
 KEYS_AT_ONCE = 1000
+
+
+class LakeFault(Exception):  # noqa: N818 - it wraps an error
+    """`error` came from the lake: it is no fault of the tables that are read."""
+
+    def __init__(self, error: OperatorError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Mark what the lake raises."""
+    try:
+        yield
+    except OperatorError as error:
+        raise LakeFault(error) from error
 
 
 @dataclass(slots=True)
@@ -113,7 +138,8 @@ class Reader:
     async def begin_at_point(self, loads: Mapping[TableId, int], at_lsn: Lsn) -> Snapshot:
         """Take the snapshot of tables at one point."""
         tables = self._book.being_read(loads)
-        await self._intake.enter(tables, TableState.SNAPSHOTTING, at_lsn)
+        with _writing():
+            await self._intake.enter(tables, TableState.SNAPSHOTTING, at_lsn)
         snapshot = await self._capture.snapshot(tables)
         self._book.read_at(self._book.being_read(loads), snapshot.point)
         return snapshot
@@ -145,7 +171,8 @@ class Reader:
         if not tables:
             return
         are_new = any(self._book.is_new(t.id) for t in tables)
-        await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
+        with _writing():
+            await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
         # It may wait for others' transactions for long: that takes no place.
         snapshot = await self._capture.snapshot(tables, chunked=True, are_new=are_new)
         async with _closing(snapshot), self._places:
@@ -168,13 +195,16 @@ class Reader:
             if not self._book.being_read(reading.loads):
                 return
             self._book.read_at([table], snapshot.point)
-            await self._intake.enter([table], TableState.SNAPSHOTTING, self._gate.position)
+            with _writing():
+                await self._intake.enter([table], TableState.SNAPSHOTTING, self._gate.position)
             await self._record(reading, [table])
             # Whatever came before was recorded lies below, an open transaction too.
             now = (await self._capture.lag()).current_lsn
             await self._passed(now, snapshot)
             await self._until_durable(now)
-            for rows in await self._sink.unsent(table, snapshot.point):
+            with _writing():
+                unsent = await self._sink.unsent(table, snapshot.point)
+            for rows in unsent:
                 reading.touched[table.id].owe(table, rows)
             await self._settle(reading, snapshot)
             await self._read(reading, [table], snapshot)

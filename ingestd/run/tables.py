@@ -32,8 +32,11 @@ from ingestd.recorded import (
 )
 from ingestd.schema import Table, TableId
 
-_FIRST, _LAST, _MARKED = "first", "last", "|"
-"""How `_tables` says where a reading has its `t`, before what is left of it."""
+_FIRST, _LAST, _AGAIN, _MARKED = "first", "last", "again", "|"
+"""How `_tables` says where a reading has its `t`, before what is left of it.
+
+Again: last, and the table was whole when somebody asked for it.
+"""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class _Entry:
     left (`Snapshot.left`), or this one so far; `owes_marker`: its `t` comes last. `is_new`: the
     source has sent its changes only since a moment ago. `is_asked`: it was whole when somebody
     asked for it to be read, since its snapshot at `whole_at`. `has_gap`: changes of it were missed
-    since its reading began.
+    since its reading began. `failures`: readings that it was altered in.
     """
 
     table: Table
@@ -69,6 +72,7 @@ class _Entry:
     is_asked: bool = False
     whole_at: Lsn | None = None
     has_gap: bool = False
+    failures: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -112,7 +116,8 @@ class TableBook:
             entry = before.get(table.id)
             if entry is None or entry.table.oid != table.oid:
                 entry = _Entry(table, is_new=bool(before))
-                entry.owes_marker, entry.progress = self._kept(table)
+                marker, entry.progress = self._kept(table)
+                entry.owes_marker, entry.is_asked = marker != _FIRST, marker == _AGAIN
             elif entry.is_stopped and _definition(entry.table) != _definition(table):
                 entry.is_stopped = False
             entry.table, entry.is_postponed = table, False
@@ -128,13 +133,13 @@ class TableBook:
         is_rewritten = self.resnapshot_rewritten and name in self._discovery.rewritten
         return is_rewritten or name in self._discovery.interrupted
 
-    def _kept(self, table: Table) -> tuple[bool, str]:
-        """Say whether a reading that an earlier run began owes its `t`, and what it left."""
+    def _kept(self, table: Table) -> tuple[str, str]:
+        """Say where a reading that an earlier run began has its `t`, and what it left."""
         known = self.known.get(table.id)
         if known is None or known.oid != table.oid or known.state is not TableState.SNAPSHOTTING:
-            return True, ""
+            return "", ""
         marker, _, left = known.progress.partition(_MARKED)
-        return marker == _LAST, left
+        return marker, left
 
     def _is_live(self, table: Table) -> bool:
         """Whether the lake has it live: this very table, not one before it of the same name."""
@@ -234,13 +239,19 @@ class TableBook:
         entry.has_gap = True
         return entry.table if is_kept else None
 
-    def read_again(self, name: TableId, *, from_the_start: bool) -> None:
-        """Take that a table was altered while it was read; what was kept of it may be void."""
+    def read_again(self, name: TableId, *, from_the_start: bool) -> int:
+        """Take that a table was altered while it was read; what was kept of it may be void.
+
+        Gives how often that has happened since it was whole.
+        """
         entry = self._entries.get(name)
-        if entry is not None:
-            entry.load, entry.point, entry.is_wanted = None, None, True
-            if from_the_start:
-                entry.progress = ""
+        if entry is None:
+            return 0
+        entry.load, entry.point, entry.is_wanted = None, None, True
+        if from_the_start:
+            entry.progress = ""
+        entry.failures += 1
+        return entry.failures
 
     def unknown(self) -> list[Table]:
         """The tables that the lake has never seen, under this name and oid."""
@@ -404,7 +415,7 @@ class TableBook:
         """Take that all rows of these readings are durable; give the tables that are whole now."""
         read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
         for entry in read.values():
-            entry.load, entry.progress = None, ""
+            entry.load, entry.progress, entry.failures = None, "", 0
             if entry.is_wanted:  # again: it is whole until then, unless something was missed
                 entry.is_asked, entry.whole_at = not entry.has_gap, entry.point
             else:
@@ -423,11 +434,6 @@ class TableBook:
             entry = self._entries.get(name)
             if entry is not None and entry.load == load:
                 entry.load, entry.point, entry.is_wanted = None, None, True
-
-    @property
-    def has_whole(self) -> bool:
-        """Whether a table is whole: its changes are all there is to take."""
-        return any(entry.is_whole for entry in self._entries.values())
 
     @property
     def is_loading(self) -> bool:
@@ -522,9 +528,12 @@ class TableBook:
 
     def _progress(self, name: TableId, state: TableState) -> str:
         entry = self._entries.get(name)
-        if entry is None or state is not TableState.SNAPSHOTTING or not entry.progress:
+        if entry is None or state is not TableState.SNAPSHOTTING:
             return ""
-        return (_LAST if entry.owes_marker else _FIRST) + _MARKED + entry.progress
+        if not (entry.progress or entry.is_asked):
+            return ""
+        marker = _AGAIN if entry.is_asked else _LAST if entry.owes_marker else _FIRST
+        return marker + _MARKED + entry.progress
 
     def _snapshot_lsn(self, name: TableId) -> Lsn | None:
         entry, known = self._entries.get(name), self.known.get(name)

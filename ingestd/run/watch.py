@@ -121,7 +121,7 @@ class Watch:
             self._is_measured = False
             self._log.warning("source.lag_unknown", reason=error.what)
 
-    def reading_failed(self, error: TransientError, delay_s: float) -> None:
+    def reading_failed(self, error: IngestdError, delay_s: float) -> None:
         """Take that tables are read again from the beginning; the stream goes on."""
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
 
