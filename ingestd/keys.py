@@ -32,8 +32,18 @@ def old_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
 
 
 def key_columns(table: Table) -> list[str]:
-    """Name the columns of the change schema that `new_keys` and `old_keys` look at."""
+    """Name the columns of the change schema that `key_rows` looks at."""
     return list(dict.fromkeys([*_lake_names(table), "_cdc_before", "_cdc_raw"]))
+
+
+def key_rows(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Give of these change rows what `new_keys` and `old_keys` look at, and no more to hold."""
+    before = rows.column("_cdc_before")
+    names = _lake_names(table)
+    fields = [pc.struct_field(before, name) for name in names]
+    cut = pa.StructArray.from_arrays(fields, names=names, mask=before.is_null())
+    columns = [*(rows.column(name) for name in names), cut, rows.column("_cdc_raw")]
+    return pa.RecordBatch.from_arrays(columns, names=[*names, "_cdc_before", "_cdc_raw"])
 
 
 def _lake_names(table: Table) -> list[str]:

@@ -26,22 +26,13 @@ class KeyList:
 
     @property
     def bounds(self) -> list[sql.Composable]:
-        """The condition: the server reads the texts as the columns' types, and compares."""
-        columns = [self.table.column(n) for n in self.table.identifying]
-        numbered = [sql.Identifier(f"k{i}") for i in range(len(columns))]
-        values = [
-            sql.SQL("{}::{}").format(alias, sql.SQL(column.pg_type))
-            for alias, column in zip(numbered, columns, strict=True)
-        ]
-        lists = [
-            sql.SQL("pg_catalog.unnest({}::pg_catalog.text[])").format(list(v))
-            for v in zip(*self.keys, strict=True)
-        ]
-        return [
-            sql.SQL("({}) IN (SELECT {} FROM ROWS FROM ({}) AS keys({}))").format(
-                sql.SQL(", ").join(sql.Identifier(c.name) for c in columns),
-                sql.SQL(", ").join(values),
-                sql.SQL(", ").join(lists),
-                sql.SQL(", ").join(numbered),
-            )
-        ]
+        """The condition. Bare literals: the server takes them for the columns' own types.
+
+        So no type or collation need be named, which the role might not be allowed to.
+        """
+        names = [sql.Identifier(name) for name in self.table.identifying]
+        rows = [sql.SQL(", ").join(map(sql.Literal, key)) for key in self.keys]
+        if len(names) == 1:
+            return [sql.SQL("{} IN ({})").format(names[0], sql.SQL(", ").join(rows))]
+        listed = sql.SQL(", ").join(sql.SQL("({})").format(row) for row in rows)
+        return [sql.SQL("({}) IN ({})").format(sql.SQL(", ").join(names), listed)]

@@ -88,6 +88,8 @@ async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> Non
 
 
 _GONE = ("42P01", "42703", "3F000")
+_OF_THE_TABLE = {"0A", "22", "38", "39", "42", "P0", "XX"}
+"""Classes of what a query on this table raises, whatever it has: values, functions, damage."""
 
 
 def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
@@ -97,7 +99,8 @@ def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
         return TableChangedError(table, f"changed while it was read: {said}")
     fault = classify(error, f"table {table}, read", dsn)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
-        return fault
+        is_its_own = (error.sqlstate or "")[:2] in _OF_THE_TABLE
+        return TableError(table, said) if is_its_own else fault
     remedy = fault.remedy
     if "row-level security" not in said:
         role = identifier(role_of(dsn)) or "<role>"

@@ -233,8 +233,9 @@ class Follower:
             return [begun], self._reader.read_rest
         able = await self._capture.chunked(tables, initial=False)
         chunked = [t for t in tables if t.id in able]
-        if chunked:
-            return chunked, self._reader.read_in_chunks
+        if chunked:  # a few by themselves: one may have to wait
+            few = len(chunked) <= READINGS // 2
+            return chunked[:1] if few else chunked, self._reader.read_in_chunks
         return tables, self._reader.read_at_point
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:

@@ -358,10 +358,6 @@ class Pipeline:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.create_task(work))
 
-    def _once(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the rest; what it raises ends the pipeline."""
-        self._background.append(asyncio.create_task(work))
-
 
 def _was_given_up(committed: Committed, name: TableId, verdict: Lost) -> bool:
     known = committed.tables.get(name)

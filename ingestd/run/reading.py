@@ -57,7 +57,9 @@ PATIENCE_S = 0.02
 """How long the stream may take to pass a chunk's position before it is helped on."""
 MOVE_ON_INTERVAL_S = 1.0
 """An epoch with rows that were read needs a greater position than the one before."""
-KEYS_AT_ONCE = 1000
+KEYS_AT_ONCE = 500
+WAITING_S = 5.0
+"""When it is told that a reading waits for others' transactions to end."""
 
 
 class LakeFault(Exception):  # noqa: N818 - it wraps an error
@@ -174,11 +176,13 @@ class Reader:
         with _writing():
             await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
         # It may wait for others' transactions for long: that takes no place.
-        snapshot = await self._capture.snapshot(tables, chunked=True, are_new=are_new)
+        snapshot = await self._patiently(
+            reading, self._capture.snapshot(tables, chunked=True, are_new=are_new)
+        )
         async with _closing(snapshot), self._places:
             tables = self._book.being_read(reading.loads)  # the others were given up meanwhile
             await self._record(reading, tables)
-            self._book.read_at(tables, snapshot.point)
+            self._book.read_at(self._book.being_read(reading.loads), snapshot.point)
             await self._settle(reading, snapshot)
             await self._read(reading, tables, snapshot)
 
@@ -190,7 +194,9 @@ class Reader:
             return
         table = tables[0]
         left = self._book.left(table.id)
-        snapshot = await self._capture.snapshot([table], chunked=True, left=left)
+        snapshot = await self._patiently(
+            reading, self._capture.snapshot([table], chunked=True, left=left)
+        )
         async with _closing(snapshot), self._places:
             if not self._book.being_read(reading.loads):
                 return
@@ -211,6 +217,7 @@ class Reader:
 
     async def read_partial(self, reading: Reading, where: str) -> None:
         """Read rows of one table for which `where` holds; it stays as it is."""
+        await self._gate.reached(self._book.lsn)
         [(name, load)] = reading.loads.items()
         if not self._book.is_read_by(name, load):
             return
@@ -221,7 +228,9 @@ class Reader:
                 "can't be read in parts: it has no key, or the source is a standby",
                 remedy="`ingestd snapshot` without --where reads it whole",
             )
-        snapshot = await self._capture.snapshot([table], chunked=True, where=where)
+        snapshot = await self._patiently(
+            reading, self._capture.snapshot([table], chunked=True, where=where)
+        )
         async with _closing(snapshot), self._places:
             await self._record(reading, [table])
             await self._settle(reading, snapshot)
@@ -259,13 +268,26 @@ class Reader:
     async def _settle(self, reading: Reading, snapshot: Snapshot) -> None:
         """Wait until nothing that the stream brought below the point is hidden from chunks."""
         await self._passed(snapshot.point, snapshot)
-        while True:
+        while any(self._book.is_read_by(n, load) for n, load in reading.loads.items()):
             seen = await self._capture.seen()
             if all(t.is_settled(snapshot.point, seen) for t in reading.touched.values()):
                 return
             for touched in reading.touched.values():
                 touched.pass_floor(seen)
             await asyncio.sleep(PATIENCE_S)
+
+    async def _patiently(
+        self, reading: Reading, beginning: Coroutine[Any, Any, Snapshot]
+    ) -> Snapshot:
+        """Wait for a snapshot to begin, and tell if that takes long."""
+        task = asyncio.ensure_future(beginning)
+        try:
+            await asyncio.wait([task], timeout=WAITING_S)
+            if not task.done():
+                self._watch.reading_waits(list(reading.loads))
+            return await task
+        finally:
+            task.cancel()
 
     async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
         """Wait until the stream has passed a position; on an idle server it has to be helped."""
@@ -320,7 +342,9 @@ class Reader:
             loads, oldest = reading.loads.values(), snapshot.oldest()
             await reading.give(SplitGiven(name, load, item.where, snapshot.left, oldest, loads))
             self._watch.snapshot_progress(name, snapshot.progress(name))
-            await self._complete(reading, snapshot, name, least=KEYS_AT_ONCE)
+            touched = reading.touched.get(name)
+            while touched is not None and touched.owes >= KEYS_AT_ONCE:
+                await self._complete(reading, snapshot, name)
         elif isinstance(item, TableRead):
             await self._end(reading, snapshot, item.table)
         else:
@@ -331,20 +355,16 @@ class Reader:
         if touched is not None:
             touched.close()
             while touched.owes:
-                await self._complete(reading, snapshot, name, least=1)
+                await self._complete(reading, snapshot, name)
             if touched.is_void:
                 raise TableReplacedError(name, "got another replica identity while it was read")
         if not reading.is_partial and self._book.marks_last(name):
             await reading.give(_marker(reading.tables[name], reading, snapshot))
         await reading.end(name)
 
-    async def _complete(
-        self, reading: Reading, snapshot: Snapshot, name: TableId, *, least: int
-    ) -> None:
-        """Read rows by their keys that lack values which were not sent, if there are `least`."""
-        touched = reading.touched.get(name)
-        if touched is None or touched.owes < least:
-            return
+    async def _complete(self, reading: Reading, snapshot: Snapshot, name: TableId) -> None:
+        """Read rows by their keys that lack values which were not sent."""
+        touched = reading.touched[name]
         keys = touched.take_unsent(KEYS_AT_ONCE)
         again = set()
         async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.changes import TRUNCATE, TableBatch
-from ingestd.keys import Key, key_columns, new_keys, old_keys
+from ingestd.keys import Key, key_rows, new_keys, old_keys
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
@@ -80,7 +80,7 @@ class Touched:
         rows = rows.filter(pc.not_equal(rows.column("_cdc_op"), TRUNCATE))
         lsns = rows.column("_cdc_lsn").to_numpy(zero_copy_only=False)
         xids = rows.column("_cdc_xid").to_numpy(zero_copy_only=False)
-        changes = _Changes(batch.table, xids, lsns, rows.select(key_columns(batch.table)))
+        changes = _Changes(batch.table, xids, lsns, key_rows(batch.table, rows))
         self._keep(changes.where(~self._floor.sees(xids)))
         self.owe(batch.table, rows)
 
@@ -92,7 +92,7 @@ class Touched:
             keys = zip(new_keys(table, lacking), old_keys(table, lacking), strict=True)
             lacking = lacking.filter(pa.array([new != old for new, old in keys], pa.bool_()))
         if lacking.num_rows:
-            self._unsent.append((table, lacking.select(key_columns(table))))
+            self._unsent.append((table, key_rows(table, lacking)))
 
     def is_settled(self, point: Lsn, seen: Visibility) -> bool:
         """Whether chunks may begin: this snapshot, and so each to come, sees all below `point`.
@@ -123,6 +123,7 @@ class Touched:
 
     def fresh(self, page: TableBatch, position: Lsn, seen: Visibility) -> TableBatch:
         """Give rows that a chunk read, without those whose newer changes lie below them."""
+        self.is_void |= page.table.identifying != self._key
         overtaken = self.overtaken(position, seen)
         if not overtaken:
             return page

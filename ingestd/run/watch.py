@@ -125,6 +125,17 @@ class Watch:
         """Take that tables are read again from the beginning; the stream goes on."""
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
 
+    def reading_waits(self, tables: Sequence[TableId]) -> None:
+        """Take that reading tables can't begin for long."""
+        self._log.warning(
+            "snapshot.waiting",
+            tables=[str(t) for t in tables],
+            reason="transactions have to end that wrote to them, or that run since before they"
+            " were published",
+            remedy="SELECT pid, xact_start, state, query FROM pg_stat_activity WHERE xact_start IS"
+            " NOT NULL ORDER BY xact_start; SELECT * FROM pg_prepared_xacts;",
+        )
+
     def lost(self, reason: str) -> None:
         """Take that the stream can't go on where the lake ends."""
         self._log.warning("source.slot_lost", reason=reason, action="resnapshot")

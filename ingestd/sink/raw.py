@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ingestd.changes import EPOCH_FIELD
 from ingestd.errors import TableError
-from ingestd.keys import key_columns
+from ingestd.keys import key_columns, key_rows
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
@@ -82,6 +82,8 @@ class RawTable:
             return high is None or high >= since
 
         wanted = [*key_columns(table), "_cdc_unchanged", "_cdc_lsn"]
+        if not set(wanted) <= set(present.names):
+            return []  # no row has such a key yet
         schema = pa.schema([present.field(name) for name in wanted])
         parts = read_each(
             log.handle, log.store, log.folder, schema, keep=may_hold, unless_null="_cdc_unchanged"
@@ -90,7 +92,9 @@ class RawTable:
         for part in parts:
             recent = pc.greater_equal(part["_cdc_lsn"], int(since))
             lacking = part.filter(pc.and_(recent, part["_cdc_unchanged"].is_valid()))
-            found += lacking.drop_columns("_cdc_lsn").combine_chunks().to_batches()
+            for rows in lacking.combine_chunks().to_batches():
+                unchanged = rows.column("_cdc_unchanged")
+                found.append(key_rows(table, rows).append_column("_cdc_unchanged", unchanged))
         return found
 
     def admit(self, rows: pa.Schema) -> pa.Schema:

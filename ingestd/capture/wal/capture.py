@@ -120,11 +120,20 @@ class WalCapture:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.discover_interval):
                     await self._relations.noticed.wait()
+            was_told = self._relations.noticed.is_set()
             self._relations.noticed.clear()
-            with self._errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
-                # A table that is locked for long is looked at later.
-                if await self._tables.have_changed():
+            try:
+                if await self._have_changed():
                     return
+            except asyncio.CancelledError:
+                if was_told:
+                    self._relations.noticed.set()
+                raise
+
+    async def _have_changed(self) -> bool:
+        with self._errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
+            return await self._tables.have_changed()
+        return False  # a table that is locked for long is looked at later
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare slot and server with what the lake holds."""

@@ -36,6 +36,9 @@ from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility, is_before
 
 COMMITS_PATIENCE_S = 0.05
+CHUNKS = 4096
+LARGEST = 4
+"""A table of more than CHUNKS chunks has up to LARGEST times larger ones."""
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
 # Flushed, unlike one outside of transactions: whoever waits for it need not wait for the WAL
@@ -320,14 +323,19 @@ class ChunkedSnapshot:
         if any(leaf.is_whole for leaf in leaves):
             raise TableReplacedError(table.id, "can't be read by blocks any more")
         if self._left is not None:
-            splits = self._left.splits(table, leaves, self._chunk_bytes)
+            splits = self._left.splits(table, leaves, self._sized(self._left.nbytes))
             return splits, max(0, self._left.nbytes - sum(s.estimated_bytes for s in splits))
         # What is added later comes with the stream.
+        size = self._sized(sum(leaf.nbytes for leaf in leaves))
         return [
             Split(table, "", blocks.to_text(), nbytes)
             for leaf in leaves
-            for blocks, nbytes in cut(leaf, 0, leaf.blocks, self._chunk_bytes)
+            for blocks, nbytes in cut(leaf, 0, leaf.blocks, size)
         ], 0
+
+    def _sized(self, nbytes: int) -> int:
+        """Give how large the chunks of a table are: each is recorded when it is durable."""
+        return min(max(self._chunk_bytes, nbytes // CHUNKS), LARGEST * self._chunk_bytes)
 
 
 def _only(table: Table, where: str | None) -> Table:

@@ -20,6 +20,7 @@ from ingestd.capture.wal.publication import (
     outdated,
     owned_by_others,
     owners_statement,
+    partitioned_of,
     possible_lists,
 )
 from ingestd.capture.wal.published import (
@@ -182,8 +183,9 @@ async def _publication(
     lists = await possible_lists(connection, name, column_lists(tables, settings, server.version))
     absent = sorted(set(names) - sent.keys())
     subject = f"publication {name}"
+    partitioned = await partitioned_of(connection, names)
     if not settings.manage:
-        fault = check_publication(name, publication, names, lists)
+        fault = check_publication(name, publication, names, lists, partitioned)
         if fault is not None:
             found.fault(subject, fault)
         elif absent:
@@ -206,7 +208,9 @@ async def _publication(
         found.note(subject, "fail", f"no CREATE right on database {server.database}", by_owner)
     elif is_foreign and absent:
         found.note(subject, "fail", "belongs to another role", by_owner)
-    elif is_foreign and (fault := check_publication(name, publication, names)) is not None:
+    elif is_foreign and (
+        fault := check_publication(name, publication, names, partitioned=partitioned)
+    ):
         found.fault(subject, fault)
     elif others:
         listed = ", ".join(map(str, others))

@@ -47,6 +47,11 @@ _BY_SCHEMA = """
 SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
                 WHERE p.pubname = %s)
 """
+_PARTITIONED = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'p' AND NOT c.relispartition
+"""
 ONE_LOCK_TIMEOUT = "500ms"
 _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 
@@ -234,20 +239,37 @@ def check_publication(
     found: Publication | None,
     tables: Sequence[TableId],
     lists: ColumnLists = WHOLE,
+    partitioned: Sequence[TableId] = (),
 ) -> OperatorError | None:
-    """Say what is wrong with a publication that is not ours to alter (manage = false)."""
+    """Say what is wrong with a publication that is not ours to alter (manage = false).
+
+    `partitioned`: those of the tables that are.
+    """
     if found is None:
         return OperatorError(
             f"publication {name!r} does not exist, and manage = false",
             remedy=create_statement(name, tables, lists).as_string(None) + ";",
         )
-    if not (found.all_operations and found.via_root):
+    lacks = []
+    if not found.all_operations:
+        lacks.append("not all of insert, update, delete and truncate")
+    if partitioned and not found.via_root:
+        lacks.append(f"changes of {partitioned[0]} under its partitions' names")
+    if lacks:
         alter = sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")").format(sql.Identifier(name))
         return OperatorError(
-            f"publication {name!r} does not send everything that is needed",
-            remedy=alter.as_string(None) + ";",
+            f"publication {name!r} sends {' and '.join(lacks)}", remedy=alter.as_string(None) + ";"
         )
     return None
+
+
+async def partitioned_of(
+    connection: AsyncConnection[Any], tables: Iterable[TableId]
+) -> list[TableId]:
+    """Give those of these tables that are partitioned."""
+    cursor = await connection.execute(_PARTITIONED)
+    present = {TableId(*row) for row in await cursor.fetchall()}
+    return [t for t in tables if t in present]
 
 
 def _table_list(

@@ -18,6 +18,7 @@ from ingestd.capture.wal.publication import (
     keep_publication,
     keep_what_is_free,
     owners_statement,
+    partitioned_of,
 )
 from ingestd.capture.wal.published import find_publication
 from ingestd.errors import OperatorError, TransientError
@@ -55,7 +56,8 @@ async def prepare_publication(
             reason="publication_lost",
         )
     if not settings.manage or not (found is None or found.owned):
-        fault = check_publication(name, found, names, lists)
+        partitioned = await partitioned_of(control, names)
+        fault = check_publication(name, found, names, lists, partitioned)
         if fault is not None:
             raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
         return frozenset()
