@@ -164,3 +164,48 @@ def test_a_rewrite_in_the_middle_begins_anew_and_loses_nothing(
         database.execute("VACUUM FULL big", "ALTER TABLE big ADD more int DEFAULT 7")
         await_live(daemon, lake)
     assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def test_i6_a_partition_whose_name_another_table_takes_is_not_mixed_up(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """A chunk is of a relation, whatever that is called by then."""
+    database.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (1000000)",
+        "INSERT INTO parts SELECT i, repeat('x', 1000) FROM generate_series(1, 8000) i",
+    )
+    daemon = make_daemon(
+        config(database, lake, 'snapshot_chunked_above = "0"', "snapshot_workers = 1")
+    )
+    daemon.start()
+    await_until(lambda: any(r["progress"] for r in registry(lake)), LIMIT_S, daemon.tail)
+    with database.connect(autocommit=False) as session:
+        session.execute("ALTER TABLE parts_1 RENAME TO parts_old")
+        session.execute("CREATE TABLE parts_1 (id int PRIMARY KEY, v text)")
+        session.execute("INSERT INTO parts_1 VALUES (77, 'foreign')")
+    await_live(daemon, lake, ["public.parts", "public.parts_1"])
+    assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def test_i8_keys_of_any_type_are_read_again(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """By types that the role can't name, collations that differ from their domain's, odd values."""
+    database.execute(
+        'CREATE DOMAIN code AS text COLLATE "C"',
+        "CREATE TYPE mood AS ENUM ('a''b', 'c\\d')",
+        'CREATE TABLE keyed (c code COLLATE "POSIX", m mood, f float8, t timestamptz, b bytea,'
+        " n numeric, v int, big text, PRIMARY KEY (c, m, f, t, b, n))",
+        "ALTER TABLE keyed ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO keyed SELECT 'k' || i, CASE i % 2 WHEN 0 THEN 'a''b' ELSE 'c\\d' END::mood,"
+        " CASE i % 3 WHEN 0 THEN 'NaN' WHEN 1 THEN '-Infinity' ELSE 0.1 * i END,"
+        " CASE i % 3 WHEN 0 THEN 'infinity' ELSE now() END, int4send(i), i / 7.0, 0,"
+        " repeat(md5(i::text), 100) FROM generate_series(1, 3000) i",
+    )
+    daemon = make_daemon(config(database, lake, 'snapshot_chunked_above = "0"'))
+    daemon.start()
+    for _ in range(30):
+        database.execute("UPDATE keyed SET v = v + 1 WHERE v % 7 = 0 OR random() < 0.1")
+    await_live(daemon, lake, ["public.keyed"])
+    assert_lake_equals_source(database, lake, slot=database.name)

@@ -1,0 +1,115 @@
+"""What a pipeline decides about its tables, while one of them is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ingestd.ports import Discovery
+from ingestd.positions import Lsn
+from ingestd.recorded import Committed, TableState, registered
+from ingestd.run.tables import TableBook
+from tests.unit.run.fixtures import A
+
+if TYPE_CHECKING:
+    from ingestd.schema import TableId
+
+AT = datetime(2024, 5, 6, tzinfo=UTC)
+FOUND = Discovery((A,), (), "server", lsn=Lsn(50))
+
+
+def live_book() -> TableBook:
+    """A book of one table that is live, with its snapshot at 10."""
+    first = TableBook(Committed(position=Lsn(40)))
+    first.update(FOUND)
+    loads = first.begin([A])
+    first.read_at([A], Lsn(10))
+    first.loaded(loads.values())
+    return after_restart(first, TableState.LIVE)
+
+
+def after_restart(book: TableBook, state: TableState) -> TableBook:
+    """A book that has only what `_tables` and the lake have."""
+    [event] = book.events([A], state, AT, Lsn(20))
+    known = {A.id: registered(event, book.known.get(A.id))}
+    again = TableBook(Committed(position=Lsn(40), tables=known, watermarks={A.id: Lsn(40)}))
+    again.update(FOUND)
+    return again
+
+
+def asked(book: TableBook) -> dict[TableId, int]:
+    book.request([A.id])
+    loads = book.begin(book.to_read())
+    book.read_at([A], Lsn(60))
+    return loads
+
+
+def test_i6_what_a_reading_leaves_is_void_after_a_gap() -> None:
+    book = live_book()
+    loads = asked(book)
+    assert book.progressed(A.id, loads[A.id], "left 1") is not None
+    book.update(replace(FOUND, interrupted=frozenset({A.id})))
+    assert book.progressed(A.id, loads[A.id], "left 2") is None
+    assert book.to_read() == [A]
+    assert not book.left(A.id)
+    assert book.is_new(A.id)
+
+
+def test_i6_what_was_left_out_is_recorded_where_something_was_kept() -> None:
+    book = live_book()
+    loads = asked(book)
+    book.progressed(A.id, loads[A.id], "left 1")
+    assert book.leave_out(A.id) == A
+    [event] = book.events([A], TableState.SNAPSHOTTING, AT, Lsn(70))
+    assert not event.progress
+    book.loaded(loads.values())
+    assert book.is_new(A.id)
+    assert book.cancel([A.id]) == ([], [A.id])
+
+
+def test_a_table_that_was_whole_is_so_again_when_its_snapshot_is_cancelled() -> None:
+    book = live_book()
+    asked(book)
+    assert book.cancel([A.id]) == ([A], [])
+    [event] = book.events([A], TableState.LIVE, AT, Lsn(70))
+    assert event.snapshot_lsn == Lsn(10)
+
+
+def test_a_snapshot_asked_for_twice_and_cancelled_leaves_the_first() -> None:
+    book = live_book()
+    loads = asked(book)
+    book.request([A.id])
+    book.loaded(loads.values())
+    assert book.cancel([A.id]) == ([A], [])
+    [event] = book.events([A], TableState.LIVE, AT, Lsn(70))
+    assert event.snapshot_lsn == Lsn(60)
+
+
+def test_what_was_asked_for_may_be_cancelled_after_a_restart() -> None:
+    book = live_book()
+    loads = asked(book)
+    book.progressed(A.id, loads[A.id], "left 1")
+    again = after_restart(book, TableState.SNAPSHOTTING)
+    assert again.left(A.id) == "left 1"
+    assert again.marks_last(A.id)
+    assert again.cancel([A.id]) == ([A], [])
+
+
+def test_what_was_never_whole_stops_when_its_snapshot_is_cancelled() -> None:
+    book = TableBook(Committed())
+    book.update(FOUND)
+    book.begin([A])
+    assert book.cancel([A.id]) == ([], [A.id])
+
+
+def test_a_first_reading_that_is_gone_on_with_has_its_marker_already() -> None:
+    book = TableBook(Committed())
+    book.update(FOUND)
+    loads = book.begin([A])
+    assert book.marks_first(A.id)
+    book.progressed(A.id, loads[A.id], "left 1")
+    again = after_restart(book, TableState.SNAPSHOTTING)
+    again.begin([A])
+    assert not again.marks_first(A.id)
+    assert not again.marks_last(A.id)
