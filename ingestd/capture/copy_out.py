@@ -56,11 +56,12 @@ class CopyOut:
         self._pg: PGconn = connection.pgconn
         self._is_running = False
 
-    async def start(self, query: sql.Composed) -> None:
-        """Send the command; return when data may come."""
-        await self._connection.execute(
-            sql.SQL("SELECT pg_catalog.repeat('x', {})").format(INPUT_BUFFER_BYTES)
-        )
+    async def start(self, query: sql.Composed, *, is_small: bool = False) -> None:
+        """Send the command; return when data may come. `is_small`: for less than a buffer."""
+        if not is_small:
+            await self._connection.execute(
+                sql.SQL("SELECT pg_catalog.repeat('x', {})").format(INPUT_BUFFER_BYTES)
+            )
         await read_bytes_as_they_are(self._connection)
         self._pg.send_query(query.as_bytes(None))
         self._is_running = True

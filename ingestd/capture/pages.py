@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
-from ingestd.capture.copy_out import Block, CopyOut
+from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, Block, CopyOut
 from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.capture.key_list import KeyList
 from ingestd.capture.session import connect
@@ -64,6 +64,7 @@ class TablePages:
         self._dsn = dsn
         self._table = split.table
         self._blocks = BlockRange.parse(split.where)
+        self._is_small = split.estimated_bytes < INPUT_BUFFER_BYTES
         self._view = view
         self._entered = entered
         self._copy: CopyOut | None = None
@@ -132,7 +133,7 @@ class TablePages:
     ) -> AsyncGenerator[TableBatch, None]:
         copy = self._copy
         assert copy is not None
-        await copy.start(query)
+        await copy.start(query, is_small=self._is_small)
         self._reading = asyncio.create_task(copy.read_block())
         while (reading := self._reading) is not None:
             block = await reading

@@ -39,14 +39,20 @@ class CtidSplits:
         try:
             async with await connect(self._dsn, autocommit=False) as connection:
                 await enter_snapshot(connection, snapshot)
-                leaves = await leaves_of(connection, table)
+                return await splits_seen(connection, table, snapshot, target_bytes)
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
-        return [
-            Split(table, snapshot, blocks.to_text(), nbytes)
-            for leaf in leaves
-            for blocks, nbytes in ranges_of(leaf, target_bytes)
-        ]
+
+
+async def splits_seen(
+    connection: AsyncConnection[Any], table: Table, snapshot: str, target_bytes: int
+) -> Sequence[Split]:
+    """Cut `table` on a connection that is in the snapshot. Raises psycopg.Error, TableError."""
+    return [
+        Split(table, snapshot, blocks.to_text(), nbytes)
+        for leaf in await leaves_of(connection, table)
+        for blocks, nbytes in ranges_of(leaf, target_bytes)
+    ]
 
 
 def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:

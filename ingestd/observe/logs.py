@@ -54,6 +54,8 @@ def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("ingestd").setLevel(settings.level.upper())
+    # It warns of connections that are given up, which is what a stop or a cancelled reading does.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Sequence
 from datetime import datetime
+from typing import Any
 
 import psycopg
+from psycopg import AsyncConnection
 
+from ingestd.capture.pages import LOCK_TIMEOUT_S
 from ingestd.capture.readers import SplitReaders
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.splits import CtidSplits
+from ingestd.capture.splits import enter_snapshot, read_error, splits_seen
 from ingestd.capture.unread import unread
 from ingestd.capture.views import ExportedView, Place
 from ingestd.capture.wal.chunks import can_be_chunked, move_on
@@ -35,6 +38,7 @@ class TableSnapshot:
         self._split_bytes = 2 * settings.snapshot_chunk
         workers = settings.snapshot_workers
         self._exported = exported
+        self._cutter: AsyncConnection[Any] | None = None
         self._tables = {t.id: t for t in tables}
         place = Place(exported.point, exported.at)
         view = ExportedView(dsn, exported.snapshot, place)
@@ -98,8 +102,23 @@ class TableSnapshot:
 
     async def close(self) -> None:
         """Let the snapshot, and a temporary slot, go."""
+        await self._close_cutter()
         await self._exported.close()
 
     async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
-        cutter = CtidSplits(self._dsn)
-        return await cutter.splits(table, self._exported.snapshot, self._split_bytes), 0
+        snapshot = self._exported.snapshot
+        try:
+            if self._cutter is None or self._cutter.closed:
+                self._cutter = await connect(
+                    self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
+                )
+                await enter_snapshot(self._cutter, snapshot)
+            return await splits_seen(self._cutter, table, snapshot, self._split_bytes), 0
+        except psycopg.Error as error:
+            await self._close_cutter()  # its transaction is over
+            raise read_error(error, table.id, self._dsn) from error
+
+    async def _close_cutter(self) -> None:
+        cutter, self._cutter = self._cutter, None
+        if cutter is not None:
+            await cutter.close()
