@@ -191,7 +191,7 @@ class Snapshot(Protocol):
         ...
 
     def abandon(self, table: TableId) -> None:
-        """Give nothing more of a table."""
+        """Begin to read nothing more of a table; what is under way may still be given."""
         ...
 
     def progress(self, table: TableId) -> float:
@@ -287,7 +287,8 @@ class ChangeCapture(Protocol):
         transactions that run: those are waited for.
         `where`: of one table, only the rows for which this SQL condition holds. Several may be open
         at once. Before `live` or while it runs; a chunk taken from `live` later may lie below the
-        point. Raises TableReplacedError where `left` does not hold any more.
+        point. Raises TableReplacedError where `left` does not hold any more (or gives it in
+        `items`), TableError for a `where` that is no condition.
         """
         ...
 

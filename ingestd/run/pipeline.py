@@ -13,10 +13,10 @@ Who may move a position: the capture delivers (Chunk.position), the sink makes d
 advance), and `_confirm` here, called with what has just become durable and nothing else, tells the
 capture (I1).
 
-A table that needs a snapshot (new, remade, rewritten, a gap, asked for) is read at a point L while
-the stream goes on (I6): see `ingestd.run.joining`. It is `live` when the epoch with its last rows
-is durable. A kill before that means that it is read again at a higher L, whose `t` voids what came
-before.
+A table that needs a snapshot (new, remade, rewritten, a gap, asked for) is read while the stream
+goes on (I6), at one point or in chunks: see `ingestd.run.reading`. It is `live` when the epoch with
+its last rows is durable. After a kill what is left is read in chunks; a table without a key begins
+again, at a higher point, whose `t` voids what came before.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ class _Entry:
     `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
     none is under way; a later one makes an earlier one void. `point`: where they are read.
     `last`: transaction of the stream's last change of it; `told`: of the last that told of columns.
-    `rewritten`: why its old rows are not what
-    the source has, until that is recorded. `is_postponed`: the source can't send it yet. `version`:
-    what the stream brought last, which is as `compared` says. `progress`: what a reading before
-    left (`Snapshot.left`), or this one so far; `owes_marker`: its `t` comes last. `is_new`: the
-    source has sent its changes only since a moment ago. `is_asked`: it was whole when somebody
-    asked for it to be read, since its snapshot at `whole_at`. `has_gap`: changes of it were missed
-    since its reading began. `failures`: readings that it was altered in.
+    `rewritten`: why its old rows are not what the source has, until that is recorded.
+    `is_postponed`: the source can't send it yet. `version`: what the stream brought last, which is
+    as `compared` says. `progress`: what a reading before left (`Snapshot.left`), or this one so
+    far; `owes_marker`: its `t` comes last. `is_new`: the source has sent its changes only since a
+    moment ago. `is_asked`: it was whole when somebody asked for it to be read, since its snapshot
+    at `whole_at`. `has_gap`: changes of it were missed since its reading began. `failures`:
+    readings that it was altered in.
     """
 
     table: Table

@@ -56,9 +56,9 @@ class Touched:
     """One table's changes since its reading began, as far as chunks to come need them.
 
     `floor`: a snapshot older than any chunk's; what it sees every chunk sees. Memory: the keys of
-    what has been delivered since the last chunk, and of updates that lack values. `before`: the
-    transactions that were delivered until now. `is_void`: the keys are others now, which can't be
-    compared with those of before.
+    what has been delivered and is not seen by the oldest chunk under way, and of updates that lack
+    values. `before`: the transactions that were delivered until now. `is_void`: the keys are others
+    now, which can't be compared with those of before.
     """
 
     def __init__(self, table: Table, floor: Visibility, before: Ints) -> None:

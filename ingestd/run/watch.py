@@ -122,7 +122,7 @@ class Watch:
             self._log.warning("source.lag_unknown", reason=error.what)
 
     def reading_failed(self, error: IngestdError, delay_s: float) -> None:
-        """Take that tables are read again from the beginning; the stream goes on."""
+        """Take that tables could not be read now, and when they will be; the stream goes on."""
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
 
     def reading_waits(self, tables: Sequence[TableId]) -> None:
