@@ -19,7 +19,7 @@ from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
-AT_ONCE = 5
+ALTERED_LIMIT = 5
 """So often in a row a table that is altered while it is read is read again at once."""
 AGAIN_LIMIT_S = 30.0
 
@@ -84,10 +84,10 @@ class Intake:
         """Have a table read again: at once, or later and later if that goes on."""
         is_void = isinstance(error, TableReplacedError)
         failures = self._book.read_again(error.table, from_the_start=is_void)
-        if failures <= AT_ONCE:
+        if failures <= ALTERED_LIMIT:
             self.wanted.set()
             return
-        delay_s = min(2.0 ** (failures - AT_ONCE), AGAIN_LIMIT_S)
+        delay_s = min(2.0 ** (failures - ALTERED_LIMIT), AGAIN_LIMIT_S)
         self._watch.reading_failed(error, delay_s)
         asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
 

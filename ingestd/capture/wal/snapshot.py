@@ -58,14 +58,10 @@ class TableSnapshot:
         """Give the tables' rows; see the port."""
         return self._readers.items()
 
-    async def rows_of(
-        self,
-        table: Table,
-        keys: Collection[Key],
-    ) -> AsyncGenerator[SnapshotPage, None]:
-        """Not asked of it: its rows are whole."""
-        raise NotImplementedError(table, keys)
-        yield  # an async generator
+    def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
+        """Refuse: at one point every row is whole, so none is ever owed. Raises RuntimeError."""
+        msg = f"{len(keys)} rows of {table.id} by their keys: only a snapshot in chunks owes any"
+        raise RuntimeError(msg)
 
     def oldest(self) -> Visibility | None:
         """None: its rows are not held against the stream."""
