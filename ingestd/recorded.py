@@ -55,13 +55,21 @@ class RegisteredColumn:
     delta_type: str
     missing: str | None = None
     identity: bool = False
+    key: bool = False
 
 
 def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
     """Give the table's columns as `_tables` would have them: to see whether something is new."""
     return tuple(
         RegisteredColumn(
-            c.lake_name, c.name, c.type_oid, c.typmod, delta_type(c.type), c.missing, c.identity
+            name=c.lake_name,
+            source_name=c.name,
+            type_oid=c.type_oid,
+            typmod=c.typmod,
+            delta_type=delta_type(c.type),
+            missing=c.missing,
+            identity=c.identity,
+            key=c.name in table.captured_key,
         )
         for c in table.columns
     )

@@ -119,6 +119,12 @@ class Table:
         raise KeyError(name)
 
     @property
+    def captured_key(self) -> tuple[str, ...]:
+        """The primary key, if all its columns are captured: else it does not tell rows apart."""
+        names = {c.name for c in self.columns}
+        return self.key if names.issuperset(self.key) else ()
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """Names of the replica identity's columns, in column order."""
         return tuple(c.name for c in self.columns if c.identity)

@@ -1,4 +1,4 @@
-"""A Spark session on this machine that reads and writes Delta tables."""
+"""Spark sessions that read and write Delta tables: on this machine, by spark-submit, by Connect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ingestd.errors import OperatorError
 
@@ -23,15 +23,21 @@ DELTA_PACKAGE = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}"
 _ARTIFACTS = ("delta-spark_4.2_2.13", "delta-storage")
 """The two jars that Delta needs beside Spark's own."""
 
+SPARK_VERSION = "4.2"
+"""What these jobs are written for and tried with; Delta's jars are for this one."""
+
 JAVA_MAJOR = 17
 _JAVA_REMEDY = (
     "apt install openjdk-17-jre-headless (or: sdk install java 17.0.15-tem), then set JAVA_HOME"
 )
 _PYSPARK_REMEDY = "pip install 'ingestd[spark]'"
 
-LOCAL_SETTINGS: Mapping[str, str] = {
+DELTA_SETTINGS: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+LOCAL_SETTINGS: Mapping[str, str] = {
+    **DELTA_SETTINGS,
     # a small machine: few partitions, no UI, a JVM that starts fast rather than runs long
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
@@ -45,6 +51,86 @@ LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
 }
+
+
+def job_session(
+    app_name: str, *, remote: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Give the session a job runs in, wherever it was started.
+
+    `remote` (or the environment's SPARK_REMOTE) names a Spark Connect server. Under spark-submit
+    the session is that one's, with its master and jars. Else it is a local one (`local_session`).
+    `settings` are set where they can be: not on a Connect server. Raises OperatorError, also for a
+    Spark or Delta of another version than these jobs are written for.
+    """
+    remote = remote or os.environ.get("SPARK_REMOTE")
+    if remote:
+        session = _connect(app_name, remote)
+    elif _IS_SUBMITTED in os.environ:
+        session = _submitted(app_name, settings or {})
+    else:
+        session = local_session(app_name, settings=settings)
+    require_versions(session)
+    return session
+
+
+_IS_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""spark-submit sets it for the Python that it starts."""
+
+
+def _connect(app_name: str, remote: str) -> SparkSession:
+    _require_pyspark()
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - only where it is installed
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    try:
+        session: SparkSession = SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
+        session.version  # noqa: B018 - asks the server
+    except (ImportError, PySparkException) as error:
+        said = str(error).strip().splitlines()[0]
+        raise OperatorError(
+            f"the Spark Connect server {remote.split(';', 1)[0]} can't be used: {said}",
+            remedy="is it running, and reached from here? The client needs: pip install"
+            " 'pyspark[connect]'",
+        ) from error
+    return session
+
+
+def _submitted(app_name: str, settings: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - only where it is installed
+
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in {**DELTA_SETTINGS, **settings}.items():
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def require_versions(session: SparkSession) -> None:
+    """Raise OperatorError unless Spark is 4.2 and (where it can be asked) Delta is 4.4."""
+    if not session.version.startswith(f"{SPARK_VERSION}."):
+        raise OperatorError(
+            f"these jobs need Spark {SPARK_VERSION}; this one is {session.version}",
+            remedy=f"pip install 'pyspark=={SPARK_VERSION}.*', or a cluster of that version",
+        )
+    jvm = getattr(session, "_jvm", None)
+    if jvm is None:  # Connect: the server's Delta shows when a table is read
+        return
+    found = _delta_version(jvm)
+    if found is None or found.split(".")[:2] != DELTA_VERSION.split(".")[:2]:
+        raise OperatorError(
+            f"these jobs need Delta {DELTA_VERSION}; this session has {found or 'none'}",
+            remedy=f"spark-submit --packages {DELTA_PACKAGE} ..., and no other Delta in its jars",
+        )
+
+
+def _delta_version(jvm: Any) -> str | None:  # noqa: ANN401 - py4j's view has no types
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
+
+    try:
+        return str(getattr(jvm.io.delta, "package").VERSION())  # noqa: B009 - a Scala package object
+    except (Py4JError, TypeError):
+        return None
 
 
 def local_session(
@@ -80,13 +166,17 @@ def local_session(
 
 def require_spark() -> None:
     """Raise OperatorError, with the command that installs it, if Java or pyspark is missing."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise OperatorError("pyspark is not installed", remedy=_PYSPARK_REMEDY)
+    _require_pyspark()
     found = java_major()
     if found is None:
         raise OperatorError(f"Spark needs Java {JAVA_MAJOR}; there is none", remedy=_JAVA_REMEDY)
     if found < JAVA_MAJOR:
         raise OperatorError(f"Spark needs Java {JAVA_MAJOR}, not {found}", remedy=_JAVA_REMEDY)
+
+
+def _require_pyspark() -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        raise OperatorError("pyspark is not installed", remedy=_PYSPARK_REMEDY)
 
 
 def java_major() -> int | None:

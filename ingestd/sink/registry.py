@@ -30,6 +30,7 @@ _COLUMN = pa.struct(
         ("comment", pa.string()),
         ("missing", pa.string()),
         ("source_name", pa.string()),
+        ("key", pa.bool_()),
     ]
 )
 SCHEMA = pa.schema(
@@ -112,6 +113,7 @@ class RegistryTable:
 
 def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
     table = event.table
+    key = table.captured_key
     row: dict[str, Any] = {
         "table": str(table.id),
         "oid": table.oid,
@@ -121,7 +123,7 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
         "at_lsn": int(event.at_lsn),
         "at": event.at,
         "replica_identity": table.replica_identity,
-        "columns": [_column(c) for c in table.columns],
+        "columns": [_column(c, is_key=c.name in key) for c in table.columns],
         "storage": table.storage,
         "progress": event.progress or None,
     }
@@ -134,7 +136,7 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
     return {**row, "schema_version": before["schema_version"] + (0 if same else 1)}
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _column(column: Column, *, is_key: bool) -> dict[str, Any]:
     return {
         "name": column.lake_name,
         "pg_type": column.pg_type,
@@ -146,6 +148,7 @@ def _column(column: Column) -> dict[str, Any]:
         "comment": column.comment,
         "missing": column.missing,
         "source_name": column.name,
+        "key": is_key,
     }
 
 
@@ -166,6 +169,7 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
                 delta_type=c["delta_type"],
                 missing=c["missing"],
                 identity=c["identity"],
+                key=bool(c["key"]),
             )
             for c in row["columns"]
         ),

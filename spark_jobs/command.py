@@ -1,0 +1,100 @@
+"""What the jobs' command lines have in common: arguments, exit codes, how errors are shown.
+
+Exit codes as of `ingestd` (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong
+usage or config, 75 a transient fault that was given up on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingestd.capture.settings import SETTINGS
+from ingestd.config import load_config
+from ingestd.errors import ConfigError, IngestdError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ingestd.config import Config
+
+EXIT_DONE, EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 0, 1, 2, 75
+
+_OBJECT_STORE = {"s3": "s3a"}
+"""Schemes of deltalake that Hadoop has other names for."""
+
+
+def job_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Give a parser with what every job takes: --source, --config, --remote."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spark_jobs.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--source", required=True, help="the source's name, as in the config")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="ingestd's config file (TOML)")
+    parser.add_argument(
+        "--remote", metavar="URL", help="a Spark Connect server, sc://host:port (or SPARK_REMOTE)"
+    )
+    return parser
+
+
+def add_lake(parser: argparse.ArgumentParser) -> None:
+    """Add --lake, for a job that needs only the lake: it can do without the config."""
+    parser.add_argument("--lake", metavar="URI", help="the lake; without it, that of --config")
+
+
+def lake_uri(arguments: argparse.Namespace) -> str:
+    """Give the lake as Spark names it. Raises ConfigError without --lake and --config."""
+    if arguments.lake is not None:
+        return spark_uri(arguments.lake)
+    if arguments.config is None:
+        raise ConfigError("--lake or --config is needed", remedy="name the lake: --lake URI")
+    return spark_uri(require_config(arguments).lake.uri)
+
+
+def require_config(arguments: argparse.Namespace) -> Config:
+    """Load --config; its source must be there. Raises ConfigError."""
+    if arguments.config is None:
+        raise ConfigError("--config is needed", remedy="--config ingestd.toml")
+    config = load_config(arguments.config, SETTINGS, os.environ)
+    if arguments.source not in config.sources:
+        known = ", ".join(sorted(config.sources))
+        raise ConfigError(
+            f"--source {arguments.source}: {arguments.config} has no such source",
+            remedy=f"one of: {known}",
+        )
+    return config
+
+
+def spark_uri(uri: str) -> str:
+    """Give a lake's or target's URI as Spark takes it: local paths absolute, s3:// as s3a://."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return str(Path(uri).expanduser().absolute())
+    if scheme == "file":
+        return "/" + rest.lstrip("/")
+    return f"{_OBJECT_STORE.get(scheme, scheme)}://{rest}".rstrip("/")
+
+
+def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> None:
+    """Run a job's `main` and end the process with its exit code; errors are one to three lines."""
+    try:
+        code = job(sys.argv[1:] if arguments is None else arguments)
+    except IngestdError as error:
+        sys.stderr.write(f"{error}\n")
+        code = exit_code(error)
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def exit_code(error: IngestdError) -> int:
+    """Give the exit code of a job that ended with this error."""
+    if isinstance(error, ConfigError):
+        return EXIT_USAGE
+    return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR

@@ -1,0 +1,101 @@
+"""A source's lake as Spark reads it: its epochs, its tables, rows of a range of epochs.
+
+Raw tables are append-only, and rows of an epoch that is not in `_epochs` yet have a number above
+all that are. So the newest version with a bound on `_cdc_epoch` is what an older version was: no
+version has to be kept for readers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
+
+from ingestd.errors import OperatorError
+from ingestd.schema import TableId
+from ingestd.sink.paths import Layout
+from spark_jobs.registry import Registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A row of `_epochs`. `rows`: of each table that changed, by its text ("schema.table")."""
+
+    number: int
+    end_lsn: int
+    last_commit_ts: Any
+    rows: dict[str, int]
+
+    @classmethod
+    def of(cls, row: Any) -> Epoch:  # noqa: ANN401 - a pyspark Row
+        """Take a row with the columns epoch, end_lsn, last_commit_ts and tables."""
+        rows = {t["table"]: t["rows"] for t in row["tables"]}
+        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], rows)
+
+
+EPOCH_COLUMNS = ("epoch", "end_lsn", "last_commit_ts", "tables")
+
+
+class SourceLake:
+    """One source's tables in a lake. `uri` as Spark names it (`spark_jobs.command.spark_uri`)."""
+
+    def __init__(self, session: SparkSession, uri: str, source: str) -> None:
+        self.session = session
+        self.source = source
+        self._uri = uri.rstrip("/")
+        self._layout = Layout(source)
+
+    @property
+    def epochs_path(self) -> str:
+        """Where `_epochs` lies."""
+        return f"{self._uri}/{self._layout.epochs}"
+
+    @property
+    def tables_path(self) -> str:
+        """Where `_tables` lies."""
+        return f"{self._uri}/{self._layout.tables}"
+
+    def raw_path(self, table: str) -> str:
+        """Where a table's raw table lies. Raises TableError for a name too long for a path."""
+        return f"{self._uri}/{self._layout.raw(TableId.parse(table))}"
+
+    def using(self, session: SparkSession) -> SourceLake:
+        """Give the same lake, read in another session."""
+        return SourceLake(session, self._uri, self.source)
+
+    def require(self) -> None:
+        """Raise OperatorError unless a daemon has made this lake."""
+        try:
+            self._load(self.epochs_path)
+        except AnalysisException as error:
+            raise OperatorError(
+                f"there is no {self.epochs_path}: source {self.source} has no epochs in this lake",
+                remedy="check --lake and --source; `ingestd run` makes the first epoch",
+            ) from error
+
+    def epochs(self, above: int = 0) -> list[Epoch]:
+        """Give the epochs with higher numbers, in order. Spark job."""
+        rows = self._load(self.epochs_path).where(f.col("epoch") > above).select(*EPOCH_COLUMNS)
+        return sorted(map(Epoch.of, rows.collect()), key=lambda epoch: epoch.number)
+
+    def registry(self) -> Registry:
+        """Read `_tables`. Spark job."""
+        rows = self._load(self.tables_path).drop("storage")
+        return Registry(row.asDict(recursive=True) for row in rows.collect())
+
+    def changes(self, table: str, *, above: int, through: int) -> DataFrame:
+        """Give the raw rows of the epochs above one and through another (inclusive).
+
+        Files of other epochs are not read (statistics of `_cdc_epoch`). Raises AnalysisException if
+        there is no raw table.
+        """
+        epoch = f.col("_cdc_epoch")
+        return self._load(self.raw_path(table)).where((epoch > above) & (epoch <= through))
+
+    def _load(self, path: str) -> DataFrame:
+        return self.session.read.format("delta").load(path)

@@ -1,0 +1,134 @@
+"""What `_tables` says of a source's tables, as of a position. Pure: rows in, answers out.
+
+Source: design section 2, docs/types.md ("When the table changes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingestd.recorded import TableState
+
+ASKED_FOR = "again|"
+"""`progress` of a table that was whole when somebody asked for it to be read: no change of it was
+missed, so it stays whole while it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A column of a raw table that takes the values of a source column.
+
+    `name` is the lake's, `delta_type` its type. `since_lsn`: rows below it have the text `missing`
+    in the source (None: null), whatever the lake has in them; 0 if there are none. `identity`: it
+    belongs to the replica identity; `key`: to the primary key.
+    """
+
+    name: str
+    source_name: str
+    delta_type: str
+    pg_type: str
+    identity: bool
+    key: bool
+    missing: str | None = None
+    since_lsn: int = 0
+    comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A table as it was recorded last at a position.
+
+    `columns`: those that the source has. `is_whole`: the fold of the raw table is the table; not so
+    before its first snapshot is complete, after a gap, once stopped or dropped.
+    """
+
+    table: str
+    oid: int
+    schema_version: int
+    state: TableState
+    reason: str | None
+    is_whole: bool
+    snapshot_lsn: int | None
+    columns: tuple[LakeColumn, ...]
+    replica_identity: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Lake names of the columns by which a change finds its row; empty: whole rows."""
+        if self.replica_identity == "f":
+            return tuple(c.name for c in self.columns if c.key)
+        return tuple(c.name for c in self.columns if c.identity)
+
+
+class Registry:
+    """The rows of `_tables`, in any order."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._events: dict[str, list[Mapping[str, Any]]] = {}
+        for row in sorted(rows, key=lambda r: r["at"]):
+            self._events.setdefault(row["table"], []).append(row)
+
+    @property
+    def tables(self) -> list[str]:
+        """Every table that was ever recorded, sorted."""
+        return sorted(self._events)
+
+    def newest_lsn(self) -> int:
+        """The highest position of any event; 0 without one."""
+        return max((e["at_lsn"] for events in self._events.values() for e in events), default=0)
+
+    def at(self, table: str, lsn: int | None = None) -> Definition | None:
+        """Give a table as it was at `lsn` (inclusive; None: now), None if it was not known then."""
+        events = [e for e in self._events.get(table, ()) if lsn is None or e["at_lsn"] <= lsn]
+        if not events:
+            return None
+        last = events[-1]
+        with_columns = [e for e in events if e["columns"]]
+        described = with_columns[-1] if with_columns else last
+        state = TableState(last["state"])
+        asked_for = (last["progress"] or "").startswith(ASKED_FOR)
+        return Definition(
+            table=table,
+            oid=last["oid"],
+            schema_version=described["schema_version"],
+            state=state,
+            reason=last["reason"],
+            is_whole=state is TableState.LIVE or (state is TableState.SNAPSHOTTING and asked_for),
+            snapshot_lsn=last["snapshot_lsn"],
+            columns=tuple(_column(c, with_columns) for c in described["columns"]),
+            replica_identity=described["replica_identity"],
+        )
+
+
+def source_name(column: Mapping[str, Any]) -> str:
+    """Name the source's column whose values a lake column takes."""
+    name: str = column.get("source_name") or column["name"]
+    return name
+
+
+def _column(column: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> LakeColumn:
+    name = source_name(column)
+    return LakeColumn(
+        name=column["name"],
+        source_name=name,
+        delta_type=column["delta_type"],
+        pg_type=column["pg_type"],
+        identity=bool(column["identity"]),
+        key=bool(column.get("key")),
+        missing=column["missing"],
+        since_lsn=_since(name, events),
+        comment=column["comment"],
+    )
+
+
+def _since(name: str, events: Iterable[Mapping[str, Any]]) -> int:
+    """Say since when the source has this column without a break; 0: as long as the table."""
+    since, was_there = 0, True
+    for event in events:
+        is_there = any(source_name(c) == name for c in event["columns"])
+        if is_there and not was_there:
+            since = event["at_lsn"]
+        was_there = is_there
+    return since
