@@ -1,0 +1,102 @@
+"""What an ordinary good engineer writes to mirror raw tables: foreachBatch, row_number, MERGE.
+
+One streaming query a table: `python -m benchmarks.mirror_baseline --lake URI --source NAME
+--target URI --key id [--once] [TABLE ...]`. Kept to measure `spark_jobs.mirror` against. It loses
+values that the server did not send (TOASTed), and knows no truncates, key changes or epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from pyspark.sql import Window
+from pyspark.sql import functions as f
+
+from ingestd.schema import TableId
+from ingestd.sink.paths import Layout, segment
+from spark_jobs.session import local_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Mirror these tables: what is there (`--once`), or until it is ended."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mirror_baseline")
+    for name in ("--lake", "--source", "--target", "--key"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--one-by-one", action="store_true", help="with --once: no two at a time")
+    parser.add_argument("tables", nargs="+")
+    chosen = parser.parse_args(arguments)
+    session = local_session("the plain job")
+    layout = Layout(chosen.source)
+    queries = []
+    for table in map(TableId.parse, chosen.tables):
+        query = mirror(
+            session,
+            f"{chosen.lake}/{layout.raw(table)}",
+            target_path(chosen.target, table),
+            chosen.key,
+            once=chosen.once,
+        )
+        queries.append(query)
+        if chosen.one_by_one:
+            query.awaitTermination()
+    for query in queries:
+        query.awaitTermination()
+    return 0
+
+
+def target_path(target: str, table: TableId) -> str:
+    """Where a mirror lies below `target`."""
+    return f"{target}/{segment(table.schema)}/{segment(table.name)}"
+
+
+def mirror(session: SparkSession, raw: str, target: str, key: str, *, once: bool) -> StreamingQuery:
+    """Start the query that keeps one table; with `once` it ends when it has caught up."""
+    stream = session.readStream.format("delta").load(raw)
+    columns = [name for name in stream.columns if not name.startswith("_cdc_")]
+    _make(session, stream, columns, target)
+    writer = stream.writeStream.foreachBatch(_merge(target, key, columns)).option(
+        "checkpointLocation", f"{target}/_checkpoint"
+    )
+    return writer.trigger(availableNow=True).start() if once else writer.start()
+
+
+def _make(session: SparkSession, stream: DataFrame, columns: list[str], target: str) -> None:
+    schema = stream.select(*columns).schema
+    DeltaTable.createIfNotExists(session).location(target).addColumns(schema).execute()
+
+
+def _merge(target: str, key: str, columns: list[str]) -> Callable[[DataFrame, int], None]:
+    newest_first = Window.partitionBy(key).orderBy(f.desc("_cdc_lsn"), f.desc("_cdc_seq"))
+
+    def merge(batch: DataFrame, _: int) -> None:
+        newest = (
+            batch.where("_cdc_op <> 't'")
+            .withColumn("_rank", f.row_number().over(newest_first))
+            .where("_rank = 1")
+        )
+        values: dict[str, str | Column] = {name: f.col(f"s.{name}") for name in columns}
+        (
+            DeltaTable.forPath(batch.sparkSession, target)
+            .alias("t")
+            .merge(newest.alias("s"), f"t.{key} = s.{key}")
+            .whenMatchedDelete("s._cdc_op = 'd'")
+            .whenMatchedUpdate(set=values)
+            .whenNotMatchedInsert("s._cdc_op <> 'd'", values=values)
+            .execute()
+        )
+
+    return merge
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
