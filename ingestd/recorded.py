@@ -128,6 +128,18 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
 
 
 @dataclass(frozen=True, slots=True)
+class Unlisted:
+    """Rows that the lake has beyond its last epoch: no row of `_epochs` says so yet.
+
+    `reach`: the highest position (`_cdc_lsn`) among them; `at`: the latest time (`_cdc_ts`, aware),
+    or up to a millisecond later.
+    """
+
+    reach: Lsn
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """What the lake durably holds of a source.
 
@@ -143,11 +155,13 @@ class Committed:
     watermarks: Mapping[TableId, Lsn] = field(default_factory=dict)
     tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
     origin: str | None = None
+    unlisted: Unlisted | None = None
 
     @property
     def floor(self) -> Lsn | None:
         """The first epoch does not close below this (I4)."""
-        return max(self.watermarks.values(), default=None)
+        reach = () if self.unlisted is None else (self.unlisted.reach,)
+        return max((*self.watermarks.values(), *reach), default=None)
 
     @property
     def needs_continuity(self) -> bool:

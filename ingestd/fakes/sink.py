@@ -21,7 +21,7 @@ from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.keys import key_columns
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.positions import Lsn
-from ingestd.recorded import Committed, RegisteredTable, TableEvent, registered
+from ingestd.recorded import Committed, RegisteredTable, TableEvent, Unlisted, registered
 from ingestd.schema import Table, TableId
 
 
@@ -94,9 +94,15 @@ class MemoryLake:
             for table, watermark in self.watermarks.items()
             if last is None or watermark > last.summary.end_lsn
         }
+        self.held = {table: rows for table, rows in self.held.items() if rows}
         self._is_open = True
         return Committed(
-            epoch, disk.position, dict(self.watermarks), dict(disk.registered), disk.origin
+            epoch,
+            disk.position,
+            dict(self.watermarks),
+            dict(disk.registered),
+            disk.origin,
+            _unlisted([disk.tables[table].rows() for table in self.held], epoch + 1),
         )
 
     async def adopt(self, origin: str) -> None:
@@ -210,7 +216,7 @@ class MemoryEpochWriter:
     async def commit(self, summary: EpochSummary) -> CommittedEpoch:
         """Put the rows on the disk, table by table, then the epoch."""
         self._refuse_if_closed()
-        if self.rows == 0:
+        if self.rows == 0 and not self._lake.held:
             msg = "an epoch without rows is not committed: use Sink.advance"
             raise ValueError(msg)
         self.is_committing = True
@@ -312,6 +318,14 @@ def _fragment(index: int, run: Sequence[pa.RecordBatch]) -> Fragment:
     rows = sum(page.num_rows for page in run)
     size = sum(page.nbytes for page in run)
     return Fragment(f"part-{index}.parquet", size, rows, f'{{"numRecords":{rows}}}', 0)
+
+
+def _unlisted(tables: Sequence[pa.Table], epoch: int) -> Unlisted | None:
+    found = [t.filter(pc.equal(t[EPOCH_FIELD.name], epoch)) for t in tables]
+    if not found:
+        return None
+    reach = max(pc.max(rows["_cdc_lsn"]).as_py() for rows in found)
+    return Unlisted(Lsn(reach), max(pc.max(rows["_cdc_ts"]).as_py() for rows in found))
 
 
 def _rows_of(rows: pa.Table, epoch: int) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ingestd.changes import Chunk, EpochSummary, TableBatch
 from ingestd.ports import EpochWriter
 from ingestd.positions import ZERO, Lsn
+from ingestd.recorded import Unlisted
 from ingestd.run.joining import SplitGiven
 from ingestd.schema import TableId
 
@@ -72,8 +73,9 @@ class FillingEpoch:
     `start`: where the epoch before ended. `floor`: not to be closed below this: the highest
     watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
     `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
-    last rows are in it, `splits`: pieces of such; `awaits`: readings without which it is not closed
-    unless it holds `patience_bytes`. Times are monotonic seconds.
+    last rows are in it, `splits`: pieces of such; `lists_more`: the lake has rows of it already
+    (`Committed.unlisted`), which no replay need bring; `awaits`: readings without which it is not
+    closed unless it holds `patience_bytes`. Times are monotonic seconds.
     """
 
     writer: EpochWriter
@@ -86,6 +88,7 @@ class FillingEpoch:
     is_open: bool = False
     opened_at: float | None = None
     holds_rows_read: bool = False
+    lists_more: bool = False
     loads: list[int] = field(default_factory=list)
     splits: list[SplitGiven] = field(default_factory=list)
     awaits: set[int] = field(default_factory=set)
@@ -125,8 +128,18 @@ class FillingEpoch:
                 self.commit_times.append(chunk.commit_times)
             self.transactions += chunk.transactions
             self.last_commit = _UNIX_EPOCH + timedelta(microseconds=int(chunk.commit_times[-1]))
-        if self.opened_at is None and self.writer.rows:
+        if self.opened_at is None and self.has_rows:
             self.opened_at = now
+
+    def list_more(self, unlisted: Unlisted) -> None:
+        """Note rows that the lake has already and that are this epoch's."""
+        self.lists_more = True
+        self.last_commit = unlisted.at
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is anything that its row in `_epochs` has to list."""
+        return self.lists_more or bool(self.writer.rows)
 
     @property
     def oldest_us(self) -> int | None:
@@ -144,11 +157,11 @@ class FillingEpoch:
     @property
     def is_idle(self) -> bool:
         """Whether nothing captured is in it, so that its position may just be recorded (I10)."""
-        return self.can_close and self.writer.rows == 0
+        return self.can_close and not self.has_rows
 
     def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
         """Whether it is to be committed now: one that ends a split as soon as it can be."""
-        if self.opened_at is None or not self.can_close or self.writer.rows == 0:
+        if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
         full = bool(self.loads or self.splits) or self.nbytes >= policy.max_bytes
         return full or checkpoint or now - self.opened_at >= policy.max_delay_s

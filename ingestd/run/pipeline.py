@@ -179,6 +179,8 @@ class Pipeline:
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         epoch.start = self._durable
+        if committed.unlisted is not None:
+            epoch.list_more(committed.unlisted)
         self._epoch = epoch
         follower = Follower(
             self._capture,
@@ -309,7 +311,7 @@ class Pipeline:
             )
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
             return FillingEpoch(self._sink.begin(), start=epoch.position, position=epoch.position)
-        if not epoch.writer.rows:  # whatever ended has all its rows in epochs before
+        if not epoch.has_rows:  # whatever ended has all its rows in epochs before
             await intake.durable(epoch)
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
@@ -337,7 +339,7 @@ class Pipeline:
         commit, self._commit = self._commit, None
         if commit is not None:
             await commit
-        if epoch.can_close and epoch.writer.rows:
+        if epoch.can_close and epoch.has_rows:
             await self._commit_epoch(epoch, intake)
 
     # --- signals -----------------------------------------------------------------------------

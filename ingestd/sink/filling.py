@@ -37,6 +37,11 @@ class OwningLake(Protocol):
     now: Callable[[], datetime]
     before_commit: Callable[[str], None]
 
+    @property
+    def has_unlisted(self) -> bool:
+        """Whether there are rows beyond the last epoch, which the next one has to list."""
+        ...
+
     def raw_table(self, table: TableId) -> RawTable:
         """Give the raw table."""
         ...
@@ -95,7 +100,7 @@ class DeltaEpochWriter:
         rows = batch.rows if is_read else _above(batch.rows, raw.watermark)
         if rows.num_rows == 0:
             return
-        rows = _with_epoch(rows, self._number)
+        rows = with_epoch(rows, self._number)
         schema = raw.admit(rows.schema)
         part = self._parts.get(table)
         if part is None:
@@ -114,7 +119,7 @@ class DeltaEpochWriter:
     async def commit(self, summary: EpochSummary) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs` (I1)."""
         self._refuse_if_closed()
-        if self.rows == 0:
+        if self.rows == 0 and not self._lake.has_unlisted:
             msg = "an epoch without rows is not committed: use Sink.advance"
             raise ValueError(msg)
         self.is_committing = True
@@ -216,7 +221,7 @@ def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
     return rows if pc.all(above).as_py() else rows.filter(above)
 
 
-def _with_epoch(rows: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
+def with_epoch(rows: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
     """Put `_cdc_epoch` where the raw schema has it."""
     after = rows.schema.get_field_index("_cdc_ts")
     values = pa.repeat(pa.scalar(epoch, pa.int64()), rows.num_rows)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, TableInEpoch
-from ingestd.ports import EpochWriter
+from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
+from ingestd.ports import EpochWriter, Fragment
 from ingestd.positions import Lsn
-from ingestd.recorded import Committed, RegisteredColumn, RegisteredTable, TableEvent
+from ingestd.recorded import Committed, RegisteredColumn, RegisteredTable, TableEvent, Unlisted
 from ingestd.schema import Table, TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability
@@ -22,7 +22,7 @@ from ingestd.sink.faults import storage_faults
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs
 from ingestd.sink.paths import Layout
-from ingestd.sink.raw import RawTable
+from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.registry import RegistryTable
 from ingestd.sink.store import open_store
 
@@ -76,7 +76,7 @@ class DeltaLake:
         self._epochs_lock = asyncio.Lock()
         self._registry_lock = asyncio.Lock()
         self._raw: dict[TableId, RawTable] = {}
-        self._held: dict[TableId, int] = {}
+        self._held: dict[TableId, Held] = {}
         self._writers: list[DeltaEpochWriter] = []
         self._is_open = False
 
@@ -136,7 +136,53 @@ class DeltaLake:
         """Free everything. At any time, twice."""
         await self._forget()
 
+    # --- loading ----------------------------------------------------------------------------
+
+    async def load(
+        self, table: Table, fragments: Sequence[Fragment], point: Lsn, held: Held
+    ) -> None:
+        """Append rows that others have written: in one commit, with the app transaction `point`.
+
+        They are of the next epoch and beyond the last one, as after a crash between two commits:
+        `close_loaded`, or the first epoch after the next `open`, lists them. No epoch may be
+        filling. `held`: what the fragments hold. Raises as `EpochWriter.commit`.
+        """
+        raw = self.raw_table(table.id)
+        schema = raw.admit(raw_schema(table))
+        await self.jobs.run(self._load_table, raw, table, schema, fragments, point)
+        before = self._held.get(table.id)
+        self._held[table.id] = held if before is None else before.with_more(held)
+
+    def _load_table(
+        self,
+        raw: RawTable,
+        table: Table,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        point: Lsn,
+    ) -> None:
+        self.before_commit(str(table.id))
+        raw.commit(table, schema, fragments, point)
+
+    async def close_loaded(self, summary: EpochSummary) -> CommittedEpoch:
+        """Write the next epoch with what was loaded: all that its tables have at its end_lsn."""
+        number = self._epochs.last_epoch + 1
+        return await self.close_epoch(CommittedEpoch(number, summary, self.now(), ()))
+
+    async def files_of(self, table: TableId) -> frozenset[str]:
+        """Give the paths of the data files that a raw table consists of; none if it is not there.
+
+        As it was when last read or committed.
+        """
+        raw = self._raw.get(table)
+        return frozenset() if raw is None else await self.jobs.run(raw.files)
+
     # --- for the epoch writer ---------------------------------------------------------------
+
+    @property
+    def has_unlisted(self) -> bool:
+        """Whether there are rows beyond the last epoch, which the next one has to list."""
+        return bool(self._held)
 
     def raw_table(self, table: TableId) -> RawTable:
         """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
@@ -148,10 +194,10 @@ class DeltaLake:
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
         """Append the epoch's row, with the tables whose rows of it the lake held before."""
         tables = {t.table: t for t in epoch.tables}
-        for table, rows in self._held.items():
+        for table, held in self._held.items():
             known = tables.get(table)
             version = self._raw[table].log.version if known is None else known.version
-            tables[table] = TableInEpoch(table, version, rows + (known.rows if known else 0))
+            tables[table] = TableInEpoch(table, version, held.rows + (known.rows if known else 0))
         whole = CommittedEpoch(
             epoch.epoch, epoch.summary, epoch.committed_at, tuple(sorted(tables.values(), key=_id))
         )
@@ -179,11 +225,13 @@ class DeltaLake:
             list(pool.map(lambda raw: raw.log.settle(), self._raw.values()))
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
-        self._held = {
-            table: self._raw[table].rows_of_epoch(self._epochs.last_epoch + 1)
+        next_epoch = self._epochs.last_epoch + 1
+        held = {
+            table: self._raw[table].held_of(next_epoch)
             for table, watermark in watermarks.items()
             if self._epochs.end_lsn is None or watermark > self._epochs.end_lsn
         }
+        self._held = {table: found for table, found in held.items() if found is not None}
         for log in self._own_logs:
             log.settle()
         return Committed(
@@ -195,6 +243,7 @@ class DeltaLake:
                 for entry in self._registry.tables().values()
             },
             origin=self._epochs.origin,
+            unlisted=_unlisted(self._held.values()),
         )
 
     def _with_raw_columns(self, entry: RegisteredTable) -> RegisteredTable:
@@ -233,6 +282,12 @@ class DeltaLake:
                 if not schema.startswith("_")  # _epochs, _tables, _ref: no name maps to these
                 for table in self.store.folders(f"{root}/{schema}")
             ]
+
+
+def _unlisted(held: Collection[Held]) -> Unlisted | None:
+    if not held:
+        return None
+    return Unlisted(max(h.reach for h in held), max(h.at for h in held))
 
 
 def _id(entry: TableInEpoch) -> TableId:

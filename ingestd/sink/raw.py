@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.changes import EPOCH_FIELD
+from ingestd.changes import EPOCH_FIELD, change_schema
 from ingestd.errors import TableError
 from ingestd.keys import key_columns, key_rows
 from ingestd.ports import Fragment
@@ -17,10 +20,12 @@ from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.sink.evolution import SchemaConflictError, additions, evolved
-from ingestd.sink.read import read_each, read_files
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.read import read_each
 from ingestd.sink.statistics import has_statistics
 
 POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_ts")
+_EPOCH = EPOCH_FIELD.name
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -29,6 +34,25 @@ def statistics_columns(table: Table) -> list[str]:
     keys = {*table.key, *table.identity}
     chosen = [c.lake_name for c in table.columns if c.name in keys and has_statistics(c.type)]
     return [*POSITION_COLUMNS, *chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows of one epoch: how many, the highest `_cdc_lsn`, the latest `_cdc_ts` (aware)."""
+
+    rows: int
+    reach: Lsn
+    at: datetime
+
+    def with_more(self, other: Held) -> Held:
+        """Give both together."""
+        return Held(self.rows + other.rows, max(self.reach, other.reach), max(self.at, other.at))
+
+
+def raw_schema(table: Table) -> pa.Schema:
+    """Arrow schema of rows of this table as its raw table has them (all fields nullable)."""
+    schema = change_schema(table)
+    return schema.insert(schema.get_field_index("_cdc_ts") + 1, EPOCH_FIELD)
 
 
 class RawTable:
@@ -52,22 +76,46 @@ class RawTable:
         version = self.log.app_version()
         self.watermark = None if version is None else Lsn(version)
 
-    def rows_of_epoch(self, epoch: int) -> int:
-        """Count the rows that the lake holds of an epoch. Blocks."""
+    def held_of(self, epoch: int) -> Held | None:
+        """Look for the rows that the lake has of an epoch; None if it has none. Blocks.
 
-        def may_hold(statistics: Mapping[str, Any]) -> bool:
-            low = statistics.get("minValues", {}).get("_cdc_epoch")
-            high = statistics.get("maxValues", {}).get("_cdc_epoch")
-            return low is None or high is None or low <= epoch <= high
+        By the files' statistics, where a file has rows of one epoch only: a load may be large.
+        """
+        found: list[Held] = []
 
-        rows = read_files(
-            self.log.handle,
-            self.log.store,
-            self.log.folder,
-            columns=[EPOCH_FIELD.name],
-            keep=may_hold,
-        )
-        return int(pc.sum(pc.equal(rows.column(0), epoch)).as_py() or 0)
+        def is_to_be_read(statistics: Mapping[str, Any]) -> bool:
+            low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
+            first, last = low.get(_EPOCH), high.get(_EPOCH)
+            if first is None or last is None:
+                return True
+            if not first <= epoch <= last:
+                return False
+            if first < last or not high.keys() >= {"_cdc_lsn", "_cdc_ts"}:
+                return True
+            found.append(
+                Held(statistics["numRecords"], Lsn(high["_cdc_lsn"]), _time(high["_cdc_ts"]))
+            )
+            return False
+
+        present = self.log.schema()
+        assert present is not None
+        schema = pa.schema([present.field(name) for name in (_EPOCH, "_cdc_lsn", "_cdc_ts")])
+        log = self.log
+        for part in read_each(log.handle, log.store, log.folder, schema, keep=is_to_be_read):
+            rows = part.filter(pc.equal(part[_EPOCH], epoch))
+            if rows.num_rows:
+                reach = Lsn(pc.max(rows["_cdc_lsn"]).as_py())
+                found.append(Held(rows.num_rows, reach, pc.max(rows["_cdc_ts"]).as_py()))
+        if not found:
+            return None
+        return reduce(Held.with_more, found)
+
+    def files(self) -> frozenset[str]:
+        """Give the paths of its data files. Blocks."""
+        if not self.log.exists:
+            return frozenset()
+        with storage_faults(self.log.uri):
+            return frozenset(pa.table(self.log.handle.get_add_actions())["path"].to_pylist())
 
     def unsent(self, table: Table, since: Lsn) -> list[pa.RecordBatch]:
         """See `ingestd.ports.Sink.unsent`. Blocks; while commits go on."""
@@ -129,6 +177,12 @@ class RawTable:
         if added:
             self.log.add_columns(added)
         return self.log.append(fragments, int(end_lsn))
+
+
+def _time(bound: datetime | str) -> datetime:
+    """Read a bound of `_cdc_ts`, which deltalake gives as it has the statistics."""
+    at = datetime.fromisoformat(bound) if isinstance(bound, str) else bound
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 def _creation(table: Table, schema: pa.Schema) -> Creation:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -59,6 +61,14 @@ class Store(Protocol):
         """Names of the folders in a folder; empty if there is none."""
         ...
 
+    def files(self, path: str) -> list[str]:
+        """Names of the files in a folder; empty if there is none."""
+        ...
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; nothing if there is none."""
+        ...
+
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Make files of a folder durable, and their entries in it."""
         ...
@@ -106,6 +116,18 @@ class LocalStore:
             return sorted(entry.name for entry in (self.root / path).iterdir() if entry.is_dir())
         except FileNotFoundError:
             return []
+
+    def files(self, path: str) -> list[str]:
+        """Names of the files in a folder."""
+        try:
+            return sorted(e.name for e in (self.root / path).iterdir() if e.is_file())
+        except FileNotFoundError:
+            return []
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.root / path)
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Fsync the files, then the folder."""
@@ -155,6 +177,18 @@ class ObjectStore:
         """Names of the prefixes below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+
+    def files(self, path: str) -> list[str]:
+        """Names of the objects directly below a prefix."""
+        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove the objects below a prefix."""
+        selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
+        for info in self._files.get_file_info(selector):
+            if info.type == pafs.FileType.File:
+                self._files.delete_file(info.path)
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Do nothing: what was put is durable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -260,6 +261,38 @@ async def test_exactly_once_lists_a_table_that_the_lake_held_before(lake: Lake) 
         {"epoch": 1, "end_lsn": 105, "rows": 2, "tables": [("public.a", 0, 2)]}
     ]
     assert ids(lake, A) == [1, 2]
+
+
+async def test_first_epoch_covers_what_no_epoch_lists_and_lists_it_without_more_rows(
+    lake: Lake,
+) -> None:
+    def die(at: str) -> None:
+        if at == "_epochs":
+            raise KilledError
+
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,))
+    assert (await lake.sink().open()).unlisted is None
+    await sink.close()
+    sink = await opened(lake, die)
+    writer = sink.begin()
+    await writer.append(inserts(A, 300, 2, 3), is_read=True)  # beyond the watermark to be
+    with pytest.raises(KilledError):
+        await writer.commit(summary(100, 205))
+    await sink.close()
+    sink = lake.sink()
+    committed = await sink.open()
+    assert committed.watermarks == {A.id: 205}
+    assert committed.unlisted is not None
+    assert committed.unlisted.reach == 300
+    assert timedelta(0) <= committed.unlisted.at - AT < timedelta(milliseconds=1)
+    assert committed.floor == 300
+    await sink.begin().commit(summary(300, 305))
+    assert [(e["epoch"], e["tables"]) for e in lake.epochs()] == [
+        (1, [("public.a", 0, 1)]),
+        (2, [("public.a", 1, 2)]),
+    ]
+    assert (await lake.sink().open()).unlisted is None
 
 
 async def test_exactly_once_skips_below_the_watermark_alone(lake: Lake) -> None:

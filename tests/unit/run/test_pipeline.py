@@ -137,6 +137,29 @@ async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int)
     assert [e.epoch for e in disk.epochs] == list(range(1, len(disk.epochs) + 1))
 
 
+async def test_first_epoch_lists_what_the_lake_has_beyond_the_last_one_though_nothing_comes() -> (
+    None
+):
+    """A load by others, or a crash whose table is not captured any more: no replay brings it."""
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    async with running(base, disk):
+        await until(lambda: settled(base, disk))
+    held, last = disk.tables[A.id], disk.epochs[-1]
+    base.commit()  # the source's position grows, with nothing captured
+    beyond = held.versions[0].slice(0, 1).to_pylist()
+    row = beyond[0] | {"_cdc_epoch": last.epoch + 1, "_cdc_lsn": int(base.current)}
+    held.versions.append(pa.Table.from_pylist([row], held.versions[0].schema))
+    held.watermark = base.current
+    disk.writer = None
+    async with running(base, disk):
+        await until(lambda: len(disk.epochs) > last.epoch)
+    assert [(t.table, t.version, t.rows) for t in disk.epochs[-1].tables] == [
+        (A.id, held.version, 1)
+    ]
+    assert disk.epochs[-1].summary.end_lsn >= row["_cdc_lsn"]
+
+
 async def test_first_epoch_covers_the_highest_watermark() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     async with running(base, disk):
