@@ -1,0 +1,181 @@
+"""`spark.read.format("ingestd")`: tables of a source, straight from Postgres, at one point.
+
+::
+
+    spark.dataSource.register(IngestdDataSource)
+    orders = (
+        spark.read.format("ingestd")
+        .option("config", "ingestd.toml").option("source", "shop").option("table", "public.orders")
+        .load()
+    )
+
+The rows have the lake's types and what the config says of columns, and `_cdc_raw` for values that
+their columns can't hold. Tasks read by COPY, the same splits and page source as the daemon's
+snapshots, and hand Arrow batches on. All tasks of a query read one snapshot, whatever tables they
+read: `spark_jobs.exported_snapshot` has how, and when it ends. docs/spark-datasource.md has the
+options.
+
+What Spark 4.2 gives a Python data source, and what follows (all of it looked up in its sources, and
+tried):
+
+- No column pruning: every column of `load()` is read, unless the option `columns` (or a schema)
+  chooses some.
+- No pushed limit: the option `limit`.
+- Pushed filters are not safe. Planning a filtered read leaves its partitions with the *loaded*
+  DataFrame (PythonDataSourceV2.setReadInfo), and every later read of that DataFrame takes them, a
+  read without filters too; of two filtered sides of a self join both take the last one's. So
+  filters are taken only with the option `pushdown`, for a `load()` that is read through one filter;
+  a second, different one is refused, as far as it can be seen. The option `where` is safe.
+
+The config's secrets are in the pickled reader, which Spark sends to executors as it sends any
+function; in no option, plan or message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from ingestd.ports import Connector, PageSource, Split
+from ingestd.predicates import Predicate
+from spark_jobs.exported_snapshot import ReadPlan
+from spark_jobs.keeper_process import jvm_pid, keeper_of, listening_host
+from spark_jobs.keeper_protocol import KeeperAddress
+from spark_jobs.snapshot_lease import Lease, leased, register
+from spark_jobs.source_filters import predicate_of
+from spark_jobs.source_options import FORMAT, SourceOptions, parse_options
+from spark_jobs.source_schema import arrow_schema, as_spark_takes, chosen, spark_schema
+from spark_jobs.source_table import SourceTable, find_table
+from spark_jobs.split_batches import batches_of
+
+_EXECUTION = ("spark.sql.execution.root.id", "spark.sql.execution.id")
+"""Local properties of a task: the outermost action that it runs for, and this one."""
+
+
+class IngestdDataSource(DataSource):
+    """See the module. Spark makes one for each `load()`, in a process of its own on the driver."""
+
+    _source: SourceTable | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """Name the format."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Give the table's columns, as the config and the options leave them. Raises IngestdError.
+
+        The table is asked for once: all reads of this `load()` take it as it was then, and fail
+        if it has changed.
+        """
+        options = parse_options(self.options)
+        return spark_schema(self._found(options).table, options.columns, raw=options.raw)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Give a reader of these columns. Raises IngestdError."""
+        options = parse_options(self.options)
+        kind = FilteredReader if options.pushdown and options.limit is None else SourceReader
+        return kind(options, self._found(options), schema)
+
+    def _found(self, options: SourceOptions) -> SourceTable:
+        if self._source is None:
+            self._source = asyncio.run(find_table(options))
+        return self._source
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePartition(InputPartition):
+    """The reading of a task, by its number in the plan, which the keeper has."""
+
+    keeper: KeeperAddress
+    plan_id: str
+    number: int
+
+
+class SourceReader(DataSourceReader):
+    """Plans on the driver, then reads in tasks: Spark pickles it in between."""
+
+    def __init__(self, options: SourceOptions, source: SourceTable, schema: StructType) -> None:
+        columns, _ = chosen(schema, source.table)
+        self._options = options
+        self._source = source
+        self._columns = [column.name for column in columns]
+        self._schema = schema
+        self._predicates: list[Predicate] = []
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Register the plan; nothing is held in the database for it. Raises IngestdError."""
+        options = self._options
+        dsn = self._source.settings.dsn.get_secret_value()  # type: ignore[attr-defined] # all kinds
+        keeper = keeper_of(jvm_pid(), options.keeper_host or listening_host(dsn))
+        plan = ReadPlan(
+            self._source,
+            partitions=options.partitions if options.limit is None else 1,
+            split_bytes=options.split_bytes,
+            resumable=options.resumable,
+            idle_s=options.snapshot_idle,
+            limit_s=options.snapshot_limit,
+        )
+        plan_id, count = register(keeper, plan)
+        return [SourcePartition(keeper, plan_id, number) for number in range(count)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition's splits. Raises IngestdError."""
+        assert isinstance(partition, SourcePartition)
+        if self._options.limit == 0:
+            return
+        target = arrow_schema(self._schema)
+        left = self._options.limit
+        with _lease_of(partition) as lease:
+            connector = self._source.connector()
+            splits = lease.granted.splits
+            with contextlib.closing(
+                batches_of(lambda: (self._page_source(connector, split) for split in splits))
+            ) as batches:
+                for batch in batches:
+                    rows = batch if left is None else batch.slice(0, left)
+                    if rows.num_rows:
+                        yield as_spark_takes(rows, target)
+                    if left is not None:
+                        left -= rows.num_rows
+                        if left == 0:
+                            break
+            lease.finish()
+
+    def _page_source(self, connector: Connector, split: Split) -> PageSource:
+        # The split came by way of the keeper; the table is the same, and had not to be sent.
+        split = replace(split, table=self._source.table)
+        return connector.page_source(split, self._columns, self._predicates)
+
+
+class FilteredReader(SourceReader):
+    """A reader that takes filters: of one plan only, see the module."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what Postgres applies as Spark would; give the others back."""
+        columns = {column.lake_name: column for column in self._source.table.columns}
+        for found in filters:
+            predicate = predicate_of(found, columns)
+            if predicate is None:
+                yield found
+            else:
+                self._predicates.append(predicate)
+
+
+def _lease_of(partition: SourcePartition) -> AbstractContextManager[Lease]:
+    return leased(partition.keeper, partition.plan_id, _execution(), partition.number)
+
+
+def _execution() -> str | None:
+    context = TaskContext.get()
+    if context is None:
+        return None
+    return next((found for name in _EXECUTION if (found := context.getLocalProperty(name))), None)

@@ -1,0 +1,115 @@
+"""What planning and tasks ask of the keeper of snapshots. Blocking; any process may ask."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ingestd.errors import TransientError
+from spark_jobs.exported_snapshot import Granted, ReadPlan
+from spark_jobs.keeper_protocol import (
+    KeeperAddress,
+    from_text,
+    raise_failure,
+    signed,
+    to_text,
+)
+
+CONNECT_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 120.0
+"""A snapshot waits for a table that somebody alters."""
+
+
+class Lease:
+    """A partition being read. `granted`: what to read; `finish` when all of it was."""
+
+    def __init__(self, line: _Line, granted: Granted) -> None:
+        self._line = line
+        self.granted = granted
+
+    def finish(self) -> None:
+        """Say that the partition was read to its end."""
+        self._line.say(b"read\n")
+
+
+def register(keeper: KeeperAddress, plan: ReadPlan) -> tuple[str, int]:
+    """Have a plan kept; give its id and the number of its partitions. Raises IngestdError."""
+    with _asked(keeper, {"asks": "plan", "plan": to_text(plan)}) as (_, answer):
+        return answer["plan"], answer["count"]
+
+
+@contextmanager
+def leased(
+    keeper: KeeperAddress, plan_id: str, execution: str | None, partition: int
+) -> Iterator[Lease]:
+    """Hold the execution's snapshot while a partition is read. Raises IngestdError."""
+    request = {
+        "asks": "lease",
+        "plan": plan_id,
+        "execution": execution,
+        "partition": partition,
+    }
+    with _asked(keeper, request) as (line, answer):
+        yield Lease(line, from_text(answer["granted"]))
+
+
+def is_there(keeper: KeeperAddress) -> bool:
+    """Say whether the keeper answers, and is ours."""
+    try:
+        with _asked(keeper, {"asks": "there"}):
+            return True
+    except TransientError:
+        return False
+
+
+class _Line:
+    """A connection to the keeper."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb")
+
+    def read(self) -> bytes:
+        line = self._file.readline()
+        if not line:
+            raise ConnectionResetError("the connection was closed")
+        return line
+
+    def say(self, text: bytes) -> None:
+        self._connection.sendall(text)
+
+
+@contextmanager
+def _asked(
+    keeper: KeeperAddress, request: dict[str, Any]
+) -> Iterator[tuple[_Line, dict[str, Any]]]:
+    where = f"{keeper.host}:{keeper.port}"
+    try:
+        connection = socket.create_connection((keeper.host, keeper.port), CONNECT_LIMIT_S)
+    except OSError as error:
+        raise _unreachable(where, error) from error
+    with connection:
+        try:
+            connection.settimeout(ANSWER_LIMIT_S)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            line = _Line(connection)
+            nonce = line.read().decode().strip()
+            line.say(signed(keeper.token, nonce, request))
+            answer = json.loads(line.read())
+        except (OSError, ValueError) as error:
+            raise _unreachable(where, error) from error
+        raise_failure(answer)
+        yield line, answer
+
+
+def _unreachable(where: str, error: Exception) -> TransientError:
+    return TransientError(
+        f"the keeper of this query's snapshot, on the driver's machine at {where}, can't be asked: "
+        f"{error}",
+        reason="keeper_unreachable",
+        remedy="executors must reach the driver there (the option keeper_host names another "
+        "address of it); if the driver was started anew, load() the table again",
+    )
