@@ -39,6 +39,14 @@ Again: last, and the table was whole when somebody asked for it.
 """
 
 
+def progress_of(left: str, *, is_marked: bool) -> str:
+    """Write for `_tables` what somebody else left of a reading, which a daemon goes on with.
+
+    `is_marked`: its `t` is in the lake; else it comes last.
+    """
+    return (_FIRST if is_marked else _LAST) + _MARKED + left
+
+
 @dataclass(slots=True)
 class _Entry:
     """A table of the last discovery.

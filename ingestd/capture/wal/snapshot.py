@@ -54,6 +54,11 @@ class TableSnapshot:
         """The server's time just before it."""
         return self._exported.at
 
+    @property
+    def exported(self) -> str:
+        """What other sessions, anywhere, take it up by while this is open (`Split.snapshot`)."""
+        return self._exported.snapshot
+
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
         """Give the tables' rows; see the port."""
         return self._readers.items()

@@ -1,0 +1,135 @@
+"""Backfill: the snapshot of very large tables, read by Spark executors (docs/backfill.md).
+
+The daemon must not run on the source meanwhile; it goes on where the rows were read. A run that was
+killed is gone on with by the same command. Tables that are live already are left as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+
+from ingestd.config import Config
+from ingestd.errors import ConfigError, TransientError
+from ingestd.quantities import size_bytes
+from ingestd.schema import TableId
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.store import LocalStore
+from spark_jobs.backfill_driver import Backfill, BackfillPolicy, Outcome, SplitRunner
+from spark_jobs.backfill_splits import SplitReader
+from spark_jobs.command import (
+    EXIT_DONE,
+    EXIT_OPERATOR,
+    EXIT_TRANSIENT,
+    job_parser,
+    require_config,
+    run_job,
+)
+from spark_jobs.session import job_session
+
+SPLIT_BYTES = "64MB"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; gives its exit code. Raises IngestdError."""
+    chosen = _parser().parse_args(arguments)
+    config = require_config(chosen)
+    tables = [_table_id(text) for text in chosen.tables]
+    session = job_session(f"ingestd backfill {chosen.source}", remote=chosen.remote)
+    from spark_jobs.backfill_tasks import SparkTasks  # noqa: PLC0415 - needs pyspark
+
+    runner = SparkTasks(session)
+    size, again = chosen.split_bytes, chosen.again
+    backfill = build(config, chosen.source, runner, split_bytes=size, again=again)
+    try:
+        return report(asyncio.run(backfill.run(tables)))
+    finally:
+        session.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    assert __doc__ is not None
+    parser = job_parser("backfill", __doc__)
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="schema.table, as in the source")
+    parser.add_argument(
+        "--split-bytes",
+        type=_size,
+        default=size_bytes(SPLIT_BYTES),
+        metavar="SIZE",
+        help=f"about how much of a table a task reads (default {SPLIT_BYTES})",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="read tables that are live already, too"
+    )
+    return parser
+
+
+def _size(text: str) -> int:
+    try:
+        return size_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _table_id(text: str) -> TableId:
+    try:
+        return TableId.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"TABLE: {error}") from error
+
+
+def build(
+    config: Config,
+    source: str,
+    runner: SplitRunner,
+    *,
+    split_bytes: int,
+    again: bool = False,
+    tell: Callable[[str], None] | None = None,
+    reached: Callable[[str], None] = lambda _: None,
+) -> Backfill:
+    """Put the parts together for one run on a source of the config."""
+    settings = config.sources[source]
+    options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()} or None
+    memory_bytes = config.limits.memory // 4
+    lake = DeltaLake(config.lake.uri, source, storage_options=options, buffer_bytes=memory_bytes)
+    # Tasks have another working directory.
+    uri = str(lake.store.root) if isinstance(lake.store, LocalStore) else config.lake.uri
+    reader = SplitReader(source, settings, uri, options, memory_bytes)
+    policy = BackfillPolicy(
+        split_bytes,
+        resumes=getattr(settings, "snapshot", "initial") == "initial",
+        again=again,
+        resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
+    )
+    return Backfill(
+        reader.connector(), lake, reader, runner, policy, tell=tell or _tell, reached=reached
+    )
+
+
+def report(outcome: Outcome) -> int:
+    """Say what became of the tables; gives the exit code."""
+    for name in outcome.present:
+        sys.stdout.write(f"{name}: nothing to do, it is read already (--again reads it anew)\n")
+    for filled in outcome.filled:
+        then = "" if filled.is_live else ", `ingestd run` completes it"
+        sys.stdout.write(f"{filled.table}: {filled.rows:,} rows at {filled.point}{then}\n")
+    if outcome.filled and not outcome.is_listed:
+        sys.stdout.write("the first epoch of `ingestd run` will show them\n")
+    for error in outcome.failed:
+        sys.stderr.write(f"{error}\n")
+    if not outcome.failed:
+        return EXIT_DONE
+    can_wait = all(isinstance(error, TransientError) for error in outcome.failed)
+    return EXIT_TRANSIENT if can_wait else EXIT_OPERATOR
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,434 @@
+"""The driver of a backfill: what happens in which order, and what is kept of it when it is killed.
+
+    claimed -> prepared -> planned -> read -> loaded -> positioned -> listed
+      -> handed over -> cleared
+
+docs/backfill.md says what is durable in each state, and why the daemon goes on without gap or
+double whenever this ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from ingestd.capture.unread import Unread
+from ingestd.capture.wal.snapshot import TableSnapshot
+from ingestd.changes import EpochSummary
+from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
+from ingestd.ports import ChangeCapture, Connector, Discovery, Fresh, Lost, Split
+from ingestd.recorded import Committed, TableState
+from ingestd.run.tables import TableBook
+from ingestd.schema import TableId
+from ingestd.sink.lake import DeltaLake
+from spark_jobs.backfill_record import (
+    Note,
+    Plan,
+    PlannedSplit,
+    Record,
+    definition_of,
+    run_name,
+)
+from spark_jobs.backfill_resume import Standing, are_there, why_void
+from spark_jobs.backfill_splits import Failure, Order, SplitReader
+from spark_jobs.backfill_table import Filled, TableBackfill, event_of, write_marker
+
+LOOK_EVERY_S = 5.0
+"""How often it is seen to that the claim still holds while splits are read."""
+
+
+class SplitRunner(Protocol):
+    """Runs tasks somewhere."""
+
+    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+        """Give what each order came to, in their order. Blocks.
+
+        Raises IngestdError if tasks can't run.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Have `run` end soon. From another thread, at any time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillPolicy:
+    """`resumes`: what another run left may be gone on with. `again`: live tables are read too."""
+
+    split_bytes: int
+    resumes: bool = True
+    again: bool = False
+    resnapshot_rewritten: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the tables that were asked for.
+
+    `present`: those that needed nothing. `is_listed`: `_epochs` has what was filled.
+    """
+
+    filled: tuple[Filled, ...]
+    present: tuple[TableId, ...]
+    failed: tuple[IngestdError, ...]
+    is_listed: bool
+
+
+class Backfill:
+    """Backfills tables of one source, once.
+
+    `tell` takes lines for people; `reached` is called with a state's name when it is durable.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        lake: DeltaLake,
+        reader: SplitReader,
+        runner: SplitRunner,
+        policy: BackfillPolicy,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+        reached: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._where = f"source {reader.source}"
+        self._connector = connector
+        self._lake = lake
+        self._reader = reader
+        self._runner = runner
+        self._policy = policy
+        self._tell = tell
+        self._reached = reached
+
+    async def run(self, names: Sequence[TableId]) -> Outcome:
+        """Read these tables into the lake.
+
+        Raises OperatorError for a table that is not captured, a slot that was lost, a source that a
+        daemon works on; TransientError.
+        """
+        capture = self._connector.capture()
+        try:
+            return await self._run(capture, list(dict.fromkeys(names)))
+        finally:
+            await self._lake.close()
+            await capture.close()
+
+    async def _run(self, capture: ChangeCapture, names: Sequence[TableId]) -> Outcome:
+        await self._claim(capture)
+        committed = await self._lake.open()
+        first = await capture.discover(committed.tables)
+        verdict = await capture.continuity(committed)
+        if isinstance(verdict, Lost):
+            remedy = "start `ingestd run`, which records that and makes a new slot; then stop it, "
+            raise OperatorError(
+                f"{self._where}: changes may be lost: {verdict.reason}",
+                remedy=verdict.remedy or f"{remedy}and run this again",
+            )
+        wanted = self._wanted(names, committed, first)
+        present = [name for name in names if name not in wanted]
+        self._reached("claimed")
+        tables: list[TableBackfill] = []
+        failed: list[IngestdError] = []
+        is_listed = False
+        for name in present:
+            await self._clear_leftovers(name)
+        if wanted:
+            await self._lake.adopt(first.origin)
+            busy = await capture.prepare(first.tables)
+            self._reached("prepared")
+            discovery = await capture.discover(committed.tables)  # as the publication has it now
+            tables, failed = self._begin(wanted, discovery, busy)
+            await self._take_up(capture, committed, (first, discovery), tables)
+            await self._read(capture, committed, discovery, tables)
+            failed += [table.error for table in tables if table.error is not None]
+            tables = [table for table in tables if table.error is None]
+            await self._load(capture, committed, tables)
+            if isinstance(verdict, Fresh) and tables:
+                is_listed = await self._position(committed, tables, is_all=not failed)
+            await self._hand_over(tables)
+        filled = tuple(table.filled() for table in tables)
+        return Outcome(filled, tuple(present), tuple(failed), is_listed)
+
+    async def _claim(self, capture: ChangeCapture) -> None:
+        try:
+            await capture.claim()
+        except TransientError as error:
+            if error.reason != "claimed":
+                raise
+            raise OperatorError(
+                f"{self._where}: a daemon, or another backfill, works on it",
+                remedy="stop that one, run this, start it again; or let the daemon read the table"
+                " while it runs: `ingestd snapshot`",
+            ) from error
+
+    # --- which tables ------------------------------------------------------------------------
+
+    def _wanted(
+        self, names: Sequence[TableId], committed: Committed, discovery: Discovery
+    ) -> list[TableId]:
+        """Give those that are to be read. Raises OperatorError for one that is not captured."""
+        book = TableBook(committed, self._policy.resnapshot_rewritten)
+        book.update(discovery)
+        unread = {table.id for table in book.to_read()}
+        book.request(names)
+        if self._policy.again:
+            return list(names)
+        return [n for n in names if n in unread and not _is_handed_over(committed, n)]
+
+    async def _clear_leftovers(self, name: TableId) -> None:
+        """Remove plan and notes of a table that is complete: a kill may have come before that."""
+        record = Record(self._lake.store, self._lake.layout.raw(name))
+        await asyncio.to_thread(record.discard, await self._lake.files_of(name))
+
+    def _begin(
+        self, names: Sequence[TableId], discovery: Discovery, busy: Collection[TableId]
+    ) -> tuple[list[TableBackfill], list[IngestdError]]:
+        offered = {table.id: table for table in discovery.tables}
+        tables: list[TableBackfill] = []
+        failed: list[IngestdError] = []
+        for name in names:
+            try:
+                if name in busy:
+                    raise _passing(name, "is locked: it can't be published", "lock_timeout")
+                if name not in offered:
+                    raise _passing(name, "changed just now", "table_gone")
+                tables.append(TableBackfill.of(offered[name], self._lake))
+            except (TransientError, TableError) as error:
+                failed.append(error)
+        return tables, failed
+
+    # --- what an earlier run left ------------------------------------------------------------
+
+    async def _take_up(
+        self,
+        capture: ChangeCapture,
+        committed: Committed,
+        discoveries: Sequence[Discovery],
+        tables: Sequence[TableBackfill],
+    ) -> None:
+        """Take over plans that hold; remove what is left of the others."""
+        able = await capture.chunked([t.table for t in tables], initial=False)
+        confirmed = (await capture.lag()).confirmed_lsn
+        for table in tables:
+            plan = await asyncio.to_thread(table.record.last_plan)
+            files = await self._lake.files_of(table.table.id)
+            notes = {} if plan is None else await asyncio.to_thread(table.record.notes, plan)
+            if plan is None or not notes:
+                await table.clear(self._lake)
+                continue
+            paths = {plan.marker.path, *(f.path for n in notes.values() for f in n.fragments)}
+            is_loaded = bool(paths & files)
+            if not is_loaded:
+                notes = await asyncio.to_thread(table.record.with_files, notes)
+            standing = Standing(
+                table=table.table.id,
+                committed=committed,
+                origin=discoveries[-1].origin,
+                changed=_changed(table.table.id, discoveries),
+                definition=definition_of(table.table),
+                confirmed=confirmed,
+                is_loaded=is_loaded,
+                is_complete=len(notes) == len(plan.splits),
+                is_at_one_point=all(note.point == plan.point for note in notes.values()),
+                is_resumable=self._policy.resumes and table.table.id in able,
+            )
+            why = why_void(plan, standing)
+            if why is not None:
+                self._tell(f"{table.table.id}: begins anew: {why}")
+                await table.clear(self._lake)
+                continue
+            table.plan, table.notes, table.is_loaded = plan, notes, is_loaded
+            self._tell(f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are there")
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def _read(
+        self,
+        capture: ChangeCapture,
+        committed: Committed,
+        discovery: Discovery,
+        tables: Sequence[TableBackfill],
+    ) -> None:
+        reading = [table for table in tables if not table.is_read]
+        if not reading:
+            return
+        snapshot = await capture.snapshot([t.table for t in reading])
+        try:
+            assert isinstance(snapshot, TableSnapshot)
+            orders: list[tuple[TableBackfill, Order]] = []
+            for table in reading:
+                try:
+                    await self._plan(committed, discovery, snapshot, table)
+                except TableError as error:
+                    table.error = error
+                else:
+                    orders += [(table, order) for order in _orders(snapshot, table)]
+            self._reached("planned")
+            await self._run_orders(capture, orders)
+        finally:
+            await snapshot.close()
+        self._reached("read")
+
+    async def _plan(
+        self,
+        committed: Committed,
+        discovery: Discovery,
+        snapshot: TableSnapshot,
+        table: TableBackfill,
+    ) -> None:
+        """Make a durable plan of what is to be read under this snapshot."""
+        source, name = table.table, table.table.id
+        manager, exported = self._connector.splits(), snapshot.exported
+        splits = await manager.splits(source, exported, self._policy.split_bytes)
+        if table.plan is not None:
+            if are_there([s.where for s in table.unread], [s.where for s in splits]):
+                table.plan = table.plan.continued(list(table.notes.values()))
+                await asyncio.to_thread(table.record.write_plan, table.plan)
+                return
+            self._tell(f"{name}: begins anew: its rows lie in other files now")
+            await table.clear(self._lake)
+            table.plan, table.notes = None, {}
+        if not committed.is_live(name):
+            await self._lake.record([event_of(source, TableState.SNAPSHOTTING, snapshot.point)])
+        point, at, epoch = snapshot.point, snapshot.at, committed.epoch
+        marker = await asyncio.to_thread(
+            write_marker, self._lake, source, point, at, epoch=epoch + 1
+        )
+        table.plan = Plan(
+            run=run_name(1),
+            definition=definition_of(source),
+            origin=discovery.origin,
+            epoch=epoch,
+            position=committed.position,
+            watermark=committed.watermarks.get(name),
+            point=point,
+            at=at,
+            marker=marker,
+            splits=tuple(PlannedSplit(s.where, s.estimated_bytes) for s in splits),
+        )
+        await asyncio.to_thread(table.record.write_plan, table.plan)
+
+    async def _run_orders(
+        self, capture: ChangeCapture, orders: Sequence[tuple[TableBackfill, Order]]
+    ) -> None:
+        if not orders:
+            return
+        self._tell(f"reading {len(orders)} splits")
+        work = partial(self._runner.run, self._reader, [order for _, order in orders])
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            while not running.done():
+                await asyncio.wait([running], timeout=LOOK_EVERY_S)
+                await capture.health()
+        except BaseException:
+            self._runner.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
+        for (table, order), outcome in zip(orders, running.result(), strict=True):
+            if isinstance(outcome, Note):
+                table.notes[order.number] = outcome
+            elif table.error is None:
+                table.error = outcome.error()
+
+    # --- committing --------------------------------------------------------------------------
+
+    async def _load(
+        self, capture: ChangeCapture, committed: Committed, tables: Sequence[TableBackfill]
+    ) -> None:
+        for table in tables:
+            if not table.is_loaded:
+                await asyncio.to_thread(self._ensure_seen, table)
+        if tables:
+            await capture.health()  # nobody else works on the source: what is committed is ours
+        for table in tables:
+            if not table.is_loaded:
+                has_rows = table.table.id in committed.watermarks
+                await table.load(self._lake, has_rows=has_rows)
+            self._reached(f"loaded {table.table.id}")
+
+    def _ensure_seen(self, table: TableBackfill) -> None:
+        """See to it that what executors wrote is where the driver commits it. Blocks."""
+        if len(table.record.with_files(table.notes)) < len(table.notes):
+            folder = self._lake.store.uri(table.record.table_folder)
+            raise OperatorError(
+                f"table {table.table.id}: files that executors wrote are not in {folder} as the"
+                " driver sees it",
+                remedy="`lake.uri` must be a folder that all hosts share, or an object store",
+            )
+
+    async def _position(
+        self, committed: Committed, tables: Sequence[TableBackfill], *, is_all: bool
+    ) -> bool:
+        """Of a lake without live tables: record where it goes on, and list what it has.
+
+        Not `is_all`: what failed may be gone on with, and its rows are to be of the same epoch.
+        """
+        points = {table.agreed.point for table in tables}
+        await self._lake.advance(min(points))
+        self._reached("positioned")
+        plan = tables[0].agreed
+        if committed.epoch > plan.epoch:  # a run before this one has listed it
+            return True
+        if len(points) > 1 or not is_all or not all(table.is_whole for table in tables):
+            return False
+        nbytes = sum(table.nbytes for table in tables)
+        await self._lake.close_loaded(
+            EpochSummary(plan.point, plan.point, plan.at, transactions=0, nbytes=nbytes)
+        )
+        self._reached("listed")
+        return True
+
+    async def _hand_over(self, tables: Sequence[TableBackfill]) -> None:
+        await self._lake.record([await table.last_event(self._lake) for table in tables])
+        self._reached("handed over")
+        for table in tables:
+            await table.clear(self._lake)
+        self._reached("cleared")
+
+
+def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[Order]:
+    """Give what of a table is to be read under a snapshot."""
+    plan = table.agreed
+    return [
+        Order(
+            split=Split(table.table, snapshot.exported, split.where, split.nbytes),
+            number=number,
+            point=snapshot.point,
+            at=snapshot.at,
+            epoch=plan.epoch + 1,
+            folder=table.record.table_folder,
+            run_folder=table.record.run_folder(plan.run),
+        )
+        for number, split in enumerate(plan.splits)
+        if number not in table.notes
+    ]
+
+
+def _is_handed_over(committed: Committed, name: TableId) -> bool:
+    """Whether all of it is read, and the daemon has to finish it."""
+    known = committed.tables.get(name)
+    if known is None or known.state is not TableState.SNAPSHOTTING:
+        return False
+    _, _, left = known.progress.partition("|")
+    try:
+        return not Unread.parse(left).left
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _changed(name: TableId, discoveries: Sequence[Discovery]) -> str | None:
+    """Say what discoveries tell of a table that makes what was read of it void."""
+    for found in discoveries:
+        if name in found.rewritten:
+            return found.rewritten[name]
+        if name in found.interrupted:
+            return "its changes were not published for a time"
+    return None
+
+
+def _passing(name: TableId, what: str, reason: str) -> TransientError:
+    return TransientError(f"table {name} {what}", reason=reason, remedy="run this again")

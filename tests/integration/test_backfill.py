@@ -1,0 +1,228 @@
+"""Backfills with threads for executors: what the daemon goes on with; kills (docs/backfill.md).
+
+With Spark: tests/spark/test_backfill.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.errors import OperatorError
+from ingestd.schema import TableId
+from ingestd.sink.read import read_raw
+from tests.harness.backfill import Threads, backfill, killed_backfill
+from tests.harness.compare import (
+    assert_change_log_is_sound,
+    assert_lake_equals_source,
+    epochs,
+    registry,
+)
+from tests.harness.config import wal_config
+from tests.harness.toast_writers import ToastWriters, create_big
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 60
+ROWS = 3_000
+BIG = "public.big"
+SMALL = (
+    "CREATE TABLE small (id int PRIMARY KEY, note text)",
+    "INSERT INTO small SELECT i, 'n' || i FROM generate_series(1, 50) i",
+)
+
+
+def config(database: Database, lake: Path, *extra: str, tables: tuple[str, ...] = ("*",)) -> str:
+    return wal_config(
+        lake=lake,
+        dsn=database.dsn,
+        tables=[f"public.{name}" for name in tables],
+        source_extra="\n".join(
+            [f'slot = "{database.name}"', f'publication = "{database.name}"', *extra]
+        ),
+    )
+
+
+def states(lake: Path) -> dict[str, str]:
+    return {row["table"]: row["state"] for row in registry(lake)}
+
+
+def await_live(daemon: Daemon, lake: Path, *tables: str) -> None:
+    await_until(lambda: all(states(lake).get(t) == "live" for t in tables), LIMIT_S, daemon.tail)
+
+
+def positions_of_rows_read(lake: Path, table: str = BIG) -> set[int]:
+    rows = read_raw(str(lake), "shop", TableId.parse(table)).select(["_cdc_op", "_cdc_lsn"])
+    return {row["_cdc_lsn"] for row in rows.to_pylist() if row["_cdc_op"] == "r"}
+
+
+def leftovers(lake: Path) -> list[Path]:
+    return [path for path in lake.rglob("*") if path.parent.name == "_backfill"]
+
+
+def assert_daemon_goes_on(
+    database: Database, lake: Path, daemon: Daemon, *tables: str, is_dense: bool = True
+) -> None:
+    daemon.start()
+    await_live(daemon, lake, *tables)
+    assert_lake_equals_source(database, lake, slot=database.name)
+    assert_change_log_is_sound(database, lake, is_dense=is_dense)
+
+
+def test_i6_fresh_source_under_writes(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    create_big(database, ROWS)
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake))
+    with ToastWriters(database, ROWS) as writers:
+        outcome = backfill(daemon.config_path, "shop", [BIG])
+        [filled] = outcome.filled
+        assert filled.is_live
+        assert outcome.is_listed
+        assert states(lake) == {BIG: "live"}
+        [epoch] = epochs(lake)  # readers need not wait for the daemon
+        assert epoch["first_lsn"] == epoch["end_lsn"] == filled.point
+        assert [(t["table"], t["rows"]) for t in epoch["tables"]] == [(BIG, filled.rows + 1)]
+        before = writers.transactions
+        daemon.start()
+        await_until(lambda: writers.transactions > before + 100, LIMIT_S)
+    assert_daemon_goes_on(database, lake, daemon, BIG, "public.small")
+    assert positions_of_rows_read(lake) == {filled.point}
+    assert not leftovers(lake)
+
+
+# Tried too: claimed, prepared, listed.
+@pytest.mark.parametrize(
+    "state", ["planned", "split:3", "read", f"loaded {BIG}", "positioned", "handed over"]
+)
+def test_i3_i6_killed_driver_goes_on_where_it_was(
+    database: Database, make_daemon: MakeDaemon, lake: Path, state: str
+) -> None:
+    create_big(database, ROWS)
+    daemon = make_daemon(config(database, lake))
+    with ToastWriters(database, ROWS):
+        killed_backfill(daemon.config_path, "shop", state, BIG)
+        runner = Threads()
+        outcome = backfill(daemon.config_path, "shop", [BIG], runner=runner)
+    assert not outcome.failed
+    numbers = {order.number for order in runner.orders}
+    is_read = state not in {"claimed", "prepared", "planned", "split:3"}
+    assert bool(numbers) is not is_read
+    if state == "split:3":
+        assert min(numbers) == 3  # those before are not read again
+        assert not outcome.filled[0].is_live
+    else:
+        assert states(lake)[BIG] == "live"
+    assert_daemon_goes_on(database, lake, daemon, BIG)
+    markers = read_raw(str(lake), "shop", TableId.parse(BIG))["_cdc_seq"].to_pylist().count(-1)
+    assert markers == 1  # it never began anew
+    assert not leftovers(lake)
+
+
+@pytest.mark.parametrize("state", ["split:3", f"loaded {BIG}", "listed"])
+def test_i3_i6_daemon_instead_of_a_killed_driver(
+    database: Database, make_daemon: MakeDaemon, lake: Path, state: str
+) -> None:
+    """It reads the table itself; then there is nothing to do for a backfill."""
+    create_big(database, ROWS)
+    daemon = make_daemon(config(database, lake))
+    with ToastWriters(database, ROWS):
+        killed_backfill(daemon.config_path, "shop", state, BIG)
+        daemon.start()
+        await_live(daemon, lake, BIG)
+    assert_daemon_goes_on(database, lake, daemon, BIG)
+    daemon.sigterm()
+    outcome = backfill(daemon.config_path, "shop", [BIG])
+    assert outcome.present == (TableId.parse(BIG),)
+    assert not leftovers(lake)
+    assert_daemon_goes_on(database, lake, daemon, BIG)
+
+
+def test_one_writer_refuses_while_a_daemon_works(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake))
+    daemon.start_ready()
+    with pytest.raises(OperatorError, match="a daemon, or another backfill, works on it"):
+        backfill(daemon.config_path, "shop", ["public.small"])
+
+
+@pytest.mark.parametrize("state", [None, "split:3"])
+def test_i4_i6_new_table_on_a_lake_with_live_tables(
+    database: Database, make_daemon: MakeDaemon, lake: Path, state: str | None
+) -> None:
+    """Its changes from before it was published are in the snapshot, and no cut shows it early."""
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake, tables=("small",)))
+    daemon.start()
+    await_live(daemon, lake, "public.small")
+    daemon.sigkill()
+    create_big(database, ROWS)
+    daemon.write_config(config(database, lake))
+    last = epochs(lake)[-1]["epoch"]
+    with ToastWriters(database, ROWS):
+        database.execute("UPDATE small SET note = 'while nobody looks'")
+        if state is not None:
+            killed_backfill(daemon.config_path, "shop", state, BIG)
+        outcome = backfill(daemon.config_path, "shop", [BIG])
+        assert not outcome.is_listed
+        assert epochs(lake)[-1]["epoch"] == last
+        assert states(lake)[BIG] == ("snapshotting" if state == "split:3" else "live")
+        daemon.start()
+        await_live(daemon, lake, BIG)
+    assert_daemon_goes_on(database, lake, daemon, BIG, is_dense=False)
+    [*_, first] = [e for e in reversed(epochs(lake)) if e["epoch"] == last + 1]
+    assert first["end_lsn"] >= max(positions_of_rows_read(lake))
+    assert BIG in {t["table"] for t in first["tables"]}
+
+
+def test_i4_table_is_listed_though_nothing_else_changes(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake, tables=("small",)))
+    daemon.start()
+    await_live(daemon, lake, "public.small")
+    daemon.sigterm()
+    create_big(database, ROWS)
+    daemon.write_config(config(database, lake))
+    last = epochs(lake)[-1]["epoch"]
+    backfill(daemon.config_path, "shop", [BIG])
+    daemon.start()
+    await_until(lambda: epochs(lake)[-1]["epoch"] > last, LIMIT_S, daemon.tail)
+    [entry] = epochs(lake)[-1]["tables"]
+    assert (entry["table"], entry["rows"]) == (BIG, ROWS + 1)
+    assert_daemon_goes_on(database, lake, daemon, BIG)
+
+
+@pytest.mark.parametrize("state", [None, "split:3"])
+def test_i6_live_table_again(
+    database: Database, make_daemon: MakeDaemon, lake: Path, state: str | None
+) -> None:
+    """The old rows serve until the new ones are complete."""
+    create_big(database, ROWS)
+    daemon = make_daemon(config(database, lake))
+    daemon.start()
+    await_live(daemon, lake, BIG)
+    with ToastWriters(database, ROWS):
+        daemon.sigkill()
+        if state is not None:
+            _killed_again(daemon, state)
+        backfill(daemon.config_path, "shop", [BIG], again=True)
+        daemon.start()
+        await_live(daemon, lake, BIG)
+    assert_daemon_goes_on(database, lake, daemon, BIG)
+    assert len(positions_of_rows_read(lake)) > 1
+
+
+def _killed_again(daemon: Daemon, state: str) -> None:
+    killed_backfill(daemon.config_path, "shop", state, BIG, "--again")
