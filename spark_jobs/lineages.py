@@ -1,0 +1,61 @@
+"""Which row a change is of, when rows get other keys: pure.
+
+A row keeps its values through a change of its key, and another row may get the key it had. So a
+row is named by the key that it had first and when it came to it, and a key has one row at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Position = tuple[int, int]
+"""(`_cdc_lsn`, `_cdc_seq`)."""
+START: Position = (0, 0)
+
+
+class Key(NamedTuple):
+    """The two hashes of a key."""
+
+    h1: int
+    h2: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A row that had the key `old` has the key `new` from `position` on."""
+
+    old: Key
+    new: Key
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """From `start` to below `end` (None: for ever) `key` is that of the row named (first, since).
+
+    Before a key's first lineage, and for keys that are in no move, that is (key, START).
+    """
+
+    key: Key
+    start: Position
+    end: Position | None
+    first: Key
+    since: Position
+
+
+def lineages(moves: Iterable[Move]) -> list[Lineage]:
+    """Give the lineages of all keys in these moves, in any order."""
+    begun: dict[Key, list[tuple[Position, Key, Position]]] = {}
+    for move in sorted(moves, key=lambda m: m.position):
+        had = begun.get(move.old)
+        first, since = had[-1][1:] if had else (move.old, START)
+        begun.setdefault(move.new, []).append((move.position, first, since))
+        begun.setdefault(move.old, []).append((move.position, move.old, move.position))
+    found = []
+    for key, starts in begun.items():
+        ends = [*(start for start, _, _ in starts[1:]), None]
+        for (start, first, since), end in zip(starts, ends, strict=True):
+            found.append(Lineage(key, start, end, first, since))
+    return found

@@ -1,0 +1,90 @@
+"""Holds mirrors against their source, row by row, at one position.
+
+    python -m spark_jobs.reconcile --config ingestd.toml --source shop --target ./mirror
+
+The source is read at an exact point L by Spark's executors, moved on by the changes that the lake
+has from L to where the mirror is, and compared to the mirror: hashes over ranges first, then the
+keys of ranges that differ. docs/reconcile.md says why no difference is only one of timing.
+
+Exit codes: 0 all equal; 1 something differs or must be mended by somebody; 2 wrong usage or config;
+75 could not be compared now.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ingestd.quantities import seconds, size_bytes
+from spark_jobs.command import job_parser, require_config, run_job
+from spark_jobs.session import job_session
+
+T = TypeVar("T")
+MAX_RANGES = 1 << 16
+
+
+def parser() -> argparse.ArgumentParser:
+    """Give the command line's parser."""
+    found = job_parser("reconcile", __doc__ or "")
+    found.add_argument(
+        "tables", nargs="*", metavar="TABLE", help="schema.table or a pattern of them; all without"
+    )
+    found.add_argument("--target", required=True, metavar="URI", help="where the mirrors are")
+    found.add_argument("--report", metavar="URI", help="append what was found to Delta tables here")
+    found.add_argument(
+        "--ranges", type=_ranges, default=1024, metavar="N", help="ranges of key hashes (1024)"
+    )
+    found.add_argument(
+        "--wait",
+        type=_readable(seconds),
+        default=300.0,
+        metavar="TIME",
+        help="how long to wait for the lake and the mirror to have what the source had (5m)",
+    )
+    found.add_argument(
+        "--split-bytes",
+        type=_readable(size_bytes),
+        default=64_000_000,
+        metavar="SIZE",
+        help="how much of a table a task reads (64MB)",
+    )
+    found.add_argument("--values", action="store_true", help="put values into the report, too")
+    found.add_argument(
+        "--show", type=int, default=10, metavar="N", help="differences to print of a table (10)"
+    )
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare, print what was found, give the exit code. Raises IngestdError."""
+    chosen = parser().parse_args(arguments)
+    config = require_config(chosen)
+    session = job_session(f"ingestd reconcile {chosen.source}", remote=chosen.remote)
+    # What follows imports pyspark, of which job_session has seen that it is there.
+    from spark_jobs.reconciling import reconcile  # noqa: PLC0415
+
+    return reconcile(session, config, chosen)
+
+
+def _ranges(text: str) -> int:
+    """Read a number of ranges; the next power of two is taken."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANGES:
+        raise argparse.ArgumentTypeError(f"1 to {MAX_RANGES}, not {text!r}")
+    return 1 << (int(text) - 1).bit_length()
+
+
+def _readable(read: Callable[[object], T]) -> Callable[[str], T]:
+    """Have argparse say what `read` says of a wrong text."""
+
+    def reader(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return reader
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,141 @@
+"""Rows as hashes that are equal only if the rows are: made by Spark, of lake values.
+
+The same expressions go over the source's rows and the mirror's, so nothing depends on how Postgres
+would hash or write a value. Spark's xxhash64 passes over nulls and takes -0.0 for 0.0; the flags
+and texts added here tell those apart. Texts in `_cdc_raw` are part of their column's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    StructType,
+)
+
+RAW = "_cdc_raw"
+WEIGHT = "_cdc_weight"
+"""How often a row counts. A source's columns have no names that begin so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared of a table: columns by their lake names and types, in order.
+
+    `key`: names of those that tell rows apart; none: whole rows do. `ranges`: into how many ranges
+    the key's hashes are cut, a power of two. `with_values`: carry the values as texts.
+    """
+
+    columns: tuple[tuple[str, DataType], ...]
+    key: tuple[str, ...]
+    ranges: int
+    with_values: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return [name for name, _ in self.columns]
+
+    @property
+    def key_columns(self) -> tuple[tuple[str, DataType], ...]:
+        """What identifies a row: the key's columns, or all."""
+        return tuple(c for c in self.columns if c[0] in self.key) if self.key else self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A column's value in a row: `column`, or where that is null what `raw` has of it (a text)."""
+
+    column: Column
+    raw: Column
+    kind: DataType
+
+    def parts(self) -> list[Column]:
+        """Give what its hash is made of."""
+        return [*_parts(self.column, self.kind), self.raw]
+
+    def text(self) -> Column:
+        """Write it, for a person."""
+        return f.coalesce(self.raw, _text(self.column, self.kind))
+
+
+def named(name: str) -> Column:
+    """Give the column of that name, whatever characters are in it."""
+    return f.col("`" + name.replace("`", "``") + "`")
+
+
+def value_of(name: str, kind: DataType) -> Value:
+    """Give a lake column's value in a row that has `_cdc_raw`."""
+    return Value(named(name), f.try_element_at(f.col(RAW), f.lit(name)), kind)
+
+
+def key_hashes(values: Sequence[Value]) -> tuple[Column, Column]:
+    """Hash what identifies a row: 128 bits, as two longs."""
+    parts = [part for value in values for part in value.parts()]
+    return f.xxhash64(f.lit(1), *parts), f.xxhash64(f.lit(2), *parts)
+
+
+def hashed(rows: DataFrame, comparison: Comparison) -> DataFrame:
+    """Give one row for each: h1, h2, bucket, row, hashes, key, WEIGHT, and `texts` if asked for.
+
+    `rows` has the compared columns and `_cdc_raw`; WEIGHT, if there, says how often each counts.
+    h1, h2: hash of the key. `row`: of all columns. `hashes`: of each. `key`: the key as JSON.
+    """
+    values = [value_of(name, kind) for name, kind in comparison.columns]
+    keys = [value_of(name, kind) for name, kind in comparison.key_columns]
+    h1, h2 = key_hashes(keys)
+    weight = f.col(WEIGHT) if WEIGHT in rows.columns else f.lit(1)
+    row = rows.select(
+        h1.alias("h1"),
+        h2.alias("h2"),
+        f.array(*(f.xxhash64(*value.parts()) for value in values)).alias("hashes"),
+        _key_text(comparison).alias("key"),
+        weight.cast("long").alias(WEIGHT),
+        *_texts(comparison, values),
+    )
+    bits = comparison.ranges.bit_length() - 1
+    bucket = f.shiftrightunsigned("h1", 64 - bits) if bits else f.lit(0)
+    return row.withColumns({"bucket": bucket.cast("long"), "row": f.xxhash64("h2", "hashes")})
+
+
+def _key_text(comparison: Comparison) -> Column:
+    if not comparison.key:
+        return f.lit(None).cast("string")
+    keys = [value_of(name, kind).text().alias(name) for name, kind in comparison.key_columns]
+    return f.to_json(f.struct(*keys))
+
+
+def _texts(comparison: Comparison, values: Sequence[Value]) -> list[Column]:
+    if not comparison.with_values:
+        return []
+    names = f.array(*map(f.lit, comparison.names))
+    return [f.map_from_arrays(names, f.array(*(v.text() for v in values))).alias("texts")]
+
+
+def _parts(value: Column, kind: DataType) -> list[Column]:
+    if isinstance(kind, ArrayType):
+        element = kind.elementType
+        hashes = f.transform(value, lambda x: f.xxhash64(*_parts(x, element)))
+        return [value.isNull(), f.size(value), hashes]
+    if isinstance(kind, StructType):
+        fields = [_parts(value.getField(field.name), field.dataType) for field in kind.fields]
+        return [value.isNull(), *(part for parts in fields for part in parts)]
+    if isinstance(kind, FloatType | DoubleType):
+        return [value.isNull(), value, f.when(value == 0, value.cast("string"))]
+    return [value.isNull(), value]
+
+
+def _text(value: Column, kind: DataType) -> Column:
+    if isinstance(kind, ArrayType | StructType):
+        return f.to_json(value)
+    if isinstance(kind, BinaryType):
+        return f.concat(f.lit("\\x"), f.lower(f.hex(value)))
+    return value.cast("string")
