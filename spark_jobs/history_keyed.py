@@ -1,0 +1,216 @@
+"""Versions of rows that have a key, from a window of raw rows and the versions before it.
+
+Everything is decided by windows over the events of a key, in the order of their positions. An
+event is a version that the history has from before (`b`), a row that is there from then on (`o`),
+one that was deleted (`d`), or a row's leaving its key (`x`, which begins no version).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as f
+
+from ingestd.changes import TRUNCATE
+from spark_jobs.columns import RAW, col
+from spark_jobs.history_filling import filled
+from spark_jobs.history_shape import OF_BEFORE, UNCHANGED, Shape
+from spark_jobs.history_versions import (
+    VERSION,
+    count_below,
+    first_above,
+    kept_raw,
+    no_end,
+    with_missing,
+)
+from spark_jobs.history_window import BEFORE, Window, moved
+from spark_jobs.missing_values import missing_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.window import WindowSpec
+
+_BASE, _OPEN, _DELETE, _LEFT = "b", "o", "d", "x"
+_YES = f.lit
+
+
+def keyed_versions(window: Window, before: DataFrame | None, shape: Shape) -> DataFrame:
+    """Give the versions as they are after the window, those of `before` included.
+
+    `before`: versions that began below the window and do not end there (`history_versions.stored`),
+    of the keys in the window; of all keys if it has marks. Columns: `VERSION`, the source's, and
+    the key's parts.
+    """
+    events = _events(window, shape)
+    if before is not None:
+        events = events.unionByName(_standing(before), allowMissingColumns=True)
+    if window.unsent:
+        events = filled(events, window, shape)
+    over = Over.partitionBy(*shape.part_names).orderBy("_cdc_lsn", "_cdc_seq")
+    events = _with_ends_by_snapshots(events, window, over)
+    if window.has_reads:
+        events = _without_repeated_reads(events, window, shape, over)
+    following = f.lead(
+        f.struct(
+            f.col("_cdc_lsn").alias("lsn"),
+            f.col("_cdc_seq").alias("seq"),
+            f.col("_cdc_ts").alias("at"),
+        )
+    ).over(over)
+    truncates = [m for m in window.marks if not m.is_snapshot]
+    emptied = first_above(truncates, f.col("_cdc_lsn"), f.col("_cdc_seq"))
+    own = f.struct(
+        f.col("_cdc_lsn").alias("lsn"), f.col("_cdc_seq").alias("seq"), f.col("_cdc_ts").alias("at")
+    )
+    ends = f.least(following, emptied, f.col("_cdc_vanished"))
+    versions = (
+        events.withColumn("_cdc_to", f.when(f.col("_cdc_kind") == _DELETE, own).otherwise(ends))
+        .where(f.col("_cdc_kind") != _LEFT)
+        .select(*(col(n) for n in shape.columns), *VERSION, *shape.part_names)
+    )
+    return with_missing(versions, shape)
+
+
+def keys_of(window: Window, shape: Shape) -> DataFrame:
+    """Give the parts of every key that the window's rows have or had, once each."""
+    rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
+    keys = rows.select(*shape.named_parts())
+    if window.moves:
+        old = rows.where(moved(rows, shape))
+        keys = keys.union(old.select(*shape.named_parts(f.col(BEFORE), prefix=OF_BEFORE)))
+    return keys.distinct()
+
+
+def _events(window: Window, shape: Shape) -> DataFrame:
+    rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
+    has_moved = moved(rows, shape) if window.moves else f.expr("false")
+    op = f.col("_cdc_op")
+    own = rows.select(
+        *(col(n) for n in shape.columns),
+        f.when(f.col(RAW).isNotNull(), kept_raw(f.col(RAW))).alias(RAW),
+        f.col(RAW).alias("_cdc_sent_raw"),
+        UNCHANGED,
+        BEFORE,
+        "_cdc_lsn",
+        "_cdc_seq",
+        "_cdc_ts",
+        "_cdc_op",
+        f.when(op == "d", _DELETE).otherwise(_OPEN).alias("_cdc_kind"),
+        (has_moved | (op == "c")).alias("_cdc_comes"),
+        has_moved.alias("_cdc_moved"),
+        no_end().alias("_cdc_had"),
+        f.expr("false").alias("_cdc_is_old"),
+        *shape.named_parts(),
+    )
+    if not window.moves:
+        return own
+    left = rows.where(has_moved).select(
+        *(f.lit(None).cast(kind).alias(n) for n, kind in shape.types.items()),
+        f.lit(None).cast("map<string,string>").alias(RAW),
+        f.lit(None).cast("map<string,string>").alias("_cdc_sent_raw"),
+        f.lit(None).cast("array<string>").alias(UNCHANGED),
+        BEFORE,
+        "_cdc_lsn",
+        "_cdc_seq",
+        "_cdc_ts",
+        "_cdc_op",
+        f.lit(_LEFT).alias("_cdc_kind"),
+        f.expr("false").alias("_cdc_comes"),
+        f.expr("false").alias("_cdc_moved"),
+        no_end().alias("_cdc_had"),
+        f.expr("false").alias("_cdc_is_old"),
+        *shape.named_parts(f.col(BEFORE), prefix=OF_BEFORE),
+    )
+    return own.unionByName(left)
+
+
+def _standing(before: DataFrame) -> DataFrame:
+    return before.drop("_cdc_to").withColumns(
+        {
+            "_cdc_kind": f.lit(_BASE),
+            "_cdc_comes": f.expr("false"),
+            "_cdc_moved": f.expr("false"),
+        }
+    )
+
+
+def _with_ends_by_snapshots(events: DataFrame, window: Window, over: WindowSpec) -> DataFrame:
+    """Say which rows vanished: no event of their key is above a snapshot's `t`, or one adds it.
+
+    `_cdc_vanished`: the `t` that says so. A row that was read again, changed or deleted above it
+    had been there.
+    """
+    snapshots = [m for m in window.marks if m.is_snapshot]
+    if not snapshots:
+        return events.withColumn("_cdc_vanished", no_end())
+    mark = first_above(snapshots, f.col("_cdc_lsn"), f.col("_cdc_seq"))
+    next_lsn, next_seq = (f.lead(n).over(over) for n in ("_cdc_lsn", "_cdc_seq"))
+    is_beyond = (next_lsn > mark["lsn"]) | ((next_lsn == mark["lsn"]) & (next_seq > mark["seq"]))
+    comes = f.lead("_cdc_comes").over(over)
+    vanished = f.when(next_lsn.isNull() | (is_beyond & comes), mark)
+    is_row = f.col("_cdc_kind").isin(_BASE, _OPEN)
+    return events.withColumn("_cdc_vanished", f.when(is_row, vanished).otherwise(no_end()))
+
+
+def _without_repeated_reads(
+    events: DataFrame, window: Window, shape: Shape, over: WindowSpec
+) -> DataFrame:
+    """Leave out `r` rows that are what was there: nothing changed.
+
+    One that is the last of its row before it vanished says where that ends.
+    """
+    truncates = [m for m in window.marks if not m.is_snapshot]
+    era = count_below(truncates, f.col("_cdc_lsn"), f.col("_cdc_seq"))
+    added = [c for c in shape.present if c.since_lsn]
+    changed = max((c.since_lsn for c in added), default=0)
+    then = f.lag(f.struct(*_values(shape, {}))).over(over)
+    if added:
+        since = {c.name: c.since_lsn for c in added}
+        later = f.lag(f.struct(*_values(shape, since))).over(over)
+        then = f.when(f.col("_cdc_lsn") >= changed, later).otherwise(then)
+    events = events.withColumns(
+        {
+            "_cdc_same": f.struct(*_values(shape, {})).eqNullSafe(then)
+            & (f.lag(era).over(over) == era),
+            "_cdc_was": f.lag("_cdc_kind").over(over),
+        }
+    )
+    is_repeated = (
+        (f.col("_cdc_op") == "r")
+        & (f.col("_cdc_kind") == _OPEN)
+        & f.col("_cdc_was").isin(_BASE, _OPEN)
+        & f.coalesce("_cdc_same", f.expr("false"))
+    )
+    mark = f.col("_cdc_vanished")
+    events = events.withColumn("_cdc_repeated", is_repeated)
+    events = events.where(~f.col("_cdc_repeated") | mark.isNotNull())
+    repeated = f.col("_cdc_repeated")
+    return events.withColumns(
+        {
+            "_cdc_kind": f.when(repeated, _LEFT).otherwise(f.col("_cdc_kind")),
+            "_cdc_lsn": f.when(repeated, mark["lsn"]).otherwise(f.col("_cdc_lsn")),
+            "_cdc_seq": f.when(repeated, mark["seq"]).otherwise(f.col("_cdc_seq")),
+            "_cdc_ts": f.when(repeated, mark["at"]).otherwise(f.col("_cdc_ts")),
+            "_cdc_vanished": f.when(~repeated, mark),
+        }
+    )
+
+
+def _values(shape: Shape, since: dict[str, int]) -> list[Column]:
+    """Give what two rows have to have in common to be the same; null equals null.
+
+    `since`: columns as they are later on: rows below that have what is missing.
+    """
+    found: list[Column] = [f.coalesce(f.col(UNCHANGED), f.array()).alias("unchanged")]
+    for number, column in enumerate(shape.present):
+        value, text = col(column.name), f.try_element_at(f.col(RAW), f.lit(column.name))
+        if column.name in since:
+            is_before = f.col("_cdc_lsn") < since[column.name]
+            missing, missing_text = missing_value(column)
+            value = f.when(is_before, missing).otherwise(value)
+            text = f.when(is_before, f.lit(missing_text)).otherwise(text)
+        if column.delta_type in ("float", "double"):
+            value = value.cast("string")  # 0 and -0 are not the same
+        found += [value.alias(f"v{number}"), text.alias(f"t{number}")]
+    return found

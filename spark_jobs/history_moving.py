@@ -1,0 +1,147 @@
+"""How one history is brought from one epoch to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as f
+
+from ingestd.errors import TableError
+from ingestd.schema import TableId
+from spark_jobs.columns import col
+from spark_jobs.commits import Signature
+from spark_jobs.history_keyed import keyed_versions, keys_of
+from spark_jobs.history_keyless import keyless_versions, rows_of
+from spark_jobs.history_shape import Shape
+from spark_jobs.history_table import GOES, HistoryTable, clash
+from spark_jobs.history_versions import VERSION
+from spark_jobs.history_window import Window, empty_window, read_window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_jobs.lake import SourceLake
+    from spark_jobs.stream import Step
+
+
+SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+)
+"""Of the sessions that write histories."""
+
+
+class Histories:
+    """The history job, for `spark_jobs.stream.EpochStream`."""
+
+    name = "history"
+
+    def move(self, lake: SourceLake, step: Step) -> None:
+        """Bring a table's history to the end of `step.through`. See `TableJob`."""
+        shape = _shape(lake, step)
+        table = HistoryTable(lake.session, step.path, step.app_id)
+        if step.above:
+            earlier = Signature(self.name, lake.source, step.above)
+            named = clash(shape, table.rows().columns)
+            if named is not None:
+                raise TableError(
+                    TableId.parse(step.table),
+                    f"its new column {named} is called as a column of the history itself",
+                    remedy=f"--rebuild {step.table}: the history's own are then _cdc_{named}, ...",
+                )
+            table.evolve(shape, step.above_lsn, earlier)
+        window = read_window(
+            lake,
+            step.table,
+            shape,
+            above=step.above,
+            above_lsn=step.above_lsn,
+            through=step.through.number,
+        )
+        if not step.above:
+            _begin(table, window, shape, lake, step)
+        elif window is not None:
+            _go_on(table, window, shape, step)
+
+
+def _shape(lake: SourceLake, step: Step) -> Shape:
+    try:
+        schema = lake.changes(step.table, above=step.above, through=step.through.number).schema
+    except AnalysisException as error:
+        raise TableError(
+            TableId.parse(step.table),
+            f"there is no raw table {lake.raw_path(step.table)}",
+            remedy="`ingestd snapshot` reads the table anew into the lake",
+        ) from error
+    return Shape.of(schema, step.definition)
+
+
+def _begin(
+    table: HistoryTable, window: Window | None, shape: Shape, lake: SourceLake, step: Step
+) -> None:
+    if window is None:
+        window = empty_window(lake.changes(step.table, above=0, through=0))
+    try:
+        made = keyed_versions if shape.is_keyed else keyless_versions
+        table.replace(made(window, None, shape), shape, step.signature)
+    finally:
+        window.close()
+
+
+def _go_on(table: HistoryTable, window: Window, shape: Shape, step: Step) -> None:
+    before = again = None
+    try:
+        made, touched = keyed_versions, keys_of
+        if not shape.is_keyed:
+            made, touched = keyless_versions, rows_of
+        keys = None if window.marks else touched(window, shape)
+        before = table.before(window, shape, keys)
+        if window.is_late:
+            before = before.persist()
+            again = before.where("_cdc_again").drop("_cdc_again")
+            before = before.where("NOT _cdc_again")
+        versions = made(window, before.drop("_cdc_again"), shape)
+        table.merge(_changed(versions, again, shape), window, shape, step.signature)
+    finally:
+        if again is not None and before is not None:
+            before.unpersist()
+        window.close()
+
+
+def _changed(versions: DataFrame, again: DataFrame | None, shape: Shape) -> DataFrame:
+    """Give what is to be put in and, with `_cdc_goes`, what is to be taken out.
+
+    Of a table without a key, equal rows that began and end together are one in what is taken out:
+    they go together, and those that stay are put in again. `again`: what
+    `versions` has anew.
+    """
+    columns = [*shape.columns, *VERSION, *shape.part_names]
+    is_old = f.col("_cdc_is_old")
+    versions = versions.withColumn(
+        "_cdc_differs", is_old & ~f.col("_cdc_to").eqNullSafe(f.col("_cdc_had"))
+    )
+    goes = is_old
+    if not shape.is_keyed:
+        alike = Over.partitionBy(*shape.part_names, "_cdc_lsn", "_cdc_seq", "_cdc_had", is_old)
+        versions = versions.withColumns(
+            {
+                "_cdc_differs": f.max("_cdc_differs").over(alike),
+                "_cdc_number": f.row_number().over(alike.orderBy("_cdc_to")),
+            }
+        )
+        goes = is_old & (f.col("_cdc_number") == 1)
+    both = f.when(goes, f.array(f.expr("true"), f.expr("false")))
+    changed = versions.where(~is_old | f.col("_cdc_differs")).select(
+        *map(col, columns), f.explode(both.otherwise(f.array(f.expr("false")))).alias(GOES)
+    )
+    if again is None:
+        return changed
+    if not shape.is_keyed:
+        again = again.dropDuplicates([*shape.part_names, "_cdc_lsn", "_cdc_seq", "_cdc_had"])
+    return changed.unionByName(again.select(*map(col, columns)).withColumn(GOES, f.expr("true")))

@@ -1,0 +1,140 @@
+"""Which columns a history has, and by which of them its rows are told apart.
+
+Names that begin with `_cdc_` are free for use inside a plan: no source column has one
+(docs/names.md). The columns that a history adds are called `_cdc_valid_from`, ... inside, and
+`valid_from`, ... in the table, unless the source has such a name itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from ingestd.changes import RESERVED_PREFIX
+from ingestd.decode.lake_names import column_name
+from spark_jobs.columns import RAW, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from spark_jobs.registry import Definition, LakeColumn
+
+ADDED: Mapping[str, str] = {
+    "valid_from": "timestamp",
+    "valid_to": "timestamp",
+    "is_current": "boolean",
+    "operation": "string",
+    "valid_from_lsn": "bigint",
+    "valid_from_seq": "bigint",
+    "valid_to_lsn": "bigint",
+    "valid_to_seq": "bigint",
+}
+"""What a history has beside the source's columns, `_cdc_raw` and `_cdc_unchanged`."""
+
+UNCHANGED = "_cdc_unchanged"
+OF_BEFORE = "_cdc_before."
+
+_EXACT = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.BooleanType)
+"""Types that hold every value of theirs, so that nothing of them is ever in `_cdc_raw`."""
+_NESTED = (t.ArrayType, t.StructType)
+
+
+def is_clashing(columns: Sequence[str]) -> bool:
+    """Say whether the source has a column of a name that a history adds (case does not count)."""
+    return not {name.lower() for name in columns}.isdisjoint(ADDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table's columns.
+
+    `types`: every source column of the raw table. `versions`: for each of the columns that tell
+    rows apart, the lake columns that have had its values, the present one first. `present`: those
+    that the source has. `is_keyed`: else whole rows are told apart.
+    """
+
+    types: Mapping[str, t.DataType]
+    present: tuple[LakeColumn, ...]
+    versions: tuple[tuple[str, ...], ...]
+    is_keyed: bool
+
+    @classmethod
+    def of(cls, raw: t.StructType, definition: Definition) -> Shape:
+        """`raw`: the raw table's schema."""
+        types = {c.name: c.dataType for c in raw if not c.name.startswith(RESERVED_PREFIX)}
+        present = tuple(c for c in definition.columns if c.name in types)
+        key = set(definition.key)
+        if not key:
+            return cls(types, present, tuple((c.name,) for c in present), is_keyed=False)
+        others = set(types).difference(c.name for c in present)
+        versions = [(c.name, *_earlier(c, others)) for c in present if c.name in key]
+        return cls(types, present, tuple(versions), is_keyed=True)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all source columns."""
+        return list(self.types)
+
+    @property
+    def part_names(self) -> list[str]:
+        """What `parts` are called in a plan."""
+        return [f"_cdc_k{i}" for i in range(len(self.parts()))]
+
+    def parts(
+        self, values: Column | None = None, *, prefix: str = "", of: str | None = None
+    ) -> list[Column]:
+        """Give what tells a row apart, as values that Spark can compare and group by.
+
+        Null equals null here. `values`: a struct to take it from instead of the row; `prefix`: of
+        the names in `_cdc_raw` that go with it. `of`: the alias of the row's table.
+        """
+        at = "" if of is None else f"{of}."
+        raw = f.col(f"{at}{RAW}")
+
+        def value(name: str) -> Column:
+            return f.col(at + quoted(name)) if values is None else values.getField(name)
+
+        def text(name: str) -> Column:
+            kept = f.try_element_at(raw, f.lit(prefix + name))
+            return f.coalesce(kept, value(name).cast("string"))
+
+        found: list[Column] = []
+        for names in self.versions:
+            kind = self.types[names[0]]
+            if len(names) > 1:
+                found.append(f.coalesce(*map(text, names)))
+            elif isinstance(kind, _EXACT):
+                found.append(value(names[0]))
+            elif isinstance(kind, _NESTED):
+                found.append(value(names[0]))
+                found.append(f.try_element_at(raw, f.lit(prefix + names[0])))
+            else:
+                found.append(text(names[0]))
+        return found
+
+    def named_parts(self, values: Column | None = None, *, prefix: str = "") -> list[Column]:
+        """Give `parts` under their names."""
+        parts = self.parts(values, prefix=prefix)
+        return [part.alias(f"_cdc_k{i}") for i, part in enumerate(parts)]
+
+
+def _earlier(column: LakeColumn, others: set[str]) -> list[str]:
+    """Name the lake columns, the newest first, that a source column had before its present one."""
+    own = re.compile(re.escape(column_name(column.source_name)) + r"(?:__v(\d+))?")
+    found = {n: int(m[1] or 1) for n in others if (m := own.fullmatch(n)) is not None}
+    return sorted(found, key=lambda n: -found[n])
+
+
+def position(lsn: str = "_cdc_lsn", seq: str = "_cdc_seq") -> Column:
+    """Give a position that can be compared."""
+    return f.struct(f.col(lsn).alias("lsn"), f.col(seq).alias("seq"))
+
+
+def literal_position(lsn: int, seq: int) -> Column:
+    """Give a position that is known."""
+    return f.struct(f.lit(lsn).cast("long").alias("lsn"), f.lit(seq).cast("long").alias("seq"))

@@ -1,0 +1,157 @@
+"""One history: a Delta table with every version of a source table's rows (SCD type 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as f
+
+from spark_jobs.columns import RAW, col, needs_column_mapping, quoted
+from spark_jobs.commits import signed
+from spark_jobs.history_shape import ADDED, Shape, is_clashing
+from spark_jobs.history_versions import as_history, stored
+from spark_jobs.missing_values import missing_value, with_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+    from spark_jobs.commits import Signature
+    from spark_jobs.history_window import Window
+
+HISTORIES = "_history"
+"""The job's log of cuts, below its target."""
+
+_PREFIX = "_cdc_"
+"""Of a history's own columns, where the source has one of their names."""
+GOES = "_cdc_goes"
+"""Of a row to be merged: whether it is a version to be taken out, not one to be put in."""
+
+
+def prefix_of(columns: Sequence[str]) -> str:
+    """Tell from a history's columns what its own ones' names begin with."""
+    return _PREFIX if f"{_PREFIX}valid_from" in columns else ""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTable:
+    """A history at `path`, changed in `session`."""
+
+    session: SparkSession
+    path: str
+    app_id: str
+
+    def rows(self) -> DataFrame:
+        """Give the history's rows."""
+        return self.session.read.format("delta").load(self.path)
+
+    def before(self, window: Window, shape: Shape, keys: DataFrame | None) -> DataFrame:
+        """Give the versions that a window may change: those that do not end below it.
+
+        Columns: `history_versions.stored`, and `_cdc_again`: the version begins in the window,
+        which makes it anew. `keys`: of rows with these parts only.
+        """
+        rows = self.rows()
+        prefix = prefix_of(rows.columns)
+        lsn, seq = window.first
+        to_lsn, to_seq = f.col(f"{prefix}valid_to_lsn"), f.col(f"{prefix}valid_to_seq")
+        touched = to_lsn.isNull() | (to_lsn > lsn) | ((to_lsn == lsn) & (to_seq >= seq))
+        found = stored(rows.where(touched), shape, prefix)
+        begins = f.col("_cdc_lsn"), f.col("_cdc_seq")
+        again = (begins[0] > lsn) | ((begins[0] == lsn) & (begins[1] >= seq))
+        found = found.withColumn("_cdc_again", again)
+        if keys is None:
+            return found
+        same = f.expr("true")
+        for name in shape.part_names:
+            same = same & f.col(f"v.{name}").eqNullSafe(f.col(f"k.{name}"))
+        return found.alias("v").join(keys.alias("k"), same, "left_semi")
+
+    def replace(self, versions: DataFrame, shape: Shape, signature: Signature) -> None:
+        """Make the history anew of these versions: one commit, a plain write."""
+        prefix = _PREFIX if is_clashing(shape.columns) else ""
+        rows = versions.select(as_history(shape, prefix))
+        writer = (
+            rows.write.format("delta")
+            .mode("overwrite")
+            .option("overwriteSchema", "true")
+            .option("delta.enableDeletionVectors", "true")
+        )
+        if needs_column_mapping(rows.columns):
+            writer = writer.option("delta.columnMapping.mode", "name")
+        with signed(self.session, signature, None):
+            writer.save(self.path)
+
+    def merge(self, changes: DataFrame, window: Window, shape: Shape, signature: Signature) -> None:
+        """Take versions out and put versions in: one commit, skipped if it is there already.
+
+        `changes`: versions, with the parts that tell them apart and `_cdc_goes`. Of one that goes,
+        `_cdc_had` is the end it has in the table.
+        """
+        target = DeltaTable.forPath(self.session, self.path)
+        names = self.rows().columns
+        prefix = prefix_of(names)
+        source = changes.select(*as_history(shape, prefix), *shape.part_names, "_cdc_had", GOES)
+        lsn = f.col(f"t.{prefix}valid_to_lsn")
+        same = f.col(f"s.{GOES}") & (lsn.isNull() | (lsn >= window.first[0]))
+        for name in ("valid_from_lsn", "valid_from_seq"):
+            same = same & (f.col(f"t.{prefix}{name}") == f.col(f"s.{prefix}{name}"))
+        for name, had in (("valid_to_lsn", "lsn"), ("valid_to_seq", "seq")):
+            same = same & f.col(f"t.{prefix}{name}").eqNullSafe(f.col("s._cdc_had")[had])
+        for part, own in zip(shape.parts(of="t"), shape.part_names, strict=True):
+            same = same & part.eqNullSafe(f.col(f"s.{own}"))
+        put: dict[str, str | Column] = {
+            quoted(n): col(n, "s") for n in source.columns if n in names
+        }
+        with signed(self.session, signature, self.app_id):
+            target.alias("t").merge(
+                source.alias("s"), same
+            ).whenMatchedDelete().whenNotMatchedInsert(~f.col(f"s.{GOES}"), put).execute()
+
+    def evolve(self, shape: Shape, above_lsn: int, signature: Signature) -> None:
+        """Add the columns that the history lacks; fill the versions that have them in the source.
+
+        `above_lsn`: the position up to which it is. Each step may be repeated.
+        """
+        there = {name.lower() for name in self.rows().columns}
+        new = {n: kind for n, kind in shape.types.items() if n.lower() not in there}
+        if new:
+            with signed(self.session, signature, None):
+                self._add(new)
+        prefix = prefix_of(self.rows().columns)
+        for column in shape.present:
+            is_due = column.since_lsn > above_lsn or (column.since_lsn and column.name in new)
+            if not is_due or (column.name in new and column.missing is None):
+                continue
+            value, text = missing_value(column)
+            values: dict[str, str | Column] = {quoted(column.name): value}
+            if text is not None:
+                values[quoted(RAW)] = with_text(column, text)
+            ends = f.col(f"{prefix}valid_to_lsn")
+            spans = (f.col(f"{prefix}valid_from_lsn") < column.since_lsn) & (
+                ends.isNull() | (ends >= column.since_lsn)
+            )
+            with signed(self.session, signature, None):
+                DeltaTable.forPath(self.session, self.path).update(spans, values)
+
+    def _add(self, columns: dict[str, DataType]) -> None:
+        table = f"delta.{quoted(self.path)}"
+        properties = []
+        if needs_column_mapping(list(columns)):
+            properties.append("'delta.columnMapping.mode' = 'name'")
+        if any("timestamp_ntz" in kind.simpleString() for kind in columns.values()):
+            properties.append("'delta.feature.timestampNtz' = 'supported'")
+        if properties:
+            self.session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(properties)})")
+        added = ", ".join(f"{quoted(n)} {kind.simpleString()}" for n, kind in columns.items())
+        self.session.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
+
+
+def clash(shape: Shape, names: Sequence[str]) -> str | None:
+    """Name a source column that is called as one of the history's own is; None if there is none."""
+    if prefix_of(names):
+        return None
+    return next((n for n in shape.columns if n.lower() in ADDED), None)

@@ -1,0 +1,149 @@
+"""Versions of rows inside a plan, before they are a history's rows.
+
+Columns: the source's, `_cdc_raw`, `_cdc_unchanged`, the position and time they begin at
+(`_cdc_lsn`, `_cdc_seq`, `_cdc_ts`), `_cdc_op`, `_cdc_to` (struct lsn, seq, at; null while they are
+current), and `_cdc_is_old`: the history has it already, with the end `_cdc_had`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+
+from spark_jobs.columns import RAW, RAW_TYPE, col
+from spark_jobs.history_shape import ADDED, OF_BEFORE, UNCHANGED, Shape
+from spark_jobs.missing_values import missing_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.history_window import Mark
+
+END_TYPE = "struct<lsn:bigint,seq:bigint,at:timestamp>"
+PLACE = ("_cdc_lsn", "_cdc_seq", "_cdc_ts", "_cdc_op")
+VERSION = (RAW, UNCHANGED, *PLACE, "_cdc_to", "_cdc_had", "_cdc_is_old")
+
+
+def end(lsn: Column, seq: Column, at: Column) -> Column:
+    """Give where a version ends; null if there is no `lsn`."""
+    return f.when(lsn.isNotNull(), f.struct(lsn.alias("lsn"), seq.alias("seq"), at.alias("at")))
+
+
+def no_end() -> Column:
+    """Give the end of what has none."""
+    return f.lit(None).cast(END_TYPE)
+
+
+def marks(found: Sequence[Mark]) -> Column:
+    """Give marks as an array of ends, in order."""
+    each = [
+        f.struct(
+            f.lit(m.lsn).cast("long").alias("lsn"),
+            f.lit(m.seq).cast("long").alias("seq"),
+            f.timestamp_micros(f.lit(m.at_us)).alias("at"),
+        )
+        for m in found
+    ]
+    return f.array(*each).cast(f"array<{END_TYPE}>")
+
+
+def first_above(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
+    """Give the first of these marks above a position, as an end; null if there is none."""
+    if not found:
+        return no_end()
+    above = f.filter(
+        marks(found), lambda m: (m["lsn"] > lsn) | ((m["lsn"] == lsn) & (m["seq"] > seq))
+    )
+    return f.get(above, f.lit(0))
+
+
+def count_below(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
+    """Count the marks at or below a position."""
+    if not found:
+        return f.lit(0)
+    return f.size(
+        f.filter(marks(found), lambda m: (m["lsn"] < lsn) | ((m["lsn"] == lsn) & (m["seq"] <= seq)))
+    )
+
+
+def kept_raw(
+    raw: Column, without: Sequence[str] = (), texts: Sequence[tuple[str, Column]] = ()
+) -> Column:
+    """Give `_cdc_raw` without the old row's texts and these columns', with some texts put in.
+
+    A text that is null is not put in; null if nothing is left.
+    """
+    dropped = [*without, *(name for name, _ in texts)]
+
+    def stays(name: Column, _: Column) -> Column:
+        is_own = ~f.startswith(name, f.lit(OF_BEFORE))
+        return is_own & ~name.isin(dropped) if dropped else is_own
+
+    kept = f.map_filter(raw, stays)
+    if texts:
+        pairs = f.array(*(f.struct(f.lit(n).alias("key"), v.alias("value")) for n, v in texts))
+        there = f.filter(pairs, lambda pair: pair["value"].isNotNull())
+        kept = f.map_concat(
+            f.coalesce(kept, f.create_map().cast(RAW_TYPE)), f.map_from_entries(there)
+        )
+    return f.when(f.size(kept) > 0, kept)
+
+
+def stored(history: DataFrame, shape: Shape, prefix: str) -> DataFrame:
+    """Give a history's rows as versions, with the parts that tell them apart."""
+    name = {n: f.col(prefix + n) for n in ADDED}
+    ends = end(name["valid_to_lsn"], name["valid_to_seq"], name["valid_to"])
+    rows = history.select(
+        *(col(n) for n in shape.columns),
+        RAW,
+        UNCHANGED,
+        name["valid_from_lsn"].alias("_cdc_lsn"),
+        name["valid_from_seq"].alias("_cdc_seq"),
+        name["valid_from"].alias("_cdc_ts"),
+        name["operation"].alias("_cdc_op"),
+        ends.alias("_cdc_to"),
+        ends.alias("_cdc_had"),
+        f.expr("true").alias("_cdc_is_old"),
+    )
+    return rows.select("*", *shape.named_parts())
+
+
+def with_missing(versions: DataFrame, shape: Shape) -> DataFrame:
+    """Give versions that were there when a column was added what the source has for them."""
+    for column in (c for c in shape.present if c.since_lsn):
+        ends, since = f.col("_cdc_to"), column.since_lsn
+        spans = (f.col("_cdc_lsn") < since) & (ends.isNull() | (ends["lsn"] >= since))
+        value, text = missing_value(column)
+        own = kept_raw(
+            f.col(RAW), [column.name], [] if text is None else [(column.name, f.lit(text))]
+        )
+        versions = versions.withColumns(
+            {
+                column.name: f.when(spans, value).otherwise(col(column.name)),
+                RAW: f.when(spans, own).otherwise(f.col(RAW)),
+            }
+        )
+    return versions
+
+
+def as_history(shape: Shape, prefix: str) -> list[Column]:
+    """Give a history's columns, of versions."""
+    ends = f.col("_cdc_to")
+    added = {
+        "valid_from": f.col("_cdc_ts"),
+        "valid_to": ends["at"],
+        "is_current": ends.isNull(),
+        "operation": f.col("_cdc_op"),
+        "valid_from_lsn": f.col("_cdc_lsn"),
+        "valid_from_seq": f.col("_cdc_seq"),
+        "valid_to_lsn": ends["lsn"],
+        "valid_to_seq": ends["seq"],
+    }
+    return [
+        *(col(n) for n in shape.columns),
+        f.col(RAW),
+        f.col(UNCHANGED),
+        *(added[n].alias(prefix + n) for n in ADDED),
+    ]

@@ -1,0 +1,169 @@
+"""The raw rows from which a part of a history is made: a window of positions.
+
+Rows of later epochs mostly have higher positions than all before. Not so what a snapshot reads:
+its rows and its `t` may lie below changes that came in earlier epochs. So a window begins at the
+lowest position among the new rows, and has *all* rows from there on, those of earlier epochs
+included; what the history has from there on is made anew. A history is then a function of the raw
+rows, whatever batches they came in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as f
+
+from ingestd.changes import MARKER_SEQ, SNAPSHOT, TRUNCATE, UPDATE
+from spark_jobs.history_shape import OF_BEFORE, UNCHANGED, Shape, literal_position, position
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.lake import SourceLake
+
+BEFORE = "_cdc_before"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """A `t`: of a snapshot (`seq` is -1), or a TRUNCATE's. `at_us`: microseconds since 1970 UTC."""
+
+    lsn: int
+    seq: int
+    at_us: int
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it begins a snapshot."""
+        return self.seq == MARKER_SEQ
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Raw rows of all epochs up to one, from the position `first` on (cached; `close` it).
+
+    `marks`: its `t`, in order. `unsent`: columns that some update did not send. `moves`: updates
+    that changed the key, `moves_unsent`: those of them that did not send all. `has_reads`: there
+    are `r` rows. `lowest_read`: LSN of the lowest of them. `is_late`: rows of earlier epochs are in
+    it, so that the history may have versions that begin in it.
+    """
+
+    rows: DataFrame
+    first: tuple[int, int]
+    marks: tuple[Mark, ...]
+    unsent: tuple[str, ...]
+    moves: int
+    moves_unsent: int
+    has_reads: bool
+    lowest_read: int | None
+    is_late: bool = False
+
+    def close(self) -> None:
+        """Free what Spark keeps of it."""
+        self.rows.unpersist()
+
+    @property
+    def begins(self) -> Column:
+        """`first`, to be compared with a `position`."""
+        return literal_position(*self.first)
+
+
+def read_window(
+    lake: SourceLake, table: str, shape: Shape, *, above: int, above_lsn: int, through: int
+) -> Window | None:
+    """Find and cache the window that the epochs above one up to another ask for.
+
+    None if they have no row of the table. `above_lsn`: where the epoch `above` ends. With `above` 0
+    a history begins: with the first snapshot that the rows have (without a key, the newest); what
+    was captured before it is of no whole table. One Spark job, two if rows came late.
+    """
+    found = _measured(lake.changes(table, above=above, through=through), shape)
+    if found is None:
+        return None
+    if above == 0:
+        return _beginning(found, shape)
+    first = found.first
+    if found.has_reads and not shape.is_keyed and found.lowest_read is not None:
+        first = min(first, (found.lowest_read, MARKER_SEQ))  # whole rows are read with their `t`
+    if first >= (above_lsn, 1):  # above all that came before, reads included
+        return found
+    found.close()
+    every = lake.changes(table, above=0, through=through)
+    lsn = f.col("_cdc_lsn")
+    return _measured(
+        every.where((lsn >= first[0]) & (position() >= literal_position(*first))), shape, first
+    )
+
+
+def _beginning(found: Window, shape: Shape) -> Window | None:
+    points = [(m.lsn, m.seq) for m in found.marks if m.is_snapshot]
+    if not points:
+        return found
+    first = points[0] if shape.is_keyed else points[-1]
+    if found.first >= first:
+        return found
+    whole = found.rows.where(position() >= literal_position(*first))
+    found.close()
+    return _measured(whole, shape)
+
+
+def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = None) -> Window | None:
+    rows = rows.persist()
+    op, told = f.col("_cdc_op"), moved(rows, shape)
+    mark = f.struct(
+        f.col("_cdc_lsn").alias("lsn"),
+        f.col("_cdc_seq").alias("seq"),
+        f.unix_micros("_cdc_ts").alias("at_us"),
+    )
+    found: Any = rows.agg(
+        f.min(position()).alias("first"),
+        f.sort_array(f.collect_set(f.when(op == TRUNCATE, mark))).alias("marks"),
+        f.array_distinct(f.flatten(f.collect_set(UNCHANGED))).alias("unsent"),
+        f.count_if(told).alias("moves"),
+        f.count_if(told & f.col(UNCHANGED).isNotNull()).alias("moves_unsent"),
+        f.min(f.when(op == SNAPSHOT, f.col("_cdc_lsn"))).alias("lowest_read"),
+    ).first()
+    if found["first"] is None:
+        rows.unpersist()
+        return None
+    return Window(
+        rows=rows,
+        first=first or (found["first"]["lsn"], found["first"]["seq"]),
+        marks=tuple(Mark(m["lsn"], m["seq"], m["at_us"]) for m in found["marks"]),
+        unsent=tuple(sorted(n for n in found["unsent"] or () if n in shape.types)),
+        moves=found["moves"],
+        moves_unsent=found["moves_unsent"],
+        has_reads=found["lowest_read"] is not None,
+        lowest_read=found["lowest_read"],
+        is_late=first is not None,
+    )
+
+
+def empty_window(rows: DataFrame) -> Window:
+    """Give a window of these rows, which are none."""
+    return Window(rows, (0, 0), (), (), 0, 0, has_reads=False, lowest_read=None)
+
+
+def moved(rows: DataFrame, shape: Shape) -> Column:
+    """Say of a raw row whether it changed its row's key."""
+    nothing = f.expr("false")
+    if not shape.is_keyed or not has_old_keys(rows, shape):
+        return nothing
+    differs = nothing
+    old = shape.parts(f.col(BEFORE), prefix=OF_BEFORE)
+    for ours, theirs in zip(shape.parts(), old, strict=True):
+        differs = differs | ~ours.eqNullSafe(theirs)
+    return (f.col("_cdc_op") == UPDATE) & f.col(BEFORE).isNotNull() & differs
+
+
+def has_old_keys(rows: DataFrame, shape: Shape) -> bool:
+    """Say whether `_cdc_before` has the key's columns."""
+    there = old_columns(rows)
+    return there.issuperset(name for names in shape.versions for name in names)
+
+
+def old_columns(rows: DataFrame) -> set[str]:
+    """Name the columns that `_cdc_before` has."""
+    kind: Any = rows.schema[BEFORE].dataType
+    return set(kind.names)

@@ -1,0 +1,187 @@
+"""Histories against a plain fold, row by row; in whatever batches the epochs come."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from ingestd.changes import EpochSummary
+from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
+from ingestd.schema import Column
+from ingestd.sink.lake import DeltaLake
+from spark_jobs.commits import Signature
+from spark_jobs.history_moving import Histories
+from spark_jobs.lake import Epoch, SourceLake
+from spark_jobs.stream import Step
+from tests.harness.history_logs import KeyedLog, KeylessLog
+from tests.harness.plain_history import keyed_history, keyless_history
+from tests.unit.sink.rows import AT, make_batch, make_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from ingestd.schema import Table
+
+    Row = dict[str, Any]
+
+BIG = Column("big", 25, -1, pa.string(), "text")
+KEYED = make_table("orders", BIG)
+KEYLESS = replace(
+    make_table("events", BIG), replica_identity="f", key=(), before=("id", "note", "big")
+)
+COLUMNS = ("id", "note", "big")
+
+
+async def write(lake: Path, table: Table, epochs: Sequence[Sequence[Row]]) -> list[int]:
+    """Commit epochs through the real sink; give where each ends."""
+    sink = DeltaLake(str(lake), "shop")
+    ends = []
+    low = 0
+    try:
+        await sink.open()
+        await sink.adopt("7000000000000000001")
+        await sink.record([TableEvent(table, TableState.LIVE, AT, Lsn(1))])
+        for rows in epochs:
+            high = max([low, *(row["_cdc_lsn"] for row in rows)])
+            writer = sink.begin()
+            if rows:
+                await writer.append(make_batch(table, rows), is_read=True)
+                await writer.commit(EpochSummary(Lsn(low), Lsn(high + 1), AT, 1, 100))
+                ends.append(high + 1)
+            low = high + 1
+    finally:
+        await sink.close()
+    return ends
+
+
+@dataclass
+class Job:
+    """Moves one table's history, epoch by epoch or several at once."""
+
+    spark: SparkSession
+    lake: Path
+    path: str
+    table: str
+    above: int = 0
+    above_lsn: int = 0
+
+    def move(self, epoch: int, end_lsn: int) -> None:
+        lake = SourceLake(self.spark, str(self.lake), "shop")
+        definition = lake.registry().at(self.table)
+        assert definition is not None
+        step = Step(
+            table=self.table,
+            path=self.path,
+            definition=definition,
+            above=self.above,
+            above_lsn=self.above_lsn,
+            through=Epoch(epoch, end_lsn, AT, {}),
+            rows=1,
+            signature=Signature("history", "shop", epoch),
+            app_id=f"ingestd-history/shop/{self.table}",
+        )
+        Histories().move(lake, step)
+        self.above, self.above_lsn = epoch, end_lsn
+
+    def versions(self) -> Counter[tuple[Any, ...]]:
+        found: Counter[tuple[Any, ...]] = Counter()
+        for row in self.spark.read.format("delta").load(self.path).collect():
+            raw = row["_cdc_raw"] or {}
+            values = tuple(("raw", raw[n]) if n in raw else row[n] for n in COLUMNS)
+            ends = None
+            if not row["is_current"]:
+                ends = (row["valid_to_lsn"], row["valid_to_seq"])
+                assert micros(row["valid_to"]) == ends[0]
+            assert micros(row["valid_from"]) == row["valid_from_lsn"]
+            unknown = tuple(sorted(row["_cdc_unchanged"] or ()))
+            begin = (row["valid_from_lsn"], row["valid_from_seq"])
+            found[(*values, row["operation"], begin, ends, unknown)] += 1
+        return found
+
+
+def micros(at: datetime) -> int:
+    """What `history_logs.change` made a time of: the LSN."""
+    return (at.astimezone(UTC) - AT) // timedelta(microseconds=1)
+
+
+def cuts(rng: random.Random, count: int, parts: int) -> list[int]:
+    """Some epochs, the last one among them."""
+    return sorted({*rng.sample(range(1, count + 1), min(parts, count)), count})
+
+
+def plain(epochs: Iterable[Sequence[Row]], fold: Any) -> Counter[tuple[Any, ...]]:
+    rows = [row for epoch in epochs for row in epoch]
+    return Counter(v.as_tuple(COLUMNS) for v in fold(rows))
+
+
+def fold_keyed(rows: Sequence[Row]) -> Any:
+    return keyed_history(rows, COLUMNS, ("id",))
+
+
+def fold_keyless(rows: Sequence[Row]) -> Any:
+    return keyless_history(rows, COLUMNS)
+
+
+def assert_same(found: Counter[tuple[Any, ...]], wanted: Counter[tuple[Any, ...]]) -> None:
+    lacking = sorted((wanted - found).elements(), key=str)
+    surplus = sorted((found - wanted).elements(), key=str)
+    assert (lacking, surplus) == ([], []), f"lacking {lacking}\nsurplus {surplus}"
+
+
+@pytest.mark.parametrize("seed", [1])
+async def test_a_keyed_history_is_that_of_its_changes(
+    spark: SparkSession, lake: Path, tmp_path: Path, seed: int
+) -> None:
+    """Late reads and `t`s, key changes, unsent values, truncates, in any batches."""
+    rng = random.Random(seed)
+    log = KeyedLog(rng, keys=30)
+    log.first_load()
+    log.transaction()
+    log.close()
+    for _ in range(60):
+        log.transaction()
+    log.close()
+    log.read_anew(transactions=6, with_marker=seed % 2 == 1)
+    log.transaction(is_lost=True)
+    log.read_anew(transactions=6)
+    log.epochs = [epoch for epoch in log.epochs if epoch]
+    ends = await write(lake, KEYED, log.epochs)
+    job = Job(spark, lake, str(tmp_path / "history"), "public.orders")
+    for epoch in cuts(rng, len(ends), 4):
+        job.move(epoch, ends[epoch - 1])
+        assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyed))
+
+
+@pytest.mark.parametrize("seed", [1])
+async def test_a_keyless_history_is_that_of_its_changes(
+    spark: SparkSession, lake: Path, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    log = KeylessLog(rng)
+    for _ in range(3):
+        log.transaction(is_lost=True)
+    log.read()
+    for late in (0, 3, 2):
+        for _ in range(5):
+            log.transaction()
+        log.close()
+        log.transaction(is_lost=late == 3)
+        log.read(late=late)
+    log.transaction()
+    log.close()
+    log.epochs = [epoch for epoch in log.epochs if epoch]
+    ends = await write(lake, KEYLESS, log.epochs)
+    job = Job(spark, lake, str(tmp_path / "history"), "public.events")
+    for epoch in cuts(rng, len(ends), 3):
+        job.move(epoch, ends[epoch - 1])
+        assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyless))
