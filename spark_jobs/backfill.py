@@ -17,7 +17,8 @@ from ingestd.quantities import size_bytes
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.store import LocalStore
-from spark_jobs.backfill_driver import Backfill, BackfillPolicy, Outcome, SplitRunner
+from spark_jobs.backfill_driver import Backfill, Outcome
+from spark_jobs.backfill_reading import BackfillPolicy, SplitRunner
 from spark_jobs.backfill_splits import SplitReader
 from spark_jobs.command import (
     EXIT_DONE,

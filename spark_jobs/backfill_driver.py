@@ -12,57 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from ingestd.capture.unread import Unread
-from ingestd.capture.wal.snapshot import TableSnapshot
 from ingestd.changes import EpochSummary
 from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
-from ingestd.ports import ChangeCapture, Connector, Discovery, Fresh, Lost, Split
+from ingestd.ports import ChangeCapture, Connector, Discovery, Fresh, Lost
 from ingestd.recorded import Committed, TableState
 from ingestd.run.tables import TableBook
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
-from spark_jobs.backfill_record import (
-    Note,
-    Plan,
-    PlannedSplit,
-    Record,
-    definition_of,
-    run_name,
-)
-from spark_jobs.backfill_resume import Standing, are_there, why_void
-from spark_jobs.backfill_splits import Failure, Order, SplitReader
-from spark_jobs.backfill_table import Filled, TableBackfill, event_of, write_marker
-
-LOOK_EVERY_S = 5.0
-"""How often it is seen to that the claim still holds while splits are read."""
-
-
-class SplitRunner(Protocol):
-    """Runs tasks somewhere."""
-
-    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
-        """Give what each order came to, in their order. Blocks.
-
-        Raises IngestdError if tasks can't run.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """Have `run` end soon. From another thread, at any time."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BackfillPolicy:
-    """`resumes`: what another run left may be gone on with. `again`: live tables are read too."""
-
-    split_bytes: int
-    resumes: bool = True
-    again: bool = False
-    resnapshot_rewritten: bool = True
+from spark_jobs.backfill_reading import BackfillPolicy, BackfillReading, SplitRunner
+from spark_jobs.backfill_record import Record
+from spark_jobs.backfill_splits import SplitReader
+from spark_jobs.backfill_table import Filled, TableBackfill
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +60,11 @@ class Backfill:
         self._where = f"source {reader.source}"
         self._connector = connector
         self._lake = lake
-        self._reader = reader
-        self._runner = runner
         self._policy = policy
-        self._tell = tell
         self._reached = reached
+        self._reading = BackfillReading(
+            connector, lake, reader, runner, policy, tell=tell, reached=reached
+        )
 
     async def run(self, names: Sequence[TableId]) -> Outcome:
         """Read these tables into the lake.
@@ -142,8 +104,8 @@ class Backfill:
             self._reached("prepared")
             discovery = await capture.discover(committed.tables)  # as the publication has it now
             tables, failed = self._begin(wanted, discovery, busy)
-            await self._take_up(capture, committed, (first, discovery), tables)
-            await self._read(capture, committed, discovery, tables)
+            await self._reading.take_up(capture, committed, (first, discovery), tables)
+            await self._reading.read(capture, committed, discovery.origin, tables)
             failed += [table.error for table in tables if table.error is not None]
             tables = [table for table in tables if table.error is None]
             await self._load(capture, committed, tables)
@@ -201,139 +163,6 @@ class Backfill:
                 failed.append(error)
         return tables, failed
 
-    # --- what an earlier run left ------------------------------------------------------------
-
-    async def _take_up(
-        self,
-        capture: ChangeCapture,
-        committed: Committed,
-        discoveries: Sequence[Discovery],
-        tables: Sequence[TableBackfill],
-    ) -> None:
-        """Take over plans that hold; remove what is left of the others."""
-        able = await capture.chunked([t.table for t in tables], initial=False)
-        confirmed = (await capture.lag()).confirmed_lsn
-        for table in tables:
-            plan = await asyncio.to_thread(table.record.last_plan)
-            files = await self._lake.files_of(table.table.id)
-            notes = {} if plan is None else await asyncio.to_thread(table.record.notes, plan)
-            if plan is None or not notes:
-                await table.clear(self._lake)
-                continue
-            paths = {plan.marker.path, *(f.path for n in notes.values() for f in n.fragments)}
-            is_loaded = bool(paths & files)
-            if not is_loaded:
-                notes = await asyncio.to_thread(table.record.with_files, notes)
-            standing = Standing(
-                table=table.table.id,
-                committed=committed,
-                origin=discoveries[-1].origin,
-                changed=_changed(table.table.id, discoveries),
-                definition=definition_of(table.table),
-                confirmed=confirmed,
-                is_loaded=is_loaded,
-                is_complete=len(notes) == len(plan.splits),
-                is_at_one_point=all(note.point == plan.point for note in notes.values()),
-                is_resumable=self._policy.resumes and table.table.id in able,
-            )
-            why = why_void(plan, standing)
-            if why is not None:
-                self._tell(f"{table.table.id}: begins anew: {why}")
-                await table.clear(self._lake)
-                continue
-            table.plan, table.notes, table.is_loaded = plan, notes, is_loaded
-            self._tell(f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are there")
-
-    # --- reading -----------------------------------------------------------------------------
-
-    async def _read(
-        self,
-        capture: ChangeCapture,
-        committed: Committed,
-        discovery: Discovery,
-        tables: Sequence[TableBackfill],
-    ) -> None:
-        reading = [table for table in tables if not table.is_read]
-        if not reading:
-            return
-        snapshot = await capture.snapshot([t.table for t in reading])
-        try:
-            assert isinstance(snapshot, TableSnapshot)
-            orders: list[tuple[TableBackfill, Order]] = []
-            for table in reading:
-                try:
-                    await self._plan(committed, discovery, snapshot, table)
-                except TableError as error:
-                    table.error = error
-                else:
-                    orders += [(table, order) for order in _orders(snapshot, table)]
-            self._reached("planned")
-            await self._run_orders(capture, orders)
-        finally:
-            await snapshot.close()
-        self._reached("read")
-
-    async def _plan(
-        self,
-        committed: Committed,
-        discovery: Discovery,
-        snapshot: TableSnapshot,
-        table: TableBackfill,
-    ) -> None:
-        """Make a durable plan of what is to be read under this snapshot."""
-        source, name = table.table, table.table.id
-        manager, exported = self._connector.splits(), snapshot.exported
-        splits = await manager.splits(source, exported, self._policy.split_bytes)
-        if table.plan is not None:
-            if are_there([s.where for s in table.unread], [s.where for s in splits]):
-                table.plan = table.plan.continued(list(table.notes.values()))
-                await asyncio.to_thread(table.record.write_plan, table.plan)
-                return
-            self._tell(f"{name}: begins anew: its rows lie in other files now")
-            await table.clear(self._lake)
-            table.plan, table.notes = None, {}
-        if not committed.is_live(name):
-            await self._lake.record([event_of(source, TableState.SNAPSHOTTING, snapshot.point)])
-        point, at, epoch = snapshot.point, snapshot.at, committed.epoch
-        marker = await asyncio.to_thread(
-            write_marker, self._lake, source, point, at, epoch=epoch + 1
-        )
-        table.plan = Plan(
-            run=run_name(1),
-            definition=definition_of(source),
-            origin=discovery.origin,
-            epoch=epoch,
-            position=committed.position,
-            watermark=committed.watermarks.get(name),
-            point=point,
-            at=at,
-            marker=marker,
-            splits=tuple(PlannedSplit(s.where, s.estimated_bytes) for s in splits),
-        )
-        await asyncio.to_thread(table.record.write_plan, table.plan)
-
-    async def _run_orders(
-        self, capture: ChangeCapture, orders: Sequence[tuple[TableBackfill, Order]]
-    ) -> None:
-        if not orders:
-            return
-        self._tell(f"reading {len(orders)} splits")
-        work = partial(self._runner.run, self._reader, [order for _, order in orders])
-        running = asyncio.ensure_future(asyncio.to_thread(work))
-        try:
-            while not running.done():
-                await asyncio.wait([running], timeout=LOOK_EVERY_S)
-                await capture.health()
-        except BaseException:
-            self._runner.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            raise
-        for (table, order), outcome in zip(orders, running.result(), strict=True):
-            if isinstance(outcome, Note):
-                table.notes[order.number] = outcome
-            elif table.error is None:
-                table.error = outcome.error()
-
     # --- committing --------------------------------------------------------------------------
 
     async def _load(
@@ -390,24 +219,6 @@ class Backfill:
         self._reached("cleared")
 
 
-def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[Order]:
-    """Give what of a table is to be read under a snapshot."""
-    plan = table.agreed
-    return [
-        Order(
-            split=Split(table.table, snapshot.exported, split.where, split.nbytes),
-            number=number,
-            point=snapshot.point,
-            at=snapshot.at,
-            epoch=plan.epoch + 1,
-            folder=table.record.table_folder,
-            run_folder=table.record.run_folder(plan.run),
-        )
-        for number, split in enumerate(plan.splits)
-        if number not in table.notes
-    ]
-
-
 def _is_handed_over(committed: Committed, name: TableId) -> bool:
     """Whether all of it is read, and the daemon has to finish it."""
     known = committed.tables.get(name)
@@ -418,16 +229,6 @@ def _is_handed_over(committed: Committed, name: TableId) -> bool:
         return not Unread.parse(left).left
     except (ValueError, KeyError, TypeError):
         return False
-
-
-def _changed(name: TableId, discoveries: Sequence[Discovery]) -> str | None:
-    """Say what discoveries tell of a table that makes what was read of it void."""
-    for found in discoveries:
-        if name in found.rewritten:
-            return found.rewritten[name]
-        if name in found.interrupted:
-            return "its changes were not published for a time"
-    return None
 
 
 def _passing(name: TableId, what: str, reason: str) -> TransientError:

@@ -190,13 +190,9 @@ class Record:
 
     def notes(self, plan: Plan) -> dict[int, Note]:
         """Give the notes of a plan, by split: those that it took over, and its own run's."""
-        found = {note.split: note for note in plan.taken}
-        folder = self.run_folder(plan.run)
-        with self._faults():
-            for name in self._store.files(folder):
-                note = self._note(f"{folder}/{name}") if name.startswith(_NOTE) else None
-                if note is not None and note.split < len(plan.splits):
-                    found.setdefault(note.split, note)
+        found: dict[int, Note] = {}
+        for note in self._all_notes(plan):
+            found.setdefault(note.split, note)
         return found
 
     def with_files(self, notes: Mapping[int, Note]) -> dict[int, Note]:
@@ -220,7 +216,7 @@ class Record:
         self.clear()
 
     def _discard(self, plan: Plan, committed: Collection[str]) -> None:
-        fragments = [f for note in self.notes(plan).values() for f in note.fragments]
+        fragments = [f for note in self._all_notes(plan) for f in note.fragments]
         for fragment in (plan.marker, *fragments):
             if fragment.path not in committed:
                 self._store.remove(f"{self.table_folder}/{fragment.path}")
@@ -234,6 +230,17 @@ class Record:
         except (ValueError, KeyError, TypeError):  # a kill came while it was written
             return None
         return plan if plan.run == run else None
+
+    def _all_notes(self, plan: Plan) -> list[Note]:
+        """Give all there are, of one split too."""
+        found = list(plan.taken)
+        folder = self.run_folder(plan.run)
+        with self._faults():
+            for name in self._store.files(folder):
+                note = self._note(f"{folder}/{name}") if name.startswith(_NOTE) else None
+                if note is not None and note.split < len(plan.splits):
+                    found.append(note)
+        return found
 
     def _has_files(self, note: Note) -> bool:
         return all(

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql.functions import udf
 
 from ingestd.errors import OperatorError, TransientError
 from ingestd.schema import TableId
 from spark_jobs.backfill_record import Note
 from spark_jobs.backfill_splits import Failure, Order, SplitReader
 
+AT_ONCE = 2_000
+"""Orders of one Spark job: each of its tasks is sent all of them."""
+SAID_CHARS = 300
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_RESULT = "number long, outcome string"
-_SCHEMA = pa.schema([("number", pa.int64()), ("outcome", pa.string())])
-
 
 class SparkTasks:
-    """See `spark_jobs.backfill_driver.SplitRunner`. With Spark Connect too: no RDD is used.
+    """See `spark_jobs.backfill_reading.SplitRunner`. With Spark Connect too: no RDD is used.
 
     What tasks need, the source's secrets included, goes with the pickled function: it is in no
     plan that Spark shows.
@@ -36,25 +38,29 @@ class SparkTasks:
 
     def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
         """Read splits, each in a task of its own."""
-        waiting = list(orders)
-
-        def read_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    outcome = to_text(reader.read(waiting[number]))
-                    yield pa.RecordBatch.from_pylist(
-                        [{"number": number, "outcome": outcome}], _SCHEMA
-                    )
-
-        count = len(waiting)
         self._session.addTag(self._tag)
         try:
-            tasks = self._session.range(0, count, 1, count).mapInArrow(read_splits, _RESULT)
-            found = {row["number"]: of_text(row["outcome"]) for row in tasks.collect()}
-        except PySparkException as error:
+            return [
+                outcome
+                for first in range(0, len(orders), AT_ONCE)
+                for outcome in self._run(reader, orders[first : first + AT_ONCE])
+            ]
+        except (PySparkException, Py4JError) as error:
             raise _failed(error) from error
         finally:
             self._session.removeTag(self._tag)
+
+    def _run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+        waiting = list(orders)
+
+        def read_split(number: int) -> str:
+            return to_text(reader.read(waiting[number]))
+
+        # A plain function of rows: those that take Arrow want pandas, which nothing else here does.
+        read = udf(read_split, "string", useArrow=False).asNondeterministic()
+        count = len(waiting)
+        tasks = self._session.range(0, count, 1, count).select("id", read("id").alias("outcome"))
+        found = {row["id"]: of_text(row["outcome"]) for row in tasks.collect()}
         return [found[number] for number in range(count)]
 
     def cancel(self) -> None:
@@ -81,19 +87,19 @@ def of_text(text: str) -> Note | Failure:
     return Failure(**failure | {"table": None if table is None else TableId.parse(table)})
 
 
-def _failed(error: PySparkException) -> OperatorError | TransientError:
-    """Say what became of the tasks, by the last line of what Python said in one of them."""
+def _failed(error: Exception) -> OperatorError | TransientError:
+    """Say what became of the tasks, without the pages that Spark writes of it."""
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if any("ModuleNotFoundError" in line for line in said):
-        [line] = [line for line in said if "ModuleNotFoundError" in line][:1]
+    lacking = next((line for line in said if "ModuleNotFoundError" in line), None)
+    if lacking is not None:
         return OperatorError(
-            f"an executor can't run the tasks: {line}",
+            f"an executor can't run the tasks: {lacking}",
             remedy="executors need this package: pip install 'ingestd[spark]' in their Python, or"
             " spark-submit --archives",
         )
-    what = said[0] if said else type(error).__name__
+    why = next((line for line in said if "Exception:" in line or "Error:" in line), "unknown")
     return TransientError(
-        f"Spark gave up a task: {what}",
+        f"Spark gave up a task: {why[:SAID_CHARS]}",
         reason="spark",
         remedy="run this again: splits that were read are not read again",
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spark_jobs.backfill_driver import Outcome
+    from spark_jobs.backfill_reading import SplitRunner
     from spark_jobs.backfill_record import Note
     from spark_jobs.backfill_splits import Failure, Order, SplitReader
 
@@ -60,7 +61,7 @@ def backfill(
     source: str,
     tables: Sequence[str],
     *,
-    runner: Threads | None = None,
+    runner: SplitRunner | None = None,
     reached: Callable[[str], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
     split_bytes: int = SPLIT_BYTES,
