@@ -18,7 +18,7 @@ from ingestd.changes import EpochSummary
 from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.ports import ChangeCapture, Connector, Discovery, Fresh, Lost
 from ingestd.recorded import Committed, TableState
-from ingestd.run.tables import TableBook
+from ingestd.run.tables import TableBook, left_of
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from spark_jobs.backfill_reading import BackfillPolicy, BackfillReading, SplitRunner
@@ -224,9 +224,8 @@ def _is_handed_over(committed: Committed, name: TableId) -> bool:
     known = committed.tables.get(name)
     if known is None or known.state is not TableState.SNAPSHOTTING:
         return False
-    _, _, left = known.progress.partition("|")
     try:
-        return not Unread.parse(left).left
+        return not Unread.parse(left_of(known.progress)).left
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -47,6 +47,11 @@ def progress_of(left: str, *, is_marked: bool) -> str:
     return (_FIRST if is_marked else _LAST) + _MARKED + left
 
 
+def left_of(progress: str) -> str:
+    """Give what `_tables` says is left of a reading (`Snapshot.left`)."""
+    return progress.partition(_MARKED)[2]
+
+
 @dataclass(slots=True)
 class _Entry:
     """A table of the last discovery.

@@ -5,13 +5,18 @@ With Spark: tests/spark/test_backfill.py.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
-from ingestd.errors import OperatorError
+from ingestd.capture.blocks import BlockRange
+from ingestd.errors import OperatorError, TransientError
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
+from spark_jobs.backfill_splits import Failure
 from tests.harness.backfill import Threads, backfill, killed_backfill
 from tests.harness.compare import (
     assert_change_log_is_sound,
@@ -24,9 +29,11 @@ from tests.harness.toast_writers import ToastWriters, create_big
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from ingestd.demo.daemon import Daemon
+    from spark_jobs.backfill_record import Note
+    from spark_jobs.backfill_splits import Order, SplitReader
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
@@ -226,3 +233,146 @@ def test_i6_live_table_again(
 
 def _killed_again(daemon: Daemon, state: str) -> None:
     killed_backfill(daemon.config_path, "shop", state, BIG, "--again")
+
+
+def test_i6_values_that_neither_snapshot_has_are_read_by_key(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """Between the two snapshots rows move to where the first has been read; nothing sends them."""
+    create_big(database, ROWS)
+    daemon = make_daemon(config(database, lake))
+    killed_backfill(daemon.config_path, "shop", "split:6", BIG)
+    database.execute("DELETE FROM big WHERE n <= 400", "VACUUM big")
+    moved = "toasted IS NOT NULL AND n > 2000 AND n <= 2300"
+    database.execute(f"UPDATE big SET note = repeat('y', 300) WHERE {moved}")
+    runner = Threads()
+    backfill(daemon.config_path, "shop", [BIG], runner=runner)
+    lowest = min(BlockRange.parse(order.split.where).start for order in runner.orders)
+    found = database.value(f"SELECT count(*) FROM big WHERE {moved} AND ctid < '({lowest},0)'")
+    assert found > 10
+    assert_daemon_goes_on(database, lake, daemon, BIG)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "told"),
+    [
+        ("VACUUM FULL big", "lie in other files"),
+        ("TRUNCATE big; INSERT INTO big VALUES (1, 'a', 1, 't', 'n')", "lie in other files"),
+        ("ALTER TABLE big ADD COLUMN more int DEFAULT 7", "not what they were"),
+        ("ALTER TABLE big ALTER n TYPE bigint", "rewritten|not what they were|changed"),
+        ("ALTER PUBLICATION {0} DROP TABLE big", "not published for a time"),
+        ("SELECT pg_drop_replication_slot('{0}')", "the slot does not have the changes"),
+    ],
+)
+def test_i6_begins_anew_where_what_was_read_is_void(
+    database: Database, make_daemon: MakeDaemon, lake: Path, meanwhile: str, told: str
+) -> None:
+    create_big(database, ROWS)
+    daemon = make_daemon(config(database, lake))
+    killed_backfill(daemon.config_path, "shop", "split:3", BIG)
+    database.execute(*meanwhile.format(database.name).split("; "))
+    lines: list[str] = []
+    [filled] = backfill(daemon.config_path, "shop", [BIG], tell=lines.append).filled
+    assert filled.is_live
+    assert any("begins anew" in line and re.search(told, line) for line in lines), lines
+    assert_daemon_goes_on(database, lake, daemon, BIG)
+    assert positions_of_rows_read(lake) == {filled.point}
+    raw = lake / "shop" / "public" / "big"
+    assert {p.name for p in raw.glob("*.parquet")} == {
+        Path(uri).name for uri in DeltaTable(raw).file_uris()
+    }  # nothing is left of what was void
+
+
+class Failing(Threads):
+    """Splits of one table can't be read; the others are."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__()
+        self._table = TableId.parse(table)
+
+    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+        outcomes = super().run(reader, orders)
+        last = Failure("connection lost", None, None, "connection_lost")
+        for number, order in enumerate(orders):
+            if order.split.table.id == self._table and order.number == 2:
+                [path] = Path(reader.lake, order.run_folder).glob("split-000002*")
+                path.unlink()
+                outcomes[number] = last
+        return outcomes
+
+
+def test_i3_what_failed_is_gone_on_with_when_the_rest_is_live(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    create_big(database, ROWS)
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake))
+    chosen = [BIG, "public.small"]
+    outcome = backfill(daemon.config_path, "shop", chosen, runner=Failing(BIG))
+    [error] = outcome.failed
+    assert isinstance(error, TransientError)
+    assert states(lake) == {BIG: "snapshotting", "public.small": "live"}
+    assert not epochs(lake)
+    database.execute("UPDATE small SET note = 'new'", "UPDATE big SET n = 0 WHERE n < 500")
+    runner = Threads()
+    outcome = backfill(daemon.config_path, "shop", chosen, runner=runner)
+    assert [order.number for order in runner.orders] == [2]
+    assert [str(name) for name in outcome.present] == ["public.small"]
+    assert backfill(daemon.config_path, "shop", chosen).filled == ()  # the daemon's turn
+    assert_daemon_goes_on(database, lake, daemon, *chosen)
+
+
+class Meanwhile(Threads):
+    """Something happens while splits are read."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+        self._happens()
+        return super().run(reader, orders)
+
+
+def test_one_writer_of_two_drivers(database: Database, make_daemon: MakeDaemon, lake: Path) -> None:
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake))
+
+    def second() -> None:
+        with pytest.raises(OperatorError, match="another backfill"):
+            backfill(daemon.config_path, "shop", ["public.small"])
+
+    backfill(daemon.config_path, "shop", ["public.small"], runner=Meanwhile(second))
+    assert_daemon_goes_on(database, lake, daemon, "public.small")
+
+
+def test_one_writer_commits_nothing_without_the_claim(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake))
+
+    def cut_off() -> None:
+        database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+
+    with pytest.raises(TransientError):
+        backfill(daemon.config_path, "shop", ["public.small"], runner=Meanwhile(cut_off))
+    assert not (lake / "shop" / "public" / "small" / "_delta_log").exists()
+    assert_daemon_goes_on(database, lake, daemon, "public.small")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("public.smal", "did you mean public.small"), ("public.keyless", "replica identity")],
+)
+def test_names_what_can_not_be_backfilled(
+    database: Database, make_daemon: MakeDaemon, lake: Path, name: str, told: str
+) -> None:
+    database.execute(*SMALL, "CREATE TABLE keyless (a int)")
+    daemon = make_daemon(config(database, lake))
+    with pytest.raises(OperatorError, match=told):
+        backfill(daemon.config_path, "shop", [name])
+    assert not database.slots()
