@@ -35,9 +35,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -65,6 +67,10 @@ class IngestdDataSource(DataSource):
 
     _source: SourceTable | None = None
 
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._load = uuid4().hex
+
     @classmethod
     def name(cls) -> str:
         """Name the format."""
@@ -83,7 +89,7 @@ class IngestdDataSource(DataSource):
         """Give a reader of these columns. Raises IngestdError."""
         options = parse_options(self.options)
         kind = FilteredReader if options.pushdown and options.limit is None else SourceReader
-        return kind(options, self._found(options), schema)
+        return kind(options, self._found(options), schema, self._load)
 
     def _found(self, options: SourceOptions) -> SourceTable:
         if self._source is None:
@@ -103,12 +109,15 @@ class SourcePartition(InputPartition):
 class SourceReader(DataSourceReader):
     """Plans on the driver, then reads in tasks: Spark pickles it in between."""
 
-    def __init__(self, options: SourceOptions, source: SourceTable, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, source: SourceTable, schema: StructType, load: str
+    ) -> None:
         columns, _ = chosen(schema, source.table)
         self._options = options
         self._source = source
         self._columns = [column.name for column in columns]
         self._schema = schema
+        self._load = load
         self._predicates: list[Predicate] = []
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -123,6 +132,8 @@ class SourceReader(DataSourceReader):
             resumable=options.resumable,
             idle_s=options.snapshot_idle,
             limit_s=options.snapshot_limit,
+            load=self._load,
+            filters=self._filters,
         )
         plan_id, count = register(keeper, plan)
         return [SourcePartition(keeper, plan_id, number) for number in range(count)]
@@ -149,6 +160,13 @@ class SourceReader(DataSourceReader):
                         if left == 0:
                             break
             lease.finish()
+
+    @property
+    def _filters(self) -> str:
+        """A name for the predicates, without the values in them."""
+        if not self._predicates:
+            return ""
+        return hashlib.sha256(repr(self._predicates).encode()).hexdigest()
 
     def _page_source(self, connector: Connector, split: Split) -> PageSource:
         # The split came by way of the keeper; the table is the same, and had not to be sent.

@@ -20,8 +20,10 @@ ends. So a snapshot can't belong to the plan. It belongs to an execution:
   machine vanishes or it is frozen, the server ends the transaction itself, because nothing came for
   `SERVER_PATIENCE_S`.
 
-The transaction holds ACCESS SHARE locks on the tables, as pg_dump does: TRUNCATE and rewrites,
-which no snapshot shields from, wait until it is over.
+A table is locked (ACCESS SHARE) only while a task reads it: a lock for the whole query would make
+whoever alters the table wait, and everybody else behind him. No snapshot shields from TRUNCATE and
+rewrites, so after a task has read, and before Spark takes its word for it, the keeper looks whether
+the files are still those of the snapshot; if not, the query fails.
 
 Source: PostgreSQL documentation, "Snapshot Synchronization Functions", "SET TRANSACTION", "Client
 Connection Defaults" (idle_in_transaction_session_timeout).
@@ -36,13 +38,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 
 from ingestd.capture.session import classify, connect
 from ingestd.capture.splits import read_error
-from ingestd.errors import OperatorError, TransientError
+from ingestd.errors import TableChangedError, TransientError
 from ingestd.ports import Split
-from ingestd.schema import TableId
+from ingestd.schema import Table, TableId
 from spark_jobs.source_table import SourceTable
 from spark_jobs.split_packing import Bins, packed
 
@@ -52,13 +54,23 @@ PARTLY_IDLE_S = 60.0
 """With partitions left: their tasks may wait for cores that others have."""
 HEARTBEAT_S = 15.0
 SERVER_PATIENCE_S = 60
-LOCK_TIMEOUT_S = 10.0
 
 # pg_class as the snapshot sees it, against the function, which sees the present.
 _REPLACED = """
-SELECT count(*) FROM pg_catalog.pg_class c
- WHERE (c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(%(oid)s::oid)))
-   AND c.relkind = 'r' AND c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)
+WITH RECURSIVE tree AS (
+  SELECT %s::oid AS oid
+  UNION ALL
+  SELECT i.inhrelid FROM tree t
+    JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT count(*) FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid
+ WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+"""
+_COLUMNS = """
+SELECT a.attname::text, a.atttypid::int8, a.atttypmod FROM pg_catalog.pg_attribute a
+  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = %s AND n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 
@@ -67,7 +79,8 @@ class ReadPlan:
     """How a table is to be read: planned once, executed any number of times. Picklable.
 
     `partitions`: how many, None for as many as `split_bytes` asks for. `idle_s`: None for the
-    defaults above.
+    defaults above. `load`: which `load()` it is of; `filters`: names those that Spark handed over,
+    empty without any.
     """
 
     source: SourceTable
@@ -76,6 +89,8 @@ class ReadPlan:
     resumable: bool
     idle_s: float | None
     limit_s: float
+    load: str = ""
+    filters: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,28 @@ class HeldSnapshot:
                 begun = await self._begin(plan, count)
                 self._begun[plan_id] = begun
         return Granted(begun.bins[partition])
+
+    async def ensure_unreplaced(self, plan: ReadPlan) -> None:
+        """See to it that what was read until now was read from the snapshot's files.
+
+        Raises TableChangedError, or TransientError if it can't be told any more.
+        """
+        table = plan.source.table
+        async with self._turn:
+            if self._connection is None:
+                raise _lost(table.id)
+            try:
+                cursor = await self._connection.execute(_REPLACED, (table.oid,))
+                row = await cursor.fetchone()
+            except psycopg.Error as error:
+                raise _lost(table.id) from error
+        if row is None or row[0]:
+            raise TableChangedError(
+                table.id,
+                "was truncated or rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it "
+                "was read",
+                remedy="run the query again",
+            )
 
     def released(self, plan_id: str, partition: int, *, is_read: bool) -> None:
         """Take back a lease; `is_read`: the partition was read to its end."""
@@ -181,27 +218,18 @@ class HeldSnapshot:
             if self._is_over:
                 raise _lost(table.id)
             if self._connection is None:
-                self._connection, self._name = await export(self.dsn, table.id)
-            else:
-                await _join(self._connection, table.id, table.oid)
+                self._connection, self._name = await export(self.dsn)
+            await _ensure_described(self._connection, table)
         except psycopg.Error as error:
-            if self._connection is not None and self._connection.broken:
-                raise _lost(table.id) from error
             raise read_error(error, table.id, self.dsn) from error
-        bins = await cut(plan, self._name, count)
-        return _Begun(bins, set(range(count)))
+        return _Begun(await cut(plan, self._name, count), set(range(count)))
 
 
-async def export(dsn: str, table: TableId) -> tuple[AsyncConnection[Any], str]:
-    """Begin a transaction that has the table locked; give it with its snapshot's name.
-
-    The lock comes before the snapshot, so that the file which the snapshot sees stays. Raises
-    psycopg.Error, OperatorError.
-    """
-    connection = await connect(dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
+async def export(dsn: str) -> tuple[AsyncConnection[Any], str]:
+    """Begin a transaction; give it with its snapshot's name. Raises psycopg.Error."""
+    connection = await connect(dsn, autocommit=False)
     try:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await connection.execute(_lock(table))
         await connection.execute(
             f"SET idle_in_transaction_session_timeout = '{SERVER_PATIENCE_S}s'"
         )
@@ -234,7 +262,7 @@ async def count_partitions(plan: ReadPlan, dsn: str) -> int:
         return plan.partitions
     table = plan.source.table
     try:
-        connection, snapshot = await export(dsn, table.id)
+        connection, snapshot = await export(dsn)
     except psycopg.Error as error:
         raise read_error(error, table.id, dsn) from error
     async with connection:
@@ -242,25 +270,20 @@ async def count_partitions(plan: ReadPlan, dsn: str) -> int:
     return max(1, -(-sum(split.estimated_bytes for split in splits) // plan.split_bytes))
 
 
-async def _join(connection: AsyncConnection[Any], table: TableId, oid: int) -> None:
-    """Lock one more table in a transaction that has its snapshot already.
+async def _ensure_described(connection: AsyncConnection[Any], table: Table) -> None:
+    """See to it that the columns are those that `load()` found. Raises TableChangedError.
 
-    A fault undoes this alone. Raises psycopg.Error, OperatorError.
+    A column that came since is none of this DataFrame's.
     """
-    async with connection.transaction():
-        await connection.execute(_lock(table))
-        cursor = await connection.execute(_REPLACED, {"oid": oid})
-        row = await cursor.fetchone()
-        if row is None or row[0]:
-            raise OperatorError(
-                f"table {table}: was truncated or rewritten while a query that reads it ran",
-                remedy="run the query again",
+    cursor = await connection.execute(_COLUMNS, (table.oid, table.id.schema, table.id.name))
+    found = {name: (type_oid, typmod) for name, type_oid, typmod in await cursor.fetchall()}
+    for column in table.columns:
+        if found.get(column.name) != (column.type_oid, column.typmod):
+            raise TableChangedError(
+                table.id,
+                f"column {column.name!r} is gone or another than when the table was loaded",
+                remedy="load() the table again",
             )
-
-
-def _lock(table: TableId) -> sql.Composed:
-    name = sql.Identifier(table.schema, table.name)
-    return sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(name)
 
 
 def _lost(table: TableId) -> TransientError:

@@ -27,6 +27,7 @@ from spark_jobs.exported_snapshot import (
     count_partitions,
     source_error,
 )
+from spark_jobs.filtered_loads import FilteredLoads
 from spark_jobs.keeper_protocol import MAX_LINE_BYTES, failure, from_text, to_text, verified
 
 KNOWN_PLANS = 1000
@@ -44,9 +45,11 @@ class SnapshotKeeper:
         self._held: dict[tuple[str, str], HeldSnapshot] = {}
         self._over: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._holding: set[asyncio.Task[None]] = set()
+        self._filtered = FilteredLoads()
 
     async def plan(self, plan: ReadPlan) -> tuple[str, int]:
         """Take a plan; give its id and the number of its partitions."""
+        self._filtered.planned(plan)
         dsn = plan.source.settings.dsn.get_secret_value()  # type: ignore[attr-defined] # all kinds
         try:
             count = await count_partitions(plan, dsn)
@@ -75,6 +78,7 @@ class SnapshotKeeper:
         name = f"plan {plan_id}" if execution is None else execution
         if (name, plan_id) in self._over:
             raise _over(plan, is_numbered=execution is not None)
+        self._filtered.executed(plan_id, plan, name)
         held = self._held.get((dsn, name))
         if held is None:
             held = self._held[dsn, name] = HeldSnapshot(dsn, plan.idle_s, plan.limit_s)
@@ -87,6 +91,12 @@ class SnapshotKeeper:
         except BaseException:
             held.released(plan_id, partition, is_read=False)
             raise
+
+    async def checked(self, held: HeldSnapshot, plan_id: str) -> dict[str, Any]:
+        """Say that what a task has read was the snapshot's. Raises IngestdError."""
+        plan, _, _ = self._plans[plan_id]
+        await held.ensure_unreplaced(plan)
+        return {}
 
     async def _hold(self, held: HeldSnapshot, dsn: str, name: str) -> None:
         try:
@@ -164,12 +174,16 @@ class KeeperServer:
         except IngestdError as error:
             await _write(writer, failure(error))
             return
-        line = b""
+        is_read = False
         try:
             await _write(writer, {"granted": to_text(granted)})
-            line = await reader.readline()  # a task that ends or dies closes the connection
+            # A task that ends early or dies closes the connection.
+            if await reader.readline() == b"read\n":
+                answer = await _answered(self._keeper.checked(held, plan_id))
+                is_read = "failed" not in answer
+                await _write(writer, answer)
         finally:
-            held.released(plan_id, partition, is_read=line == b"read\n")
+            held.released(plan_id, partition, is_read=is_read)
 
 
 async def _answered(work: Any) -> dict[str, Any]:  # noqa: ANN401 - a coroutine of the above

@@ -31,8 +31,9 @@ class Lease:
         self.granted = granted
 
     def finish(self) -> None:
-        """Say that the partition was read to its end."""
+        """Say that all was read that was wanted. Raises IngestdError if it does not count."""
         self._line.say(b"read\n")
+        raise_failure(json.loads(self._line.read()))
 
 
 def register(keeper: KeeperAddress, plan: ReadPlan) -> tuple[str, int]:
@@ -66,20 +67,27 @@ def is_there(keeper: KeeperAddress) -> bool:
 
 
 class _Line:
-    """A connection to the keeper."""
+    """A connection to the keeper. Raises TransientError when it goes."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, where: str) -> None:
         self._connection = connection
+        self._where = where
         self._file = connection.makefile("rb")
 
     def read(self) -> bytes:
-        line = self._file.readline()
+        try:
+            line = self._file.readline()
+        except OSError as error:
+            raise _unreachable(self._where, error) from error
         if not line:
-            raise ConnectionResetError("the connection was closed")
+            raise _unreachable(self._where, "it closed the connection")
         return line
 
     def say(self, text: bytes) -> None:
-        self._connection.sendall(text)
+        try:
+            self._connection.sendall(text)
+        except OSError as error:
+            raise _unreachable(self._where, error) from error
 
 
 @contextmanager
@@ -92,20 +100,17 @@ def _asked(
     except OSError as error:
         raise _unreachable(where, error) from error
     with connection:
-        try:
-            connection.settimeout(ANSWER_LIMIT_S)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            line = _Line(connection)
-            nonce = line.read().decode().strip()
-            line.say(signed(keeper.token, nonce, request))
-            answer = json.loads(line.read())
-        except (OSError, ValueError) as error:
-            raise _unreachable(where, error) from error
+        connection.settimeout(ANSWER_LIMIT_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        line = _Line(connection, where)
+        nonce = line.read().decode().strip()
+        line.say(signed(keeper.token, nonce, request))
+        answer = json.loads(line.read())
         raise_failure(answer)
         yield line, answer
 
 
-def _unreachable(where: str, error: Exception) -> TransientError:
+def _unreachable(where: str, error: object) -> TransientError:
     return TransientError(
         f"the keeper of this query's snapshot, on the driver's machine at {where}, can't be asked: "
         f"{error}",

@@ -7,12 +7,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 
+import psycopg
 from psycopg.conninfo import make_conninfo
 from pydantic import BaseModel, SecretStr
 
-from ingestd.capture.conditions import joined
+from ingestd.capture.conditions import check_condition, joined
 from ingestd.capture.registry import FACTORIES
-from ingestd.capture.session import read_dsn
+from ingestd.capture.session import classify, read_dsn
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import SourceSettings, load_config
 from ingestd.errors import ConfigError, IngestdError, TableError
@@ -68,16 +69,31 @@ async def find_table(options: SourceOptions) -> SourceTable:
     settings = settings.model_copy(update=update)
     connector = FACTORIES[settings.kind].create(options.source, settings, memory_bytes=0)
     try:
-        coverage = await connector.coverage({})
-        for table in coverage.tables:
-            if table.id == asked:
-                return _found(options, settings, table)
-        for refused in coverage.refused:
-            if refused.table.id == asked:
-                return _found(options, settings, await _read_anyway(connector, refused))
-        raise await _absent(connector, asked)
+        table = await _described(connector, asked)
     finally:
         await connector.close()
+    if options.where is not None:
+        dsn_text = settings.dsn.get_secret_value()
+        try:
+            await check_condition(dsn_text, [asked], options.where)
+        except psycopg.Error as error:
+            raise classify(error, f"source {options.source}", dsn_text) from error
+        conditions = [table.row_filter, options.where] if table.row_filter else [options.where]
+        table = replace(table, row_filter=joined(conditions))
+    # Whether it is still as described is the keeper's to see, for all kinds of tables.
+    table = replace(table, storage="")
+    return SourceTable(options.source, settings.kind, settings, table)
+
+
+async def _described(connector: Connector, asked: TableId) -> Table:
+    coverage = await connector.coverage({})
+    for table in coverage.tables:
+        if table.id == asked:
+            return table
+    for refused in coverage.refused:
+        if refused.table.id == asked:
+            return await _read_anyway(connector, refused)
+    raise await _absent(connector, asked)
 
 
 def _settings(options: SourceOptions) -> SourceSettings:
@@ -90,20 +106,6 @@ def _settings(options: SourceOptions) -> SourceSettings:
         f"option source: {options.config} has no source {options.source!r}",
         remedy=f"it has {there}",
     )
-
-
-def _found(options: SourceOptions, settings: SourceSettings, table: Table) -> SourceTable:
-    if options.where is not None:
-        conditions = (
-            [options.where]
-            if table.row_filter is None
-            else [
-                table.row_filter,
-                options.where,
-            ]
-        )
-        table = replace(table, row_filter=joined(conditions))
-    return SourceTable(options.source, settings.kind, settings, table)
 
 
 async def _read_anyway(connector: Connector, refused: Refused) -> Table:
