@@ -173,7 +173,7 @@ def _by_key(
 
 def _values(row: Row, columns: Sequence[str]) -> dict[str, Any]:
     raw = dict(row["_cdc_raw"] or ())
-    return {n: ("raw", raw[n]) if n in raw else row[n] for n in columns}
+    return {n: ("raw", raw[n]) if n in raw else row.get(n) for n in columns}
 
 
 def _before(row: Row, columns: Sequence[str]) -> dict[str, Any]:
