@@ -14,7 +14,17 @@ import deltalake
 import psutil
 import pyarrow as pa
 
-from benchmarks import chunked, decode, drain, freshness, idle, many_tables, resume, snapshot
+from benchmarks import (
+    chunked,
+    decode,
+    drain,
+    freshness,
+    idle,
+    many_tables,
+    mirror,
+    resume,
+    snapshot,
+)
 from benchmarks.rig import Rig, rig
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -187,6 +197,45 @@ def _decode() -> list[Figure]:
     ]
 
 
+def _mirror(rig: Rig) -> list[Figure]:
+    found = mirror.measure_one_table(rig.folder)
+    mine, plain = found["mirror"], found["baseline"]
+    many = mirror.measure_many_tables(rig.folder)
+    update, tables = plain["many_s"] / mine["many_s"], many["baseline"] / many["mirror"]
+    return [
+        Figure(
+            "first mirror of 1M rows, from the start of the process",
+            f"{mine['load_s']:.1f} s (a plain job {plain['load_s']:.1f} s)",
+            "< 25 s",
+            mine["load_s"] < 25,
+        ),
+        Figure(
+            "mirror, 500k updates of 1M rows: speed against a plain job",
+            f"{update:.2f} ({mine['many_s']:.1f} s, {plain['many_s']:.1f} s)",
+            "1.8",
+            update >= 1.8,
+        ),
+        Figure(
+            "mirror, 500k updates of 1M rows: rows that differ",
+            f"{mine['wrong']:.0f} (a plain job {plain['wrong']:.0f}: values that were not sent)",
+            "0",
+            mine["wrong"] == 0,
+        ),
+        Figure(
+            "mirror, 1k changes of 1M rows, warm",
+            f"{mine['few_s']:.1f} s (a plain job {plain['few_s']:.1f} s)",
+            "< 5 s",
+            mine["few_s"] < 5,
+        ),
+        Figure(
+            "mirror, 50 tables changed in one epoch: speed against 50 queries",
+            f"{tables:.1f} ({many['mirror']:.1f} s, {many['baseline']:.1f} s)",
+            "5",
+            tables >= 5,
+        ),
+    ]
+
+
 def _memory(what: str, peak_mb: float) -> Figure:
     text = f"{peak_mb:.0f} MB"
     return Figure(what, text, f"< {MEMORY_LIMIT_MB} MB", peak_mb < MEMORY_LIMIT_MB)
@@ -201,6 +250,7 @@ STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
     "drain": lambda rig: [*_drain(rig, socket=False), *_drain(rig, socket=True)],
     "freshness": _freshness,
     "idle": _idle,
+    "mirror": _mirror,
 }
 
 

@@ -1,7 +1,7 @@
 """What an ordinary good engineer writes to mirror raw tables: foreachBatch, row_number, MERGE.
 
 One streaming query a table: `python -m benchmarks.mirror_baseline --lake URI --source NAME
---target URI --key id [--once] [TABLE ...]`. Kept to measure `spark_jobs.mirror` against. It loses
+--target URI --key id [--once] TABLE ...`. Kept to measure `spark_jobs.mirror` against. It loses
 values that the server did not send (TOASTed), and knows no truncates, key changes or epochs.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
@@ -20,7 +22,7 @@ from ingestd.sink.paths import Layout, segment
 from spark_jobs.session import local_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -31,27 +33,39 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mirror_baseline")
     for name in ("--lake", "--source", "--target", "--key"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--once", action="store_true")
-    parser.add_argument("--one-by-one", action="store_true", help="with --once: no two at a time")
+    parser.add_argument("--once", action="store_true", help="take what there is, and end")
+    parser.add_argument(
+        "--in-turn", action="store_true", help="one query at a time, again when there is an epoch"
+    )
     parser.add_argument("tables", nargs="+")
     chosen = parser.parse_args(arguments)
     session = local_session("the plain job")
     layout = Layout(chosen.source)
-    queries = []
-    for table in map(TableId.parse, chosen.tables):
-        query = mirror(
-            session,
-            f"{chosen.lake}/{layout.raw(table)}",
-            target_path(chosen.target, table),
-            chosen.key,
-            once=chosen.once,
-        )
-        queries.append(query)
-        if chosen.one_by_one:
-            query.awaitTermination()
-    for query in queries:
+
+    def start(table: TableId, *, once: bool) -> StreamingQuery:
+        raw = f"{chosen.lake}/{layout.raw(table)}"
+        return mirror(session, raw, target_path(chosen.target, table), chosen.key, once=once)
+
+    tables = [TableId.parse(text) for text in chosen.tables]
+    if chosen.in_turn:
+        for _ in _epochs(Path(chosen.lake, layout.epochs)):
+            for table in tables:
+                start(table, once=True).awaitTermination()
+    for query in [start(table, once=chosen.once) for table in tables]:
         query.awaitTermination()
     return 0
+
+
+def _epochs(folder: Path) -> Iterator[int]:
+    """Give the number of commits in `_epochs` whenever there are more."""
+    seen = 0
+    while True:
+        found = len(list((folder / "_delta_log").glob("[0-9]*.json")))
+        if found > seen:
+            seen = found
+            yield found
+        else:
+            time.sleep(0.05)
 
 
 def target_path(target: str, table: TableId) -> str:
