@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
-from spark_jobs.lineages import Key, Move, lineages
+from spark_jobs.lineages import Key, Move, Position, lineages
 from spark_jobs.row_hashes import (
     RAW,
     WEIGHT,
@@ -52,27 +52,54 @@ class MovedOn:
 def moved_on(source: DataFrame, changes: DataFrame | None, comparison: Comparison) -> MovedOn:
     """Move `source` on by `changes`: raw rows at or above its position; None: there are none.
 
-    Only what the stream brought counts: a `t` or `r` of a snapshot changes nothing. Up to three
-    small Spark jobs.
+    Only what the stream brought counts: a `t` or `r` of a snapshot changes nothing. One small Spark
+    job, two where rows were changed that were not sent whole.
     """
     if changes is None:
         return MovedOn(hashed(source, comparison))
     changes = changes.where("_cdc_seq > 0")
-    [told] = changes.agg(
-        f.max(f.when(f.col("_cdc_op") == "t", _position())).alias("emptied"),
-        f.count_if(f.col("_cdc_op") != "t").alias("changes"),
-    ).collect()
-    if told["emptied"] is not None:
-        source = source.where(f.expr("false"))
-        lsn, seq = told["emptied"]
-        changes = changes.where(_position() > f.struct(f.lit(lsn), f.lit(seq)))
+    if comparison.key:
+        changes = _with_keys(changes, comparison)
+    seen = _survey(changes, has_key=bool(comparison.key))
+    if seen.emptied is not None:
+        source = source.where("false")
+        lsn, seq = (f.lit(number).cast("long") for number in seen.emptied)
+        changes = changes.where(_position() > f.struct(lsn, seq))
     changes = changes.where("_cdc_op IN ('c', 'u', 'd')")
-    if not told["changes"]:
+    if not seen.changes:
         return MovedOn(hashed(source, comparison))
     if not comparison.key:
         rows = _recounted(source, changes, comparison)
-        return MovedOn(hashed(rows, comparison), told["changes"])
-    return _settled(source, changes, comparison, told["changes"])
+        return MovedOn(hashed(rows, comparison), seen.changes)
+    return _settled(source, changes, comparison, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """What there is in changes: the last `t`; how many others; rows not sent whole; moved keys."""
+
+    emptied: Position | None
+    changes: int
+    unsent: int
+    moves: list[Move]
+
+
+def _survey(changes: DataFrame, *, has_key: bool) -> _Survey:
+    moves = f.array()
+    if has_key:
+        new1, new2, old1, old2 = map(f.col, _KEYS)
+        move = f.struct(*_KEYS, *_POSITION)
+        moves = f.collect_list(f.when((old1 != new1) | (old2 != new2), move))
+    [told] = changes.agg(
+        f.max(f.when(f.col("_cdc_op") == "t", _position())).alias("emptied"),
+        f.count_if(f.col("_cdc_op") != "t").alias("changes"),
+        f.count_if(f.size("_cdc_unchanged") > 0).alias("unsent"),
+        moves.alias("moves"),
+    ).collect()
+    emptied = None if told["emptied"] is None else tuple(told["emptied"])
+    found = [Move(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5])) for r in told["moves"]]
+    above = [move for move in found if emptied is None or move.position > emptied]
+    return _Survey(emptied, told["changes"], told["unsent"], above)
 
 
 def _position() -> Column:
@@ -133,30 +160,33 @@ def _rows(values: Sequence[tuple[str, Value]]) -> list[Column]:
 # --- rows with a key -------------------------------------------------------------------------
 
 
-def _settled(source: DataFrame, changes: DataFrame, comparison: Comparison, count: int) -> MovedOn:
-    keys = [(name, kind) for name, kind in comparison.columns if name in comparison.key]
+_KEYS = ("_cdc_new1", "_cdc_new2", "_cdc_old1", "_cdc_old2")
+"""Hashes of a change's key, and of its old one where the old row's was sent."""
+
+
+def _with_keys(changes: DataFrame, comparison: Comparison) -> DataFrame:
+    keys = comparison.key_columns
     new = key_hashes([_sent_or_old(changes, name, kind) for name, kind in keys])
     old = key_hashes([_old(changes, name, kind) for name, kind in keys])
     has_old = (f.col("_cdc_op") == "u") & f.col("_cdc_before").isNotNull()
-    changes = changes.withColumns(
-        {
-            "_cdc_new1": new[0],
-            "_cdc_new2": new[1],
-            "_cdc_old1": f.when(has_old, old[0]),
-            "_cdc_old2": f.when(has_old, old[1]),
-        }
-    )
+    hashes = (*new, *(f.when(has_old, one) for one in old))
+    return changes.withColumns(dict(zip(_KEYS, hashes, strict=True)))
+
+
+def _settled(
+    source: DataFrame, changes: DataFrame, comparison: Comparison, seen: _Survey
+) -> MovedOn:
     touched = changes.selectExpr("_cdc_new1 AS h1", "_cdc_new2 AS h2").union(
         changes.where("_cdc_old1 IS NOT NULL").select("_cdc_old1", "_cdc_old2")
     )
     touched = touched.distinct().persist()
-    last = _last_values(changes, comparison).persist()
-    [lacking] = last.agg(f.count_if("_cdc_lacks")).collect()
+    last = _last_values(_with_lineage(changes, seen.moves), comparison).persist()
     rows = _as_rows(last.where("NOT _cdc_lacks"), comparison)
-    if lacking[0]:
+    if seen.unsent and last.where("_cdc_lacks").limit(1).count():
         rows = rows.unionByName(_filled(last.where("_cdc_lacks"), source, comparison))
     ours = hashed(source, comparison).join(touched, ["h1", "h2"], "left_anti")
-    return MovedOn(ours.unionByName(hashed(rows, comparison)), count, [touched, last])
+    expected = ours.unionByName(hashed(rows, comparison))
+    return MovedOn(expected, seen.changes, [touched, last])
 
 
 def _last_values(changes: DataFrame, comparison: Comparison) -> DataFrame:
@@ -165,7 +195,6 @@ def _last_values(changes: DataFrame, comparison: Comparison) -> DataFrame:
     A struct of value and raw text under each column's name, null if none was sent; `_cdc_lacks`:
     some are; `_cdc_first1`, `_cdc_first2`: the key under which the source had the row.
     """
-    found = _with_lineage(changes)
     position = _position()
     is_row = f.col("_cdc_op") != "d"
     columns = []
@@ -177,7 +206,7 @@ def _last_values(changes: DataFrame, comparison: Comparison) -> DataFrame:
         pair = f.struct(value.column.alias("value"), value.raw.alias("raw"))
         columns.append(f.max_by(pair, f.when(sent, position)).alias(name))
     last = (
-        found.groupBy(*_ROW)
+        changes.groupBy(*_ROW)
         .agg(f.max_by("_cdc_op", position).alias("_cdc_op"), *columns)
         .where(is_row)
     )
@@ -193,13 +222,9 @@ _SPAN = ("key1", "key2", "from_lsn", "from_seq", "until_lsn", "until_seq")
 _KNOWN = ("first1", "first2", "since_lsn", "since_seq")
 
 
-def _with_lineage(changes: DataFrame) -> DataFrame:
+def _with_lineage(changes: DataFrame, moves: Sequence[Move]) -> DataFrame:
     """Say of each change which row it is of: rows stay the same when their key changes."""
-    new1, new2, old1, old2 = map(f.col, _KEYS)
-    moves = [
-        Move(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5]))
-        for r in changes.where((old1 != new1) | (old2 != new2)).select(*_KEYS, *_POSITION).collect()
-    ]
+    new1, new2 = f.col("_cdc_new1"), f.col("_cdc_new2")
     own = dict(zip(_ROW, (new1, new2, f.lit(0).cast("long"), f.lit(0).cast("long")), strict=True))
     if not moves:
         return changes.withColumns(own)
@@ -222,10 +247,6 @@ def _with_lineage(changes: DataFrame) -> DataFrame:
             for (name, default), found in zip(own.items(), renamed.values(), strict=True)
         }
     )
-
-
-_KEYS = ("_cdc_new1", "_cdc_new2", "_cdc_old1", "_cdc_old2")
-"""Hashes of a change's key, and of its old one."""
 
 
 def _as_rows(last: DataFrame, comparison: Comparison) -> DataFrame:

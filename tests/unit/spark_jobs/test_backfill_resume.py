@@ -60,6 +60,7 @@ LOADED = replace(
         replace(LOADED, committed=Committed(5, L, {TABLE: L})),
         replace(LOADED, committed=Committed(6, L, {TABLE: L})),
         replace(LOADED, is_at_one_point=False),
+        replace(LOADED, committed=Committed(5, P, {TABLE: P})),  # its `t` comes last
     ],
 )
 def test_gone_on_with(now: Standing) -> None:
