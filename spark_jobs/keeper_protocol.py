@@ -43,7 +43,7 @@ def signed(token: str, nonce: str, request: dict[str, Any]) -> bytes:
 def verified(token: str, nonce: str, line: bytes) -> dict[str, Any] | None:
     """Read a request line; None if it is not from one of ours."""
     mark, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
-    if not hmac.compare_digest(mark, signature(token, nonce, text)):
+    if not hmac.compare_digest(mark.encode(), signature(token, nonce, text).encode()):
         return None
     found: dict[str, Any] = json.loads(text)
     return found

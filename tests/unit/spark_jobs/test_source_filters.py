@@ -19,36 +19,36 @@ COLUMNS = {
     "d": Column("d", 701, -1, pa.float64()),
     "n": Column("n", 1700, ((12 << 16) | 2) + 4, pa.decimal128(12, 2)),
 }
-I, T = ("id",), ("t",)
+ID, T = ("id",), ("t",)
 
 TAKEN: list[tuple[spark.Filter, Predicate]] = [
-    (spark.EqualTo(I, 1), Comparison("id", "=", 1)),
+    (spark.EqualTo(ID, 1), Comparison("id", "=", 1)),
     (spark.EqualTo(("Id__v2",), 1), Comparison("Id", "=", 1)),
-    (spark.EqualNullSafe(I, 1), Comparison("id", "=", 1)),
-    (spark.GreaterThan(I, 1), Comparison("id", ">", 1)),
+    (spark.EqualNullSafe(ID, 1), Comparison("id", "=", 1)),
+    (spark.GreaterThan(ID, 1), Comparison("id", ">", 1)),
     (spark.LessThanOrEqual(("d",), 1.5), Comparison("d", "<=", 1.5)),
-    (spark.In(I, (1, None, 2)), OneOf("id", (1, 2))),
-    (spark.IsNull(I), IsNull("id")),
-    (spark.IsNotNull(I), NotNull("id")),
-    (spark.Not(spark.IsNull(I)), NotNull("id")),
-    (spark.Not(spark.EqualTo(I, 1)), Comparison("id", "<>", 1)),
-    (spark.Not(spark.GreaterThan(I, 1)), Comparison("id", "<=", 1)),
+    (spark.In(ID, (1, None, 2)), OneOf("id", (1, 2))),
+    (spark.IsNull(ID), IsNull("id")),
+    (spark.IsNotNull(ID), NotNull("id")),
+    (spark.Not(spark.IsNull(ID)), NotNull("id")),
+    (spark.Not(spark.EqualTo(ID, 1)), Comparison("id", "<>", 1)),
+    (spark.Not(spark.GreaterThan(ID, 1)), Comparison("id", "<=", 1)),
     (spark.EqualTo(T, "a"), Comparison("t", "=", "a")),
     (spark.LessThan(("n",), Decimal("1.50")), Comparison("n", "<", Decimal("1.50"))),
 ]
 LEFT: list[spark.Filter] = [
-    spark.EqualTo(I, None),
+    spark.EqualTo(ID, None),
     spark.EqualTo(("s", "id"), 1),
     spark.EqualTo(("_cdc_raw",), {}),
-    spark.Not(spark.EqualNullSafe(I, 1)),
-    spark.Not(spark.In(I, (1,))),
+    spark.Not(spark.EqualNullSafe(ID, 1)),
+    spark.Not(spark.In(ID, (1,))),
     spark.GreaterThan(T, "a"),
     spark.EqualTo(T, "ä"),
     spark.IsNull(T),
     spark.GreaterThan(("d",), 1.0),
     spark.EqualTo(("d",), float("nan")),
     spark.StringStartsWith(T, "a"),
-    spark.EqualTo(I, "1"),
+    spark.EqualTo(ID, "1"),
 ]
 
 

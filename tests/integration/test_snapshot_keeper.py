@@ -1,0 +1,183 @@
+"""The keeper of a Spark driver's snapshots: who gets which, when they end, and by whom."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from ingestd.demo.waiting import await_until
+from ingestd.errors import OperatorError, TransientError
+from spark_jobs.exported_snapshot import ReadPlan
+from spark_jobs.keeper_process import keeper_of
+from spark_jobs.snapshot_lease import is_there, leased, register
+from spark_jobs.source_options import parse_options
+from spark_jobs.source_table import find_table
+from tests.harness.config import wal_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from spark_jobs.keeper_protocol import KeeperAddress
+    from tests.harness.databases import Database
+
+LIMIT_S = 30.0
+
+
+@dataclass
+class Driver:
+    """A process that stands for a Spark driver's JVM, its keeper, and a plan for four tasks."""
+
+    database: Database
+    process: subprocess.Popen[bytes]
+    keeper: KeeperAddress
+    plan: ReadPlan
+    plan_id: str = field(default="")
+
+    def snapshot(self, execution: str | None, partition: int) -> str:
+        """Read a partition; give the snapshot that it was of."""
+        with leased(self.keeper, self.plan_id, execution, partition) as lease:
+            lease.finish()
+            [name] = {split.snapshot for split in lease.granted.splits}
+        return name
+
+    def sessions(self) -> int:
+        found = self.database.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ingestd spark'"
+        )
+        return int(found)
+
+    def await_no_session(self) -> None:
+        await_until(lambda: self.sessions() == 0, LIMIT_S, "the sessions to end")
+
+    def keeper_process(self) -> psutil.Process:
+        words = ["spark_jobs.snapshot_keeper", "127.0.0.1", str(self.process.pid)]
+        [found] = [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if p.info["cmdline"] and p.info["cmdline"][2:5] == words
+        ]
+        return found
+
+
+@contextmanager
+def standing_in() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def driver(database: Database, tmp_path: Path) -> AsyncIterator[Driver]:
+    database.execute(
+        "CREATE TABLE read (id int PRIMARY KEY, filler text)",
+        "INSERT INTO read SELECT i, repeat('x', 100) FROM generate_series(1, 5000) i",
+    )
+    config = tmp_path / "ingestd.toml"
+    config.write_text(wal_config(lake=tmp_path / "lake", dsn=database.dsn))
+    options = {"config": str(config), "source": "shop", "table": "public.read"}
+    source = await find_table(parse_options(options))
+    plan = ReadPlan(source, 4, 64_000_000, resumable=False, idle_s=0.3, limit_s=600.0)
+    with standing_in() as process:
+        keeper = keeper_of(process.pid, "127.0.0.1")
+        found = Driver(database, process, keeper, plan)
+        found.plan_id, count = register(keeper, plan)
+        assert count == 4
+        yield found
+
+
+def test_an_execution_has_one_snapshot_and_the_next_another(driver: Driver) -> None:
+    first = {driver.snapshot("1", n) for n in range(4)}
+    assert len(first) == 1
+    # a task that is tried again, and a sort's second pass
+    assert {driver.snapshot("1", 2)} == first
+    assert {driver.snapshot("2", n) for n in range(4)}.isdisjoint(first)
+    driver.await_no_session()
+
+
+def test_two_tables_of_one_execution_share_it(driver: Driver) -> None:
+    other, _ = register(driver.keeper, driver.plan)
+    with (
+        leased(driver.keeper, driver.plan_id, "1", 0) as one,
+        leased(driver.keeper, other, "1", 0) as two,
+    ):
+        assert one.granted.splits[0].snapshot == two.granted.splits[0].snapshot
+        assert driver.sessions() == 1
+
+
+def test_a_lease_holds_the_snapshot(driver: Driver) -> None:
+    with ExitStack() as leases:
+        leases.enter_context(leased(driver.keeper, driver.plan_id, "1", 0))
+        driver.snapshot("2", 0)
+        # the second, idle one has gone; the first, older one stays
+        await_until(lambda: driver.sessions() == 1, LIMIT_S, "one to end")
+        driver.snapshot("1", 1)
+    driver.await_no_session()
+
+
+def test_who_comes_late_gets_no_other_snapshot(driver: Driver) -> None:
+    driver.snapshot("1", 0)
+    driver.await_no_session()
+    with pytest.raises(TransientError, match="the snapshot that this query read is over"):
+        driver.snapshot("1", 1)
+    driver.snapshot(None, 0)
+    driver.await_no_session()
+    with pytest.raises(OperatorError, match=r"df\.rdd"):
+        driver.snapshot(None, 0)
+
+
+def test_a_truncated_table_does_not_count_as_read(driver: Driver) -> None:
+    with leased(driver.keeper, driver.plan_id, "1", 0) as lease:
+        driver.database.execute("TRUNCATE read")
+        with pytest.raises(OperatorError, match="truncated or rewritten"):
+            lease.finish()
+
+
+def test_nothing_is_left_when_the_driver_dies(driver: Driver) -> None:
+    with leased(driver.keeper, driver.plan_id, "1", 0):
+        assert driver.sessions() == 1
+        driver.process.kill()
+        driver.await_no_session()
+    assert not is_there(driver.keeper)
+
+
+def test_nothing_is_left_when_the_keeper_dies(driver: Driver) -> None:
+    with leased(driver.keeper, driver.plan_id, "1", 0) as lease:
+        driver.keeper_process().kill()
+        driver.await_no_session()
+        with pytest.raises(TransientError, match="can't be asked"):
+            lease.finish()
+    again = keeper_of(driver.process.pid, "127.0.0.1")
+    with (
+        pytest.raises(OperatorError, match="a keeper of snapshots that is gone"),
+        leased(again, driver.plan_id, "2", 0),
+    ):
+        pass
+    assert register(again, driver.plan)[1] == 4
+
+
+def test_a_snapshot_ends_at_its_limit_though_it_is_read(driver: Driver) -> None:
+    plan_id, _ = register(driver.keeper, replace(driver.plan, limit_s=0.2))
+    with leased(driver.keeper, plan_id, "1", 0) as lease:
+        driver.await_no_session()
+        with pytest.raises(TransientError, match="is over"):
+            lease.finish()
+
+
+def test_one_keeper_serves_all_planning_of_a_driver(driver: Driver) -> None:
+    assert keeper_of(driver.process.pid, "127.0.0.1") == driver.keeper
+    driver.keeper_process().send_signal(signal.SIGTERM)
+    await_until(lambda: not is_there(driver.keeper), LIMIT_S, "the keeper to end")
+    assert keeper_of(driver.process.pid, "127.0.0.1") != driver.keeper
