@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from ingestd.ports import Fragment
-from ingestd.positions import Lsn
+from ingestd.positions import ZERO, Lsn
 from ingestd.schema import Table
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.raw import Held, raw_schema
@@ -94,6 +94,11 @@ class Plan:
     marker: Fragment
     splits: tuple[PlannedSplit, ...]
     taken: tuple[Note, ...] = ()
+
+    @property
+    def complete_to(self) -> Lsn:
+        """Up to where the lake had all changes of the table before."""
+        return max(self.watermark or ZERO, self.position or ZERO)
 
     def continued(self, taken: Collection[Note]) -> Plan:
         """Give the plan of a run that goes on with what these notes tell."""

@@ -57,7 +57,8 @@ def why_void(plan: Plan, now: Standing) -> str | None:  # noqa: PLR0911 - a list
 def _is_untouched(plan: Plan, now: Standing) -> bool:
     """Whether nobody but backfills has written since the plan was made."""
     lake = now.committed
-    if lake.watermarks.get(now.table) != (plan.point if now.is_loaded else plan.watermark):
+    expected = {plan.point, plan.complete_to} if now.is_loaded else {plan.watermark}
+    if lake.watermarks.get(now.table) not in expected:
         return False
     if lake.epoch == plan.epoch:
         return lake.position in {plan.position, plan.point}

@@ -93,13 +93,14 @@ class TableBackfill:
         """Commit its files. `has_rows`: the lake has older ones.
 
         Those serve until the new ones are complete: where values may lack still, the `t` comes
-        last, from the daemon.
+        last, from the daemon, and until then all changes are taken.
         """
         is_marked = self.is_whole or not has_rows
         held = self.held(is_marked=is_marked)
         if held is not None:
             files = self.files(is_marked=is_marked)
-            await lake.load(self.table, files, self.agreed.point, held)
+            watermark = self.agreed.point if is_marked else self.agreed.complete_to
+            await lake.load(self.table, files, watermark, held)
         self.is_loaded = True
 
     async def last_event(self, lake: DeltaLake) -> TableEvent:

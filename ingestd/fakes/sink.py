@@ -92,7 +92,7 @@ class MemoryLake:
         self.held = {
             table: _rows_of(disk.tables[table].rows(), epoch + 1)
             for table, watermark in self.watermarks.items()
-            if last is None or watermark > last.summary.end_lsn
+            if last is None or watermark >= last.summary.end_lsn
         }
         self.held = {table: rows for table, rows in self.held.items() if rows}
         self._is_open = True

@@ -139,17 +139,19 @@ class DeltaLake:
     # --- loading ----------------------------------------------------------------------------
 
     async def load(
-        self, table: Table, fragments: Sequence[Fragment], point: Lsn, held: Held
+        self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, held: Held
     ) -> None:
-        """Append rows that others have written: in one commit, with the app transaction `point`.
+        """Append rows that others have written, in one commit.
 
         They are of the next epoch and beyond the last one, as after a crash between two commits:
         `close_loaded`, or the first epoch after the next `open`, lists them. No epoch may be
-        filling. `held`: what the fragments hold. Raises as `EpochWriter.commit`.
+        filling. `watermark`: the app transaction, not below the last epoch's end; the table's
+        changes from there on are still to come. `held`: what the fragments hold. Raises as
+        `EpochWriter.commit`.
         """
         raw = self.raw_table(table.id)
         schema = raw.admit(raw_schema(table))
-        await self.jobs.run(self._load_table, raw, table, schema, fragments, point)
+        await self.jobs.run(self._load_table, raw, table, schema, fragments, watermark)
         before = self._held.get(table.id)
         self._held[table.id] = held if before is None else before.with_more(held)
 
@@ -159,10 +161,10 @@ class DeltaLake:
         table: Table,
         schema: pa.Schema,
         fragments: Sequence[Fragment],
-        point: Lsn,
+        watermark: Lsn,
     ) -> None:
         self.before_commit(str(table.id))
-        raw.commit(table, schema, fragments, point)
+        raw.commit(table, schema, fragments, watermark)
 
     async def close_loaded(self, summary: EpochSummary) -> CommittedEpoch:
         """Write the next epoch with what was loaded: all that its tables have at its end_lsn."""
@@ -225,13 +227,7 @@ class DeltaLake:
             list(pool.map(lambda raw: raw.log.settle(), self._raw.values()))
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
-        next_epoch = self._epochs.last_epoch + 1
-        held = {
-            table: self._raw[table].held_of(next_epoch)
-            for table, watermark in watermarks.items()
-            if self._epochs.end_lsn is None or watermark > self._epochs.end_lsn
-        }
-        self._held = {table: found for table, found in held.items() if found is not None}
+        self._held = self._beyond(watermarks)
         for log in self._own_logs:
             log.settle()
         return Committed(
@@ -245,6 +241,14 @@ class DeltaLake:
             origin=self._epochs.origin,
             unlisted=_unlisted(self._held.values()),
         )
+
+    def _beyond(self, watermarks: Mapping[TableId, Lsn]) -> dict[TableId, Held]:
+        """Look for rows of the next epoch, in tables that are complete up to the last one's end."""
+        end, number = self._epochs.end_lsn, self._epochs.last_epoch + 1
+        raws = {t: self._raw[t] for t, w in watermarks.items() if end is None or w >= end}
+        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
+            found = pool.map(lambda raw: raw.held_of(number), raws.values())
+            return {t: held for t, held in zip(raws, found, strict=True) if held is not None}
 
     def _with_raw_columns(self, entry: RegisteredTable) -> RegisteredTable:
         """Give it with the types that the raw table's columns really have.

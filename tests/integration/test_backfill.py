@@ -65,9 +65,13 @@ def await_live(daemon: Daemon, lake: Path, *tables: str) -> None:
     await_until(lambda: all(states(lake).get(t) == "live" for t in tables), LIMIT_S, daemon.tail)
 
 
-def positions_of_rows_read(lake: Path, table: str = BIG) -> set[int]:
-    rows = read_raw(str(lake), "shop", TableId.parse(table)).select(["_cdc_op", "_cdc_lsn"])
-    return {row["_cdc_lsn"] for row in rows.to_pylist() if row["_cdc_op"] == "r"}
+def positions_of_rows_read(lake: Path, *, epoch: int | None = None) -> set[int]:
+    rows = read_raw(str(lake), "shop", TableId.parse(BIG))
+    return {
+        row["_cdc_lsn"]
+        for row in rows.select(["_cdc_op", "_cdc_lsn", "_cdc_epoch"]).to_pylist()
+        if row["_cdc_op"] == "r" and epoch in {None, row["_cdc_epoch"]}
+    }
 
 
 def leftovers(lake: Path) -> list[Path]:
@@ -187,8 +191,10 @@ def test_i4_i6_new_table_on_a_lake_with_live_tables(
         daemon.start()
         await_live(daemon, lake, BIG)
     assert_daemon_goes_on(database, lake, daemon, BIG, is_dense=False)
-    [*_, first] = [e for e in reversed(epochs(lake)) if e["epoch"] == last + 1]
-    assert first["end_lsn"] >= max(positions_of_rows_read(lake))
+    [first] = [e for e in epochs(lake) if e["epoch"] == last + 1]
+    loaded = positions_of_rows_read(lake, epoch=last + 1)
+    assert len(loaded) == 1 + (state is not None)
+    assert first["end_lsn"] >= max(loaded)
     assert BIG in {t["table"] for t in first["tables"]}
 
 
@@ -229,6 +235,25 @@ def test_i6_live_table_again(
         await_live(daemon, lake, BIG)
     assert_daemon_goes_on(database, lake, daemon, BIG)
     assert len(positions_of_rows_read(lake)) > 1
+
+
+@pytest.mark.parametrize("states_reached", [["split:3", f"loaded {BIG}"], ["loaded {BIG}"]])
+def test_i6_old_rows_serve_with_their_changes_until_new_ones_are_complete(
+    database: Database, make_daemon: MakeDaemon, lake: Path, states_reached: list[str]
+) -> None:
+    """What was deleted before the point has no `t` yet, where values may lack; but its `d`."""
+    create_big(database, ROWS)
+    daemon = make_daemon(config(database, lake))
+    daemon.start()
+    await_live(daemon, lake, BIG)
+    daemon.sigkill()
+    database.execute("DELETE FROM big WHERE n % 5 = 0")
+    for state in states_reached:
+        _killed_again(daemon, state.format(BIG=BIG))
+        database.execute("UPDATE big SET n = 0 WHERE n % 7 = 0")
+    assert len(positions_of_rows_read(lake)) == 1 + len(states_reached)
+    assert states(lake)[BIG] == "live"
+    assert_daemon_goes_on(database, lake, daemon, BIG)
 
 
 def _killed_again(daemon: Daemon, state: str) -> None:
