@@ -1,0 +1,120 @@
+"""What a Delta table's log tells of its commits, and how a job signs its own.
+
+A job's commits carry what they are in `userMetadata`, in the same commit as the rows: from that a
+job knows how far a table is, and whether somebody else has changed it.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as f
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_APP_ID = "spark.databricks.delta.write.txnAppId"
+_APP_VERSION = "spark.databricks.delta.write.txnVersion"
+
+_HARMLESS = frozenset(
+    {
+        "ADD CONSTRAINT",
+        "CHANGE COLUMN",
+        "CLUSTER BY",
+        "COMPUTE STATS",
+        "FSCK",
+        "OPTIMIZE",
+        "REORG",
+        "SET TBLPROPERTIES",
+        "UNSET TBLPROPERTIES",
+        "UPGRADE PROTOCOL",
+        "VACUUM END",
+        "VACUUM START",
+    }
+)
+"""Operations that leave the rows as they are."""
+
+HISTORY_LIMIT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Whose commit it is: a job of this name on this source, up to this epoch."""
+
+    job: str
+    source: str
+    epoch: int
+
+    def to_text(self) -> str:
+        """Write it as `userMetadata`."""
+        return json.dumps({"ingestd": self.job, "source": self.source, "epoch": self.epoch})
+
+    @classmethod
+    def parse(cls, text: str | None) -> Signature | None:
+        """Read `userMetadata`; None for somebody else's."""
+        try:
+            found = json.loads(text or "")
+            return cls(found["ingestd"], found["source"], int(found["epoch"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A version of a table. `signature`: None if no job of ours made it."""
+
+    version: int
+    operation: str
+    signature: Signature | None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else may have changed rows in it."""
+        return self.signature is None and self.operation not in _HARMLESS
+
+
+@contextmanager
+def signed(session: SparkSession, signature: Signature, app_id: str | None) -> Iterator[None]:
+    """Sign what is committed in this session meanwhile.
+
+    With an `app_id` also as its Delta transaction, version = epoch: a write that the table has
+    already is skipped. At most one write a table then: a second would be skipped as well.
+    """
+    conf = session.conf
+    try:
+        conf.set(_METADATA, signature.to_text())
+        if app_id is not None:
+            conf.set(_APP_ID, app_id)
+            conf.set(_APP_VERSION, str(signature.epoch))
+        yield
+    finally:
+        for name in (_METADATA, _APP_ID, _APP_VERSION):
+            conf.unset(name)
+
+
+def current_version(session: SparkSession, path: str) -> int:
+    """Give the newest version of a table. No Spark job."""
+    jvm: Any = session._jvm  # noqa: SLF001 - Delta has no call for it in Python
+    nothing, own = jvm.scala.Option.empty(), session._jsparkSession  # noqa: SLF001
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(own, path)
+    return int(log.update(False, nothing, nothing).version())  # noqa: FBT003 - not a stale one
+
+
+def commits_above(session: SparkSession, path: str, version: int) -> list[Commit]:
+    """Give the newest commits of a table above a version, newest first, HISTORY_LIMIT at most."""
+    rows = (
+        DeltaTable.forPath(session, path)
+        .history(HISTORY_LIMIT)
+        .where(f.col("version") > version)
+        .select("version", "operation", "userMetadata")
+        .collect()
+    )
+    found = [Commit(r[0], r[1], Signature.parse(r[2])) for r in rows]
+    return sorted(found, key=lambda commit: -commit.version)

@@ -1,0 +1,114 @@
+"""The log of a job's cuts: which version of each of its tables belongs to which epoch.
+
+All tables of a cut are as the source was at the end of its epoch. A table is in it when it is whole
+there: its snapshot complete, no change missed, not stopped or dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
+
+from ingestd.errors import OperatorError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.lake import SourceLake
+
+SCHEMA = (
+    "epoch long, end_lsn long, last_commit_ts timestamp, mirrored_at timestamp,"
+    " tables array<struct<table: string, version: long>>"
+)
+_SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
+"""Table properties: the source's name, and the id of the `_epochs` that it was read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A row of the log. `tables`: the Delta version of each table, by its text."""
+
+    epoch: int
+    end_lsn: int
+    last_commit_ts: datetime
+    tables: Mapping[str, int]
+
+    @classmethod
+    def of(cls, row: Any) -> Cut:  # noqa: ANN401 - a pyspark Row
+        """Take a row of the log."""
+        tables = {t["table"]: t["version"] for t in row["tables"]}
+        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], tables)
+
+
+class CutLog:
+    """The Delta table at `path`; `name` is the job's, for messages."""
+
+    def __init__(self, session: SparkSession, path: str, name: str) -> None:
+        self._session = session
+        self._name = name
+        self.path = path
+
+    def open(self, lake: SourceLake) -> None:
+        """Make the log, or see that it is this source's. Raises OperatorError if it is not."""
+        epochs_id = DeltaTable.forPath(self._session, lake.epochs_path).detail().first()["id"]  # type: ignore[index]
+        wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
+        if not DeltaTable.isDeltaTable(self._session, self.path):
+            empty = self._session.createDataFrame([], SCHEMA)
+            table = DeltaTable.create(self._session).location(self.path).addColumns(empty.schema)
+            for name, value in wanted.items():
+                table = table.property(name, value)
+            table.execute()
+            return
+        detail = DeltaTable.forPath(self._session, self.path).detail().first()
+        found = detail["properties"]  # type: ignore[index]
+        if any(found.get(name) != value for name, value in wanted.items()):
+            raise OperatorError(
+                f"{self.path} belongs to source {found.get(_SOURCE)} of another lake or time,"
+                f" not to {lake.source} at {lake.epochs_path}",
+                remedy=f"give this {self._name} a --target of its own",
+            )
+
+    def last(self) -> Cut | None:
+        """Give the newest cut, None if there is none. Spark job."""
+        return find_cut(self._session, self.path)
+
+    def append(self, cut: Cut, *, replace: bool) -> None:
+        """Add a cut. `replace`: in the place of the one of the same epoch."""
+        row = (
+            cut.epoch,
+            cut.end_lsn,
+            cut.last_commit_ts,
+            datetime.now(UTC),
+            [(table, version) for table, version in sorted(cut.tables.items())],
+        )
+        writer = self._session.createDataFrame([row], SCHEMA).coalesce(1).write.format("delta")
+        if replace:
+            writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {cut.epoch}")
+        else:
+            writer = (
+                writer.mode("append")
+                .option("txnAppId", f"ingestd-{self._name}/cuts")
+                .option("txnVersion", str(cut.epoch))
+            )
+        writer.save(self.path)
+
+
+def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Cut | None:
+    """Give the newest cut (at or below `epoch`). Raises OperatorError where there is no log."""
+    try:
+        rows = session.read.format("delta").load(path)
+    except AnalysisException as error:
+        raise OperatorError(
+            f"there is no {path}: nothing was mirrored there",
+            remedy="check the target; `python -m spark_jobs.mirror` makes it",
+        ) from error
+    if epoch is not None:
+        rows = rows.where(f.col("epoch") <= epoch)
+    newest = rows.orderBy(f.desc("epoch")).limit(1).collect()
+    return Cut.of(newest[0]) if newest else None

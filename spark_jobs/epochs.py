@@ -1,0 +1,101 @@
+"""Mirrors read as they were together: a transactionally consistent cut over all tables.
+
+>>> cut = latest(spark, "s3a://lake/mirror")
+>>> cut["public.orders"].join(cut["public.customers"], "customer_id")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ingestd.errors import OperatorError
+from spark_jobs.command import spark_uri
+from spark_jobs.cuts import Cut, find_cut
+from spark_jobs.mirror_table import DELETED_AT
+from spark_jobs.targets import MIRRORS, table_path
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class MirrorCut(Mapping[str, "DataFrame"]):
+    """All mirrors at the end of one epoch, by table ("schema.table").
+
+    The same transactions are in all of them, whatever the mirror job does meanwhile, for as long as
+    Delta keeps the versions (`delta.deletedFileRetentionDuration`). Rows that are marked as deleted
+    (--soft-deletes) are left out. A table that is not whole at the epoch is not there (KeyError).
+    """
+
+    def __init__(self, session: SparkSession, target: str, cut: Cut) -> None:
+        self._session = session
+        self._target = target
+        self._cut = cut
+
+    @property
+    def epoch(self) -> int:
+        """The epoch's number."""
+        return self._cut.epoch
+
+    @property
+    def end_lsn(self) -> int:
+        """Everything that committed below this position is in it."""
+        return self._cut.end_lsn
+
+    @property
+    def last_commit_ts(self) -> datetime:
+        """Commit time of the newest transaction in it."""
+        return self._cut.last_commit_ts
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """The Delta version of each mirror."""
+        return self._cut.tables
+
+    def __getitem__(self, table: str) -> DataFrame:
+        if table not in self._cut.tables:
+            there = ", ".join(sorted(self._cut.tables)) or "none"
+            msg = f"{table} is not in the cut of epoch {self.epoch}; there are: {there}"
+            raise KeyError(msg)
+        rows = (
+            self._session.read.format("delta")
+            .option("versionAsOf", self._cut.tables[table])
+            .load(table_path(self._target, table))
+        )
+        return (
+            rows.where(f"{DELETED_AT} IS NULL").drop(DELETED_AT)
+            if (DELETED_AT in rows.columns)
+            else rows
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._cut.tables))
+
+    def __len__(self) -> int:
+        return len(self._cut.tables)
+
+
+def read_at(spark: SparkSession, target: str, epoch: int) -> MirrorCut:
+    """Give the newest cut at or below an epoch: one micro-batch may take several epochs at once.
+
+    Raises OperatorError if there is none.
+    """
+    return _cut(spark, target, epoch)
+
+
+def latest(spark: SparkSession, target: str) -> MirrorCut:
+    """Give the newest cut. Raises OperatorError if there is none."""
+    return _cut(spark, target, None)
+
+
+def _cut(spark: SparkSession, target: str, epoch: int | None) -> MirrorCut:
+    uri = spark_uri(target)
+    found = find_cut(spark, f"{uri}/{MIRRORS}", epoch)
+    if found is None:
+        at = "" if epoch is None else f" at or below epoch {epoch}"
+        raise OperatorError(
+            f"{uri} has no cut{at}", remedy="run the mirror, or ask for a later epoch"
+        )
+    return MirrorCut(spark, uri, found)

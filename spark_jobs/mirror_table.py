@@ -1,0 +1,198 @@
+"""One mirror: a Delta table with the current rows of a source table.
+
+Its columns are the raw table's source columns, `_cdc_raw`, and the position of each row's last
+change, `_cdc_lsn` and `_cdc_seq`: a change is applied only to a row of a lower one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as f
+
+from spark_jobs.columns import (
+    RAW,
+    RAW_TYPE,
+    col,
+    later,
+    needs_column_mapping,
+    quoted,
+    same_key,
+)
+from spark_jobs.commits import signed
+from spark_jobs.folding import DELETED, KEPT
+from spark_jobs.missing_values import missing_value, with_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from spark_jobs.commits import Signature
+    from spark_jobs.registry import LakeColumn
+
+DELETED_AT = "_cdc_deleted_at"
+"""With soft deletes: commit time of the row's deletion, null for a row that is there."""
+POSITION = ("_cdc_lsn", "_cdc_seq")
+
+_CLUSTERED = ("byte", "short", "integer", "long", "date", "timestamp", "string", "decimal")
+"""Delta types by which a mirror is clustered."""
+_MAX_CLUSTERING = 4
+_INDEXED = 32
+"""Delta keeps statistics of so many columns, and clusters by no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorTable:
+    """A mirror at `path`, changed in `session`."""
+
+    session: SparkSession
+    path: str
+    app_id: str
+    soft_deletes: bool = False
+
+    def rows(self) -> DataFrame:
+        """Give the mirror's rows."""
+        return self.session.read.format("delta").load(self.path)
+
+    def replace(
+        self,
+        outcomes: DataFrame,
+        columns: Sequence[LakeColumn],
+        key: Sequence[LakeColumn],
+        signature: Signature,
+    ) -> None:
+        """Make the mirror anew of these rows: one commit, a plain write.
+
+        With soft deletes they have the column DELETED_AT.
+        """
+        names = [col(name) for name in _names(columns)]
+        if self.soft_deletes:
+            names.append(col(DELETED_AT))
+        rows = outcomes.where(~col(DELETED)).select(*names)
+        writer = (
+            rows.write.format("delta")
+            .mode("overwrite")
+            .option("overwriteSchema", "true")
+            .option("delta.enableDeletionVectors", "true")
+        )
+        if needs_column_mapping(rows.columns):
+            writer = writer.option("delta.columnMapping.mode", "name")
+        clustering = _clustering(columns, key)
+        if clustering:
+            writer = writer.clusterBy(*clustering)
+        with signed(self.session, signature, None):
+            writer.save(self.path)
+
+    def merge(
+        self,
+        outcomes: DataFrame,
+        columns: Sequence[LakeColumn],
+        key: Sequence[LakeColumn],
+        signature: Signature,
+        *,
+        unsent: Collection[str] = (),
+        near: Column | None = None,
+    ) -> None:
+        """Apply outcomes (see `spark_jobs.folding`): one commit, skipped if it is there already.
+
+        `unsent`: columns that may be in KEPT. `near`: what is true of all mirror rows ("t") that
+        they may touch; the fewer those are, the less is read.
+        """
+        same = same_key(key, "t", "s")
+        merge = (
+            DeltaTable.forPath(self.session, self.path)
+            .alias("t")
+            .merge(outcomes.alias("s"), same if near is None else same & near)
+        )
+        is_later, is_deleted = later("s", "t"), col(DELETED, "s")
+        if self.soft_deletes:
+            marked = {n: col(n, "s") for n in POSITION} | {DELETED_AT: col("_cdc_ts", "s")}
+            merge = merge.whenMatchedUpdate(is_later & is_deleted, _quoted(marked))
+        else:
+            merge = merge.whenMatchedDelete(is_later & is_deleted)
+        new = {name: col(name, "s") for name in _names(columns)}
+        if self.soft_deletes:
+            new[DELETED_AT] = f.lit(None).cast("timestamp")
+        changed = new | {name: _unless_kept(name) for name in unsent if name in new}
+        if unsent:
+            changed[RAW] = _kept_texts()
+        with signed(self.session, signature, self.app_id):
+            merge.whenMatchedUpdate(is_later, _quoted(changed)).whenNotMatchedInsert(
+                ~is_deleted, _quoted(new)
+            ).execute()
+
+    def evolve(
+        self, columns: Sequence[LakeColumn], above: int, signature: Signature
+    ) -> list[LakeColumn]:
+        """Add the columns that the mirror lacks; fill old rows with what they have in the source.
+
+        `above`: the position up to which the mirror is. Each step may be repeated.
+        """
+        there = {name.lower() for name in self.rows().columns}
+        new = [c for c in columns if c.name.lower() not in there]
+        if new:
+            with signed(self.session, signature, None):
+                self._add(new)
+        # Also one that was recorded after the epoch at its position had been mirrored.
+        filled = [c for c in columns if c.since_lsn and (c in new or c.since_lsn > above)]
+        if filled:
+            with signed(self.session, signature, None):
+                self._fill(filled)
+        return new
+
+    def _add(self, columns: Sequence[LakeColumn]) -> None:
+        table = f"delta.{quoted(self.path)}"
+        properties = []
+        if needs_column_mapping([c.name for c in columns]):
+            properties.append("'delta.columnMapping.mode' = 'name'")
+        if any("timestamp_ntz" in c.delta_type for c in columns):
+            properties.append("'delta.feature.timestampNtz' = 'supported'")
+        if properties:
+            self.session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(properties)})")
+        added = ", ".join(f"{quoted(c.name)} {c.delta_type}" for c in columns)
+        self.session.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
+
+    def _fill(self, columns: Sequence[LakeColumn]) -> None:
+        for column in columns:
+            value, text = missing_value(column)
+            values = {column.name: value}
+            if text is not None:
+                values[RAW] = with_text(column, text)
+            DeltaTable.forPath(self.session, self.path).update(
+                col("_cdc_lsn") < column.since_lsn, _quoted(values)
+            )
+
+
+def _names(columns: Sequence[LakeColumn]) -> list[str]:
+    return [*(c.name for c in columns), RAW, *POSITION]
+
+
+def _quoted(values: dict[str, Column]) -> dict[str, str | Column]:
+    return {quoted(name): value for name, value in values.items()}
+
+
+def _is_kept(name: Column | str) -> Column:
+    kept = f.coalesce(col(KEPT, "s"), f.array().cast("array<string>"))
+    return f.array_contains(kept, name)
+
+
+def _unless_kept(name: str) -> Column:
+    return f.when(_is_kept(name), col(name, "t")).otherwise(col(name, "s"))
+
+
+def _kept_texts() -> Column:
+    nothing = f.create_map().cast(RAW_TYPE)
+    own = f.coalesce(col(RAW, "s"), nothing)
+    kept = f.map_filter(f.coalesce(col(RAW, "t"), nothing), lambda name, _: _is_kept(name))
+    every = f.map_concat(own, kept)
+    return f.when(f.size(every) > 0, every)
+
+
+def _clustering(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> list[str]:
+    indexed = {c.name for c in columns[:_INDEXED]}
+    chosen = [
+        quoted(k.name) for k in key if k.name in indexed and k.delta_type.startswith(_CLUSTERED)
+    ]
+    return chosen[:_MAX_CLUSTERING]

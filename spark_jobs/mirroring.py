@@ -1,0 +1,322 @@
+"""How one mirror is brought from one epoch to another.
+
+======================================  ==========================================================
+what the raw rows between have          what is done
+======================================  ==========================================================
+no mirror yet                           made of the fold of all that is above the newest `t`
+a `t`                                   the same: what is below it is void, whenever it came
+`r` rows, of a reading that goes on     rows of before that lie above them are folded with them: a
+                                        row that was read may come after a later change of its key
+few rows                                folded here, then one MERGE by the rows' own keys
+many                                    folded by Spark, then one MERGE
+a table without a key                   as many equal rows less or more (`multiset.py`)
+======================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
+
+from ingestd.errors import TableError
+from ingestd.schema import TableId
+from spark_jobs.borrowing import borrow
+from spark_jobs.bulk_folding import (
+    Survey,
+    fold_in_spark,
+    linked_changes,
+    survey,
+    unfolded,
+)
+from spark_jobs.columns import col, same_key, selected
+from spark_jobs.folding import fold_changes
+from spark_jobs.mirror_table import DELETED_AT, MirrorTable
+from spark_jobs.missing_values import added_above, with_missing
+from spark_jobs.multiset import apply_whole_rows, whole_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.lake import SourceLake
+    from spark_jobs.registry import LakeColumn
+    from spark_jobs.stream import Step
+
+FEW_ROWS = 50_000
+"""Batches up to this are folded in the driver."""
+_MAX_NAMED = 2_000
+"""So many keys are named one by one in the condition of a MERGE."""
+
+MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+)
+"""Of the sessions that merge: what is small is to be planned and started quickly."""
+
+
+class _RowsGoneError(Exception):
+    """The raw table has fewer rows of some epochs than `_epochs` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirroring:
+    """The `spark_jobs.stream.TableJob` that keeps mirrors."""
+
+    soft_deletes: bool = False
+    name: str = "mirror"
+
+    def move(self, lake: SourceLake, step: Step) -> None:
+        """See `spark_jobs.stream.TableJob`."""
+        mirror = MirrorTable(lake.session, step.path, step.app_id, self.soft_deletes)
+        try:
+            _Move(lake, step, mirror).run()
+        except AnalysisException as error:
+            if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
+                raise self._raw_gone(lake, step, "there is no such Delta table") from error
+            raise
+
+    @staticmethod
+    def _raw_gone(lake: SourceLake, step: Step, what: str) -> TableError:
+        return TableError(
+            TableId.parse(step.table),
+            f"raw table {lake.raw_path(step.table)}: {what}",
+            remedy=f"`ingestd snapshot {lake.source} {step.table}` reads it anew; the mirror is"
+            " then made of that",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One step of one table."""
+
+    lake: SourceLake
+    step: Step
+    mirror: MirrorTable
+
+    @property
+    def columns(self) -> Sequence[LakeColumn]:
+        return self.step.definition.columns
+
+    @property
+    def key(self) -> Sequence[LakeColumn]:
+        names = self.step.definition.key
+        return [c for c in self.columns if c.name in names]
+
+    def run(self) -> None:
+        if self.step.above == 0:
+            self._make()
+            return
+        try:
+            if not self.key:
+                self._move_whole_rows()
+            elif self.step.rows <= FEW_ROWS:
+                self._move_few()
+            else:
+                self._move_many()
+        except _RowsGoneError as error:
+            structlog.get_logger("ingestd").warning(
+                "mirror.rebuilding", table=self.step.table, reason=str(error)
+            )
+            self._make()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _changes(self, above: int | None = None, through: int | None = None) -> DataFrame:
+        step = self.step
+        return self.lake.changes(
+            step.table,
+            above=step.above if above is None else above,
+            through=step.through.number if through is None else through,
+        )
+
+    def _earlier(self, lsn: int) -> DataFrame:
+        """Give the rows of epochs the mirror has already, from a position on."""
+        return self._changes(0, self.step.above).where(col("_cdc_lsn") >= lsn)
+
+    def _shaped(self, changes: DataFrame, above_lsn: int) -> DataFrame:
+        """Give rows with all columns there are now, and what the source has in those of before."""
+        cdc = [col(name) for name in changes.columns if name.startswith("_cdc_")]
+        shaped = changes.select(*selected(changes, self.columns), *cdc)
+        return with_missing(shaped, added_above(self.columns, above_lsn))
+
+    def _ensure_all(self, found: int) -> None:
+        if found < self.step.rows:
+            raise _RowsGoneError(
+                f"{self.step.rows - found} rows of epochs {self.step.above + 1} to"
+                f" {self.step.through.number} are not in the raw table any more"
+            )
+
+    # --- made anew ----------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        """Make the mirror of the fold of all that is above the newest `t`."""
+        every = self._changes(above=0)
+        seen = survey(every, self.key)
+        self._ensure_rebuildable(seen)
+        rows = self._shaped(every.where("_cdc_op <> 't'"), 0)
+        if seen.truncated is not None:
+            lsn, seq = seen.truncated
+            rows = rows.where(
+                (col("_cdc_lsn") > lsn) | ((col("_cdc_lsn") == lsn) & (col("_cdc_seq") > seq))
+            )
+        is_one_snapshot = seen.others == 0 and seen.read_from == seen.read_to
+        if is_one_snapshot:
+            outcomes = unfolded(rows, self.columns)
+        elif not self.key:
+            outcomes = whole_rows(rows, self.columns)
+        else:
+            outcomes = self._folded(rows, None)[0]
+        self.mirror.replace(
+            self._with_deleted(outcomes), self.columns, self.key, self.step.signature
+        )
+
+    def _ensure_rebuildable(self, seen: Survey) -> None:
+        """Raise TableError if rows that count are not in the raw table any more."""
+        expected = {e.number: e for e in self.lake.epochs() if self.step.table in e.rows}
+        wanted = {
+            n: e.rows[self.step.table] for n, e in expected.items() if n <= self.step.through.number
+        }
+        if seen.rows >= sum(wanted.values()):
+            return
+        counted = self._changes(above=0).groupBy("_cdc_epoch").count().collect()
+        found = {row["_cdc_epoch"]: row["count"] for row in counted}
+        short = [n for n, rows in wanted.items() if found.get(n, 0) < rows]
+        void_below = -1 if seen.truncated is None else seen.truncated[0]
+        lost = [n for n in short if expected[n].end_lsn > void_below]
+        if lost:
+            raise Mirroring._raw_gone(  # noqa: SLF001 - one of its own
+                self.lake, self.step, f"rows of epoch {min(lost)} are not there any more"
+            )
+
+    def _with_deleted(self, outcomes: DataFrame) -> DataFrame:
+        """With soft deletes: add the rows that were there before and are not now."""
+        if not self.mirror.soft_deletes:
+            return outcomes
+        new = outcomes.withColumn(DELETED_AT, f.lit(None).cast("timestamp"))
+        there = DeltaTable.isDeltaTable(self.mirror.session, self.mirror.path)
+        if not (there and self.key):
+            return new
+        gone = (
+            self.mirror.rows()
+            .alias("t")
+            .join(outcomes.alias("s"), same_key(self.key, "t", "s"), "left_anti")
+            .withColumn(
+                DELETED_AT, f.coalesce(col(DELETED_AT), f.lit(self.step.through.last_commit_ts))
+            )
+        )
+        return new.unionByName(gone, allowMissingColumns=True).withColumn(
+            "_cdc_deleted",
+            f.coalesce(col("_cdc_deleted"), f.lit(False)),  # noqa: FBT003
+        )
+
+    # --- moved --------------------------------------------------------------------------------
+
+    def _move_few(self) -> None:
+        changes = self._shaped(self._changes(), self.step.above_lsn).toArrow()
+        self._ensure_all(changes.num_rows)
+        ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
+        if "r" in ops:
+            read = pc.min(changes.filter(pc.field("_cdc_op") == "r")["_cdc_lsn"]).as_py()
+            earlier = self._shaped(self._earlier(read), self.step.above_lsn).toArrow()
+            changes = pa.concat_tables([changes, earlier.cast(changes.schema)])
+            ops |= set(pc.unique(earlier["_cdc_op"]).to_pylist())
+        if "t" in ops:
+            self._make()
+        elif changes.num_rows:
+            self._evolve()
+            self._merge_local(changes)
+
+    def _merge_local(self, changes: pa.Table) -> None:
+        names, key = [c.name for c in self.columns], [k.name for k in self.key]
+        folded = fold_changes(changes, names, key)
+        outcomes = borrow(folded, self.mirror.rows(), self.key)
+        kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
+        self.mirror.merge(
+            self.mirror.session.createDataFrame(outcomes),
+            self.columns,
+            self.key,
+            self.step.signature,
+            unsent=kept,
+            near=_near(outcomes, self.key[0]),
+        )
+
+    def _move_many(self) -> None:
+        changes = self._changes()
+        seen = survey(changes, self.key)
+        self._ensure_all(seen.rows)
+        if seen.read_from is not None:
+            changes = changes.unionByName(self._earlier(seen.read_from))
+            seen = survey(changes, self.key)
+        if seen.truncated is not None:
+            self._make()
+            return
+        self._evolve()
+        shaped = self._shaped(changes, self.step.above_lsn)
+        outcomes, unsent = self._folded(shaped, self.mirror.rows())
+        self.mirror.merge(outcomes, self.columns, self.key, self.step.signature, unsent=unsent)
+
+    def _folded(
+        self, changes: DataFrame, before: DataFrame | None
+    ) -> tuple[DataFrame, Sequence[str]]:
+        """Fold by Spark; rows that took values along from key to key are folded here.
+
+        `before`: the rows that there were, None for none. Gives the outcomes, and columns of which
+        they may lack values.
+        """
+        seen = survey(changes, self.key)
+        outcomes = fold_in_spark(changes, self.columns, self.key, seen)
+        if not seen.links:
+            return outcomes, seen.unsent
+        linked, keys = linked_changes(changes, self.key)
+        names, key = [c.name for c in self.columns], [k.name for k in self.key]
+        folded = fold_changes(linked, names, key)
+        local = self.mirror.session.createDataFrame(
+            borrow(folded, outcomes.limit(0) if before is None else before, self.key)
+        )
+        same = same_key(self.key, "s", "k")
+        chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")
+        others = outcomes.alias("s").join(f.broadcast(keys.alias("k")), same, "left_anti")
+        return others.unionByName(chosen.select(*[col(n) for n in others.columns])), seen.unsent
+
+    def _move_whole_rows(self) -> None:
+        changes = self._changes()
+        seen = survey(changes, ())
+        self._ensure_all(seen.rows)
+        if seen.truncated is not None:
+            self._make()
+        elif seen.rows:
+            self._evolve()
+            shaped = self._shaped(changes, self.step.above_lsn)
+            apply_whole_rows(self.mirror, shaped, self.columns, self.step)
+
+    def _evolve(self) -> None:
+        self.mirror.evolve(
+            self.columns, self.step.above_lsn, replace(self.step.signature, epoch=self.step.above)
+        )
+
+
+def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
+    """Give what is true of the mirror's rows ("t") that these outcomes may touch, by one column.
+
+    It prunes files, and what is left is read by it.
+    """
+    if not column.delta_type.startswith(_BOUNDED) or outcomes[column.name].null_count:
+        return None
+    values = pc.unique(outcomes[column.name])
+    if len(values) <= _MAX_NAMED:
+        return col(column.name, "t").isin(values.to_pylist())
+    bounds = pc.min_max(values).as_py()
+    return col(column.name, "t").between(bounds["min"], bounds["max"])
+
+
+_BOUNDED = ("byte", "short", "integer", "long", "date", "timestamp", "string")

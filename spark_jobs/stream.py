@@ -1,0 +1,421 @@
+"""Takes tables from epoch to epoch: one streaming query over `_epochs` drives all of them.
+
+Each micro-batch moves every table that changed from where it is to the last epoch of the batch,
+some at once, then adds a cut to the log. Where a table is, its own commits say (`commits.py`); the
+query's checkpoint only says what is new. So it may be lost, and a job may be killed between any two
+commits: a table that is there already is not moved again.
+
+States of a table, as of the batch's last epoch::
+
+    not whole --(`_tables`: live)--> behind --move--> there --(changed in a later epoch)--> behind
+        ^                              | fault
+        +-- snapshot or gap            +----> stopped: tried again with the next batch
+
+A table that is not whole stays as it was, and is in no cut until it is whole again. One that stops
+does not stop the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from ingestd.config import included
+from ingestd.errors import IngestdError, OperatorError, TableError
+from ingestd.recorded import TableState
+from ingestd.schema import TableId
+from spark_jobs.commits import Signature, commits_above, current_version
+from spark_jobs.cuts import Cut, CutLog
+from spark_jobs.lake import EPOCH_COLUMNS, Epoch, SourceLake
+from spark_jobs.targets import table_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from spark_jobs.registry import Definition, Registry
+
+_EVERY_FILE = str(1 << 30)
+"""A batch takes all there is: more epochs at once are fewer merges."""
+_POLL_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A table to be moved.
+
+    `above`: the epoch it is at, 0 for one that is to be made; `above_lsn`: the end of that epoch.
+    `rows`: what `_epochs` says the raw table has of the epochs between that and `through`.
+    """
+
+    table: str
+    path: str
+    definition: Definition
+    above: int
+    above_lsn: int
+    through: Epoch
+    rows: int
+    signature: Signature
+    app_id: str
+
+
+class TableJob(Protocol):
+    """What is done to one table. Called from several threads, each with a session of its own."""
+
+    @property
+    def name(self) -> str:
+        """The job's: in signatures, application ids and logs."""
+        ...
+
+    def move(self, lake: SourceLake, step: Step) -> None:
+        """Bring a table to the end of `step.through`: its last commit is signed with it.
+
+        Idempotent up to that commit. Raises TableError if it can't be.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _At:
+    """Where a table is: its version, the epoch it holds."""
+
+    version: int
+    epoch: int
+
+
+def is_whole(definition: Definition) -> bool:
+    """Whether the fold of the raw table, at every epoch, is the table.
+
+    A table without a key is not while it is read anew: what was read stands beside the old rows
+    until its `t` comes.
+    """
+    return definition.is_whole and (bool(definition.key) or definition.state is TableState.LIVE)
+
+
+class _Epochs:
+    """The epochs that were taken lately; earlier ones are read when somebody asks."""
+
+    def __init__(self, lake: SourceLake) -> None:
+        self._lake = lake
+        self._known: dict[int, Epoch] = {}
+        self._lock = threading.Lock()
+
+    def add(self, epochs: Sequence[Epoch]) -> None:
+        """Take a batch; what was known before is forgotten but for its end."""
+        if epochs:
+            last = self._known.get(epochs[0].number - 1)
+            self._known = {e.number: e for e in epochs}
+            if last is not None:
+                self._known[last.number] = last
+
+    def between(self, above: int, through: int) -> list[Epoch]:
+        """Give the epochs above one, through another."""
+        self._ensure(above + 1, through)
+        return [self._known[n] for n in range(above + 1, through + 1)]
+
+    def end_lsn(self, number: int) -> int:
+        """Give the position that an epoch ends at; 0 for epoch 0."""
+        if number == 0:
+            return 0
+        self._ensure(number, number)
+        return self._known[number].end_lsn
+
+    def _ensure(self, first: int, last: int) -> None:
+        with self._lock:
+            if not all(n in self._known for n in range(first, last + 1)):
+                self._known |= {e.number: e for e in self._lake.epochs(first - 1)}
+
+
+@dataclass(slots=True)
+class EpochStream:
+    """Drives a `TableJob` over the epochs of a lake, into tables below `target`.
+
+    `patterns`: tables to take, as the config's `tables`. `rebuild`: tables to be made anew first.
+    `after_commit`: called with a table's name (or the log's) after its commit: for tests.
+    """
+
+    lake: SourceLake
+    target: str
+    log_name: str
+    job: TableJob
+    patterns: Sequence[str] = ("*.*",)
+    parallel: int = 4
+    rebuild: set[str] = field(default_factory=set)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    after_commit: Callable[[str], None] = lambda _: None
+    stopped: dict[str, TableError] = field(default_factory=dict)
+    _at: dict[str, _At] = field(default_factory=dict)
+    _last: Cut | None = None
+    _fault: BaseException | None = None
+    _sessions: threading.local = field(default_factory=threading.local)
+    _pool: ThreadPoolExecutor | None = None
+    _history: _Epochs | None = None
+
+    def run(self, checkpoint: str, *, once: bool, interval_s: float, stop: threading.Event) -> None:
+        """Take what there is (`once`), or go on until `stop` is set.
+
+        Raises OperatorError for a gap in the epochs, another source's target, a lost checkpoint.
+        """
+        self.open()
+        query = self._start(checkpoint, once=once, interval_s=interval_s)
+        try:
+            while not query.awaitTermination(_POLL_S):
+                if stop.is_set():
+                    query.stop()
+        except StreamingQueryException as error:
+            if not stop.is_set():
+                raise self._cause(error, checkpoint) from error
+
+    def open(self) -> None:
+        """See where the target is, and bring it to where `_tables` says it can be."""
+        self.lake.require()
+        self._cuts.open(self.lake)
+        self._last = self._cuts.last()
+        if self._last is None:
+            return
+        self._at = {
+            table: _At(version, self._last.epoch) for table, version in self._last.tables.items()
+        }
+        there = self.lake.epochs(self._last.epoch - 1)
+        if not there or there[0].number != self._last.epoch:
+            raise self._gap(self._last.epoch, there[0].number if there else None)
+        self.advance([], there[0])
+
+    def advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
+        """Move all tables to the end of `through`; `epochs` are those since the last cut."""
+        self._epochs.add(epochs)
+        registry = self.lake.registry()
+        whole = self._whole(registry, through)
+        changed = {table for epoch in epochs for table in epoch.rows}
+        for table in changed - whole.keys():
+            self._at.pop(table, None)  # what it misses is looked up when it is whole again
+        due = [
+            table
+            for table in whole
+            if table in changed or table not in self._at or table in self.rebuild
+        ]
+        if not epochs and not due and self._is_cut(whole):
+            return
+        self._move_all({table: whole[table] for table in due}, through)
+        cut = Cut(
+            through.number,
+            through.end_lsn,
+            through.last_commit_ts,
+            {t: self._at[t].version for t in whole if t in self._at and t not in self.stopped},
+        )
+        if cut == self._last:
+            return
+        self._cuts.append(cut, replace=not epochs)
+        self._last = cut
+        self.after_commit(self.log_name)
+        self._log.info(
+            f"{self.job.name}.moved",
+            epoch=cut.epoch,
+            moved=len(due),
+            tables=len(cut.tables),
+            stopped=len(self.stopped),
+        )
+
+    # --- the query ----------------------------------------------------------------------------
+
+    def _start(self, checkpoint: str, *, once: bool, interval_s: float) -> StreamingQuery:
+        session = self.lake.session
+        epochs = self._stream(session, self.lake.epochs_path).select(*EPOCH_COLUMNS)
+        # A table may become whole after the last epoch that there is: that is news as well.
+        events = self._stream(session, self.lake.tables_path).selectExpr(
+            "CAST(NULL AS LONG) AS epoch",
+            "at_lsn AS end_lsn",
+            "CAST(NULL AS TIMESTAMP) AS last_commit_ts",
+            "CAST(NULL AS array<struct<table:string,version:long,rows:long>>) AS tables",
+        )
+        writer = (
+            epochs.unionByName(events)
+            .writeStream.queryName(f"ingestd {self.job.name} {self.lake.source}")
+            .foreachBatch(self._batch)
+            .option("checkpointLocation", checkpoint)
+        )
+        if once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{interval_s} seconds").start()
+
+    @staticmethod
+    def _stream(session: SparkSession, path: str) -> DataFrame:
+        return (
+            session.readStream.format("delta").option("maxFilesPerTrigger", _EVERY_FILE).load(path)
+        )
+
+    def _batch(self, rows: DataFrame, _: int) -> None:
+        try:
+            found = [row for row in rows.collect() if row["epoch"] is not None]
+            self._take([Epoch.of(row) for row in found])
+        except Exception as error:
+            self._fault = error
+            # Without the text: Spark matches it with a regular expression that overflows the stack.
+            raise RuntimeError(type(error).__name__) from None
+
+    def _take(self, found: Iterable[Epoch]) -> None:
+        """Move on by these epochs; those before the last cut were taken already."""
+        last = 0 if self._last is None else self._last.epoch
+        epochs = sorted((e for e in found if e.number > last), key=lambda e: e.number)
+        for expected, epoch in enumerate(epochs, start=last + 1):
+            if epoch.number != expected:
+                raise self._gap(expected, epoch.number)
+        if epochs:
+            self.advance(epochs, epochs[-1])
+        elif self._last is not None:
+            there = Epoch(self._last.epoch, self._last.end_lsn, self._last.last_commit_ts, {})
+            self.advance([], there)
+
+    def _gap(self, expected: int, found: int | None) -> OperatorError:
+        what = "the lake ends before it" if found is None else f"the next one is {found}"
+        return OperatorError(
+            f"{self.lake.epochs_path}: epoch {expected} is missing, {what};"
+            f" nothing was skipped: {self.target} stays as it is",
+            remedy="restore `_epochs`; or let the mirrors be made anew in a new --target",
+        )
+
+    def _cause(self, error: StreamingQueryException, checkpoint: str) -> BaseException:
+        """Say what a query ended with: our own error, or what Spark's means."""
+        if self._fault is not None and not isinstance(self._fault, (PySparkException, Py4JError)):
+            return self._fault
+        text = str(self._fault or error)
+        what = next((line for line in text.splitlines() if line.strip()), "it ended")
+        if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text or "reservoir" in text.lower():
+            return OperatorError(
+                f"the checkpoint {checkpoint} is of another lake than {self.lake.epochs_path}",
+                remedy="give a --checkpoint of its own; where the tables are, they say themselves",
+            )
+        return OperatorError(
+            f"the query over {self.lake.epochs_path} failed: {what}",
+            remedy=f"if the log was cleaned behind the checkpoint, remove {checkpoint}: nothing is"
+            " applied twice or skipped",
+        )
+
+    # --- the tables ---------------------------------------------------------------------------
+
+    def _whole(self, registry: Registry, through: Epoch) -> dict[str, Definition]:
+        """Give the tables whose raw tables, up to an epoch, are the tables."""
+        found: dict[str, Definition] = {}
+        is_newest: bool | None = None
+        for table in registry.tables:
+            named = TableId.parse(table)
+            if not included(list(self.patterns), named.schema, named.name):
+                continue
+            definition = registry.at(table, through.end_lsn)
+            now = registry.at(table)
+            if now != definition and now is not None and now.state is TableState.LIVE:
+                # What was recorded above the newest epoch is of it, if there is no other since.
+                if is_newest is None:
+                    is_newest = not self.lake.epochs(through.number)
+                definition = now if is_newest else definition
+            if definition is not None and is_whole(definition):
+                found[table] = definition
+        return found
+
+    def _is_cut(self, whole: Collection[str]) -> bool:
+        return self._last is not None and set(self._last.tables) == set(whole) - set(self.stopped)
+
+    def _move_all(self, due: Mapping[str, Definition], through: Epoch) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max(1, self.parallel))
+        list(self._pool.map(lambda table: self._try(table, due[table], through), due))
+
+    def _try(self, table: str, definition: Definition, through: Epoch) -> None:
+        try:
+            self._at[table] = self._move(table, definition, through)
+            self.rebuild.discard(table)
+            if self.stopped.pop(table, None) is not None:
+                self._log.info("table.resumed", table=table, epoch=through.number)
+        except TableError as error:
+            self._stop(table, error)
+        except IngestdError:
+            raise
+        except (PySparkException, Py4JError) as error:
+            said = next((line for line in str(error).splitlines() if line.strip()), "no text")
+            self._stop(table, TableError(TableId.parse(table), said[:500]))
+
+    def _stop(self, table: str, error: TableError) -> None:
+        self._at.pop(table, None)
+        if table not in self.stopped:
+            self._log.error("table.stopped", table=table, reason=error.reason, remedy=error.remedy)
+        self.stopped[table] = error
+
+    def _move(self, table: str, definition: Definition, through: Epoch) -> _At:
+        lake = self.lake.using(self._session())
+        path = table_path(self.target, table)
+        rebuild = table in self.rebuild
+        at = self._look(lake.session, table, path)
+        if at is not None and at.epoch >= through.number and not rebuild:
+            return at
+        above = 0 if at is None or rebuild else at.epoch
+        between = self._epochs.between(above, through.number)
+        step = Step(
+            table=table,
+            path=path,
+            definition=definition,
+            above=above,
+            above_lsn=self._epochs.end_lsn(above),
+            through=through,
+            rows=sum(e.rows.get(table, 0) for e in between),
+            signature=Signature(self.job.name, self.lake.source, through.number),
+            app_id=f"ingestd-{self.job.name}/{self.lake.source}/{table}",
+        )
+        self.job.move(lake, step)
+        self.after_commit(table)
+        return _At(current_version(lake.session, path), through.number)
+
+    def _look(self, session: SparkSession, table: str, path: str) -> _At | None:
+        """See where a table is. Raises TableError if somebody else has changed it."""
+        if not DeltaTable.isDeltaTable(session, path):
+            return None
+        known = self._at.get(table)
+        version = current_version(session, path)
+        if known is not None and known.version == version:
+            return known
+        commits = commits_above(session, path, -1 if known is None else known.version)
+        own = next((c for c in commits if c.signature is not None), None)
+        foreign = [c for c in commits if c.is_foreign and (own is None or c.version > own.version)]
+        if table not in self.rebuild and (foreign or (own is None and known is None)):
+            by = f"version {foreign[0].version}, {foreign[0].operation}" if foreign else "unsigned"
+            raise TableError(
+                TableId.parse(table),
+                f"{path} was changed by somebody else ({by})",
+                remedy=f"--rebuild {table} makes it anew from the lake",
+            )
+        if own is None:
+            return None if known is None else _At(version, known.epoch)
+        assert own.signature is not None
+        return _At(version, own.signature.epoch)
+
+    def _session(self) -> SparkSession:
+        """Give this thread's own session: what signs a commit is the session's."""
+        session: SparkSession | None = getattr(self._sessions, "session", None)
+        if session is None:
+            session = self.lake.session.newSession()
+            for name, value in self.settings.items():
+                session.conf.set(name, value)
+            self._sessions.session = session
+        return session
+
+    @property
+    def _epochs(self) -> _Epochs:
+        if self._history is None:
+            self._history = _Epochs(self.lake)
+        return self._history
+
+    @property
+    def _cuts(self) -> CutLog:
+        return CutLog(self.lake.session, f"{self.target}/{self.log_name}", self.job.name)
+
+    @property
+    def _log(self) -> structlog.stdlib.BoundLogger:
+        log: structlog.stdlib.BoundLogger = structlog.get_logger("ingestd")
+        return log.bind(source=self.lake.source)

@@ -1,0 +1,15 @@
+"""Where a job's tables lie below its target (the same mapping of names as in the lake)."""
+
+from __future__ import annotations
+
+from ingestd.schema import TableId
+from ingestd.sink.paths import segment
+
+MIRRORS = "_mirror"
+"""The mirror's log of cuts."""
+
+
+def table_path(target: str, table: str) -> str:
+    """Give the folder of a table ("schema.table"). Raises ValueError for another text."""
+    named = TableId.parse(table)
+    return f"{target.rstrip('/')}/{segment(named.schema)}/{segment(named.name)}"
