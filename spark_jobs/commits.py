@@ -46,22 +46,33 @@ HISTORY_LIMIT = 200
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Whose commit it is: a job of this name on this source, up to this epoch."""
+    """Whose commit it is: a job of this name on this source, up to this epoch.
+
+    `schema_version`: of the definition that the table was brought to.
+    """
 
     job: str
     source: str
     epoch: int
+    schema_version: int = 0
 
     def to_text(self) -> str:
         """Write it as `userMetadata`."""
-        return json.dumps({"ingestd": self.job, "source": self.source, "epoch": self.epoch})
+        facts = {
+            "ingestd": self.job,
+            "source": self.source,
+            "epoch": self.epoch,
+            "schema_version": self.schema_version,
+        }
+        return json.dumps(facts)
 
     @classmethod
     def parse(cls, text: str | None) -> Signature | None:
         """Read `userMetadata`; None for somebody else's."""
         try:
             found = json.loads(text or "")
-            return cls(found["ingestd"], found["source"], int(found["epoch"]))
+            version = int(found.get("schema_version", 0))
+            return cls(found["ingestd"], found["source"], int(found["epoch"]), version)
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = (
     "epoch long, end_lsn long, last_commit_ts timestamp, mirrored_at timestamp,"
-    " tables array<struct<table: string, version: long>>"
+    " tables array<struct<table: string, version: long, schema_version: int>>"
 )
 _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 """Table properties: the source's name, and the id of the `_epochs` that it was read from."""
@@ -32,18 +32,24 @@ _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A row of the log. `tables`: the Delta version of each table, by its text."""
+    """A row of the log.
+
+    `tables`: the Delta version of each table, by its text; `schemas`: the version of its schema in
+    `_tables` that it was brought to.
+    """
 
     epoch: int
     end_lsn: int
     last_commit_ts: datetime
     tables: Mapping[str, int]
+    schemas: Mapping[str, int]
 
     @classmethod
     def of(cls, row: Any) -> Cut:  # noqa: ANN401 - a pyspark Row
         """Take a row of the log."""
         tables = {t["table"]: t["version"] for t in row["tables"]}
-        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], tables)
+        schemas = {t["table"]: t["schema_version"] for t in row["tables"]}
+        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], tables, schemas)
 
 
 class CutLog:
@@ -85,7 +91,7 @@ class CutLog:
             cut.end_lsn,
             cut.last_commit_ts,
             datetime.now(UTC),
-            [(table, version) for table, version in sorted(cut.tables.items())],
+            [(name, version, cut.schemas[name]) for name, version in sorted(cut.tables.items())],
         )
         writer = self._session.createDataFrame([row], SCHEMA).coalesce(1).write.format("delta")
         if replace:

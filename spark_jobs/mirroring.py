@@ -232,8 +232,9 @@ class _Move:
             ops |= set(pc.unique(earlier["_cdc_op"]).to_pylist())
         if "t" in ops:
             self._make()
-        elif changes.num_rows:
-            self._evolve()
+            return
+        self._evolve()
+        if changes.num_rows:
             self._merge_local(changes)
 
     def _merge_local(self, changes: pa.Table) -> None:
@@ -294,15 +295,16 @@ class _Move:
         self._ensure_all(seen.rows)
         if seen.truncated is not None:
             self._make()
-        elif seen.rows:
-            self._evolve()
+            return
+        self._evolve()
+        if seen.rows:
             shaped = self._shaped(changes, self.step.above_lsn)
             apply_whole_rows(self.mirror, shaped, self.columns, self.step)
 
     def _evolve(self) -> None:
-        self.mirror.evolve(
-            self.columns, self.step.above_lsn, replace(self.step.signature, epoch=self.step.above)
-        )
+        # Signed as not there yet: a run that is killed in between is repeated.
+        signature = replace(self.step.signature, epoch=self.step.above, schema_version=0)
+        self.mirror.evolve(self.columns, self.step.above_lsn, signature)
 
 
 def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:

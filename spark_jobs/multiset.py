@@ -24,8 +24,8 @@ _TEXT, _COUNT = "_cdc_text", "_cdc_count"
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 _EXACT = {
     "ignoreNullFields": "false",
-    "timestampFormat": "uuuu-MM-dd HH:mm:ss.SSSSSS",
-    "timestampNTZFormat": "uuuu-MM-dd HH:mm:ss.SSSSSS",
+    "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+    "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
 }
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -85,10 +85,11 @@ class TableJob(Protocol):
 
 @dataclass(slots=True)
 class _At:
-    """Where a table is: its version, the epoch it holds."""
+    """Where a table is: its version, the epoch it holds, the version of its schema."""
 
     version: int
     epoch: int
+    schema_version: int
 
 
 def is_whole(definition: Definition) -> bool:
@@ -182,7 +183,8 @@ class EpochStream:
         if self._last is None:
             return
         self._at = {
-            table: _At(version, self._last.epoch) for table, version in self._last.tables.items()
+            table: _At(version, self._last.epoch, self._last.schemas[table])
+            for table, version in self._last.tables.items()
         }
         there = self.lake.epochs(self._last.epoch - 1)
         if not there or there[0].number != self._last.epoch:
@@ -200,16 +202,22 @@ class EpochStream:
         due = [
             table
             for table in whole
-            if table in changed or table not in self._at or table in self.rebuild
+            if table in changed
+            or table in self.rebuild
+            or table not in self._at
+            or self._at[table].schema_version != whole[table].schema_version
         ]
         if not epochs and not due and self._is_cut(whole):
             return
         self._move_all({table: whole[table] for table in due}, through)
+        # One that is ahead was moved by a run that was killed before its cut.
+        there = [t for t in whole if t in self._at and self._at[t].epoch <= through.number]
         cut = Cut(
             through.number,
             through.end_lsn,
             through.last_commit_ts,
-            {t: self._at[t].version for t in whole if t in self._at and t not in self.stopped},
+            {t: self._at[t].version for t in there},
+            {t: self._at[t].schema_version for t in there},
         )
         if cut == self._last:
             return
@@ -256,7 +264,7 @@ class EpochStream:
         try:
             found = [row for row in rows.collect() if row["epoch"] is not None]
             self._take([Epoch.of(row) for row in found])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - `run` raises it
             self._fault = error
             # Without the text: Spark matches it with a regular expression that overflows the stack.
             raise RuntimeError(type(error).__name__) from None
@@ -353,8 +361,10 @@ class EpochStream:
         path = table_path(self.target, table)
         rebuild = table in self.rebuild
         at = self._look(lake.session, table, path)
-        if at is not None and at.epoch >= through.number and not rebuild:
-            return at
+        if at is not None and not rebuild:
+            is_same = at.schema_version == definition.schema_version
+            if at.epoch > through.number or (at.epoch == through.number and is_same):
+                return at
         above = 0 if at is None or rebuild else at.epoch
         between = self._epochs.between(above, through.number)
         step = Step(
@@ -365,12 +375,15 @@ class EpochStream:
             above_lsn=self._epochs.end_lsn(above),
             through=through,
             rows=sum(e.rows.get(table, 0) for e in between),
-            signature=Signature(self.job.name, self.lake.source, through.number),
+            signature=Signature(
+                self.job.name, self.lake.source, through.number, definition.schema_version
+            ),
             app_id=f"ingestd-{self.job.name}/{self.lake.source}/{table}",
         )
         self.job.move(lake, step)
         self.after_commit(table)
-        return _At(current_version(lake.session, path), through.number)
+        version = current_version(lake.session, path)
+        return _At(version, through.number, definition.schema_version)
 
     def _look(self, session: SparkSession, table: str, path: str) -> _At | None:
         """See where a table is. Raises TableError if somebody else has changed it."""
@@ -391,9 +404,9 @@ class EpochStream:
                 remedy=f"--rebuild {table} makes it anew from the lake",
             )
         if own is None:
-            return None if known is None else _At(version, known.epoch)
+            return None if known is None else replace(known, version=version)
         assert own.signature is not None
-        return _At(version, own.signature.epoch)
+        return _At(version, own.signature.epoch, own.signature.schema_version)
 
     def _session(self) -> SparkSession:
         """Give this thread's own session: what signs a commit is the session's."""

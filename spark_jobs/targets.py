@@ -7,6 +7,8 @@ from ingestd.sink.paths import segment
 
 MIRRORS = "_mirror"
 """The mirror's log of cuts."""
+HISTORIES = "_history"
+"""The history's."""
 
 
 def table_path(target: str, table: str) -> str:
