@@ -139,14 +139,13 @@ def test_i3_i6_command_killed_and_run_again(
 
 def kill_workers() -> None:
     """Kill the Python workers of this process's Spark."""
-    daemons = {
-        p.pid: p
-        for p in psutil.Process().children(recursive=True)
-        if "pyspark.daemon" in " ".join(p.cmdline())
-    }
-    for worker in daemons.values():
-        if worker.ppid() in daemons:
-            worker.kill()
+    daemons: set[int] = set()
+    for process in psutil.Process().children(recursive=True):  # parents first
+        with suppress(psutil.NoSuchProcess):
+            if "pyspark.daemon" in " ".join(process.cmdline()):
+                daemons.add(process.pid)
+                if process.ppid() in daemons:
+                    process.kill()
 
 
 class WithVictims(SparkTasks):
@@ -169,8 +168,7 @@ class WithVictims(SparkTasks):
     def _kill(self) -> None:
         await_until(lambda: len(notes(self._lake)) > 3 or self._is_over.is_set(), LIMIT_S)
         while not self._is_over.wait(0.05):
-            with suppress(psutil.NoSuchProcess):
-                kill_workers()
+            kill_workers()
 
 
 def test_i6_a_killed_executor_costs_its_split(
