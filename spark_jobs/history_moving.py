@@ -19,7 +19,7 @@ from spark_jobs.history_keyless import keyless_versions, rows_of
 from spark_jobs.history_shape import Shape
 from spark_jobs.history_table import GOES, HistoryTable, clash
 from spark_jobs.history_versions import VERSION
-from spark_jobs.history_window import Window, empty_window, read_window
+from spark_jobs.history_window import RowsGoneError, Window, empty_window, read_window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,14 +56,23 @@ class Histories:
                     remedy=f"--rebuild {step.table}: the history's own are then _cdc_{named}, ...",
                 )
             table.evolve(shape, step.above_lsn, earlier)
-        window = read_window(
-            lake,
-            step.table,
-            shape,
-            above=step.above,
-            above_lsn=step.above_lsn,
-            through=step.through.number,
-        )
+        try:
+            window = read_window(
+                lake,
+                step.table,
+                shape,
+                above=step.above,
+                above_lsn=step.above_lsn,
+                through=step.through.number,
+                rows=step.rows,
+            )
+        except RowsGoneError as error:
+            raise TableError(
+                TableId.parse(step.table),
+                f"{lake.raw_path(step.table)}: {error}",
+                remedy=f"`ingestd snapshot {lake.source} {step.table}`, then"
+                f" --rebuild {step.table}: its history begins anew with that snapshot",
+            ) from error
         if not step.above:
             _begin(table, window, shape, lake, step)
         elif window is not None:

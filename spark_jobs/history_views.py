@@ -28,7 +28,7 @@ def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> D
     `lsn`: an integer or Postgres' text (``16/B374D848``). Columns: the source's, `_cdc_raw`. The
     same LSN for several tables gives them at one point. Raises OperatorError without a history.
     """
-    position = Lsn.parse(lsn) if isinstance(lsn, str) else int(lsn)
+    position = int(Lsn.parse(lsn) if isinstance(lsn, str) else lsn)
     history = _history(spark, target, table)
     prefix = prefix_of(history.columns)
     begin, ends = f.col(f"{prefix}valid_from_lsn"), f.col(f"{prefix}valid_to_lsn")

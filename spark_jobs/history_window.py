@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 BEFORE = "_cdc_before"
 
 
+class RowsGoneError(Exception):
+    """The raw table has fewer rows than `_epochs` says."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
     """A `t`: of a snapshot (`seq` is -1), or a TRUNCATE's. `at_us`: microseconds since 1970 UTC."""
@@ -50,6 +54,7 @@ class Window:
     """
 
     rows: DataFrame
+    count: int
     first: tuple[int, int]
     marks: tuple[Mark, ...]
     unsent: tuple[str, ...]
@@ -70,19 +75,33 @@ class Window:
 
 
 def read_window(
-    lake: SourceLake, table: str, shape: Shape, *, above: int, above_lsn: int, through: int
+    lake: SourceLake,
+    table: str,
+    shape: Shape,
+    *,
+    above: int,
+    above_lsn: int,
+    through: int,
+    rows: int,
 ) -> Window | None:
     """Find and cache the window that the epochs above one up to another ask for.
 
-    None if they have no row of the table. `above_lsn`: where the epoch `above` ends. With `above` 0
-    a history begins: with the first snapshot that the rows have (without a key, the newest); what
-    was captured before it is of no whole table. One Spark job, two if rows came late.
+    None if they have no row of the table. `above_lsn`: where the epoch `above` ends. `rows`: how
+    many there have to be; raises RowsGoneError if there are fewer. With `above` 0 a history begins:
+    with the first snapshot that the rows have; without a key, or if rows are gone, with the newest.
+    What was captured before it is of no whole table. One or two Spark jobs, more if rows came late.
     """
     found = _measured(lake.changes(table, above=above, through=through), shape)
+    count = 0 if found is None else found.count
+    if above == 0:
+        return None if found is None else _beginning(found, shape, is_lacking=count < rows)
+    if count < rows:
+        if found is not None:
+            found.close()
+        msg = f"{rows - count} rows of epochs {above + 1} to {through} are not there any more"
+        raise RowsGoneError(msg)
     if found is None:
         return None
-    if above == 0:
-        return _beginning(found, shape)
     first = found.first
     if found.has_reads and not shape.is_keyed and found.lowest_read is not None:
         first = min(first, (found.lowest_read, MARKER_SEQ))  # whole rows are read with their `t`
@@ -91,16 +110,19 @@ def read_window(
     found.close()
     every = lake.changes(table, above=0, through=through)
     lsn = f.col("_cdc_lsn")
-    return _measured(
-        every.where((lsn >= first[0]) & (position() >= literal_position(*first))), shape, first
-    )
+    above_first = every.where((lsn >= first[0]) & (position() >= literal_position(*first)))
+    return _measured(above_first, shape, first)
 
 
-def _beginning(found: Window, shape: Shape) -> Window | None:
+def _beginning(found: Window, shape: Shape, *, is_lacking: bool) -> Window | None:
     points = [(m.lsn, m.seq) for m in found.marks if m.is_snapshot]
     if not points:
+        if is_lacking:
+            found.close()
+            msg = "rows of the first epochs are not there any more, and there is no snapshot since"
+            raise RowsGoneError(msg)
         return found
-    first = points[0] if shape.is_keyed else points[-1]
+    first = points[0] if shape.is_keyed and not is_lacking else points[-1]
     if found.first >= first:
         return found
     whole = found.rows.where(position() >= literal_position(*first))
@@ -117,6 +139,7 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         f.unix_micros("_cdc_ts").alias("at_us"),
     )
     found: Any = rows.agg(
+        f.count("*").alias("count"),
         f.min(position()).alias("first"),
         f.sort_array(f.collect_set(f.when(op == TRUNCATE, mark))).alias("marks"),
         f.array_distinct(f.flatten(f.collect_set(UNCHANGED))).alias("unsent"),
@@ -129,6 +152,7 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         return None
     return Window(
         rows=rows,
+        count=found["count"],
         first=first or (found["first"]["lsn"], found["first"]["seq"]),
         marks=tuple(Mark(m["lsn"], m["seq"], m["at_us"]) for m in found["marks"]),
         unsent=tuple(sorted(n for n in found["unsent"] or () if n in shape.types)),
@@ -142,7 +166,7 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
 
 def empty_window(rows: DataFrame) -> Window:
     """Give a window of these rows, which are none."""
-    return Window(rows, (0, 0), (), (), 0, 0, has_reads=False, lowest_read=None)
+    return Window(rows, 0, (0, 0), (), (), 0, 0, has_reads=False, lowest_read=None)
 
 
 def moved(rows: DataFrame, shape: Shape) -> Column:

@@ -12,15 +12,17 @@ import pyarrow as pa
 import pytest
 
 from ingestd.changes import EpochSummary
+from ingestd.errors import TableError
 from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import Column
 from ingestd.sink.lake import DeltaLake
 from spark_jobs.commits import Signature
+from spark_jobs.history import as_of, as_of_lsn
 from spark_jobs.history_moving import Histories
 from spark_jobs.lake import Epoch, SourceLake
 from spark_jobs.stream import Step
-from tests.harness.history_logs import KeyedLog, KeylessLog
+from tests.harness.history_logs import KeyedLog, KeylessLog, change
 from tests.harness.plain_history import keyed_history, keyless_history
 from tests.unit.sink.rows import AT, make_batch, make_table
 
@@ -42,15 +44,17 @@ KEYLESS = replace(
 COLUMNS = ("id", "note", "big")
 
 
-async def write(lake: Path, table: Table, epochs: Sequence[Sequence[Row]]) -> list[int]:
-    """Commit epochs through the real sink; give where each ends."""
+async def write(
+    lake: Path, table: Table, epochs: Sequence[Sequence[Row]], *, at_lsn: int = 1
+) -> list[int]:
+    """Commit epochs through the real sink; give where each ends. So is the table from `at_lsn`."""
     sink = DeltaLake(str(lake), "shop")
     ends = []
-    low = 0
+    low = at_lsn
     try:
         await sink.open()
         await sink.adopt("7000000000000000001")
-        await sink.record([TableEvent(table, TableState.LIVE, AT, Lsn(1))])
+        await sink.record([TableEvent(table, TableState.LIVE, AT, Lsn(at_lsn))])
         for rows in epochs:
             high = max([low, *(row["_cdc_lsn"] for row in rows)])
             writer = sink.begin()
@@ -75,7 +79,7 @@ class Job:
     above: int = 0
     above_lsn: int = 0
 
-    def move(self, epoch: int, end_lsn: int) -> None:
+    def move(self, epoch: int, end_lsn: int, rows: int = 0) -> None:
         lake = SourceLake(self.spark, str(self.lake), "shop")
         definition = lake.registry().at(self.table)
         assert definition is not None
@@ -86,7 +90,7 @@ class Job:
             above=self.above,
             above_lsn=self.above_lsn,
             through=Epoch(epoch, end_lsn, AT, {}),
-            rows=1,
+            rows=rows,
             signature=Signature("history", "shop", epoch),
             app_id=f"ingestd-history/shop/{self.table}",
         )
@@ -185,3 +189,52 @@ async def test_a_keyless_history_is_that_of_its_changes(
     for epoch in cuts(rng, len(ends), 3):
         job.move(epoch, ends[epoch - 1])
         assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyless))
+
+
+async def test_a_column_that_is_added_is_in_what_was_there_then(
+    spark: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """With the constant that such rows have in the source; what had ended does not have it."""
+    rows = [change("c", 100, seq, {"id": seq, "note": "old"}) for seq in (1, 2, 3)]
+    gone = change("d", 110, 1, {"id": 3, "note": None})
+    old = make_table("grown")
+    await write(lake, old, [[*rows, gone]])
+    job = Job(spark, lake, str(tmp_path / "history" / "public" / "grown"), "public.grown")
+    job.move(1, 111)
+    state = Column("a state", 25, -1, pa.string(), "text", missing="open")
+    grown = make_table("grown", state)
+    await write(lake, grown, [[change("u", 210, 1, {"id": 1, "a state": "shut"})]], at_lsn=200)
+    job.move(2, 211, rows=1)
+    found = spark.read.format("delta").load(job.path)
+    columns = ["id", "note", "operation", "a state", "valid_to_lsn"]
+    assert sorted((tuple(row) for row in found.select(columns).collect()), key=str) == [
+        (1, "old", "c", "open", 210),
+        (1, None, "u", "shut", None),
+        (2, "old", "c", "open", None),
+        (3, "old", "c", None, 110),
+        (3, None, "d", None, 110),
+    ]
+    with pytest.raises(TableError, match=r"1 rows of epochs 3 to 3 are not there any more"):
+        job.move(3, 300, rows=1)
+
+
+async def test_as_of_goes_by_the_log_not_by_the_clock(
+    spark: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """Also where the source's own column is called as one of the history's."""
+    named = make_table("prices", Column("valid_from", 25, -1, pa.string(), "text"))
+    values = {"note": None, "valid_from": "spring"}
+    rows = [change("c", lsn, 1, {"id": lsn, **values}) for lsn in (100, 110, 120)]
+    rows[1]["_cdc_ts"] = AT + timedelta(microseconds=90)  # the clock was set back
+    await write(lake, named, [rows])
+    target = tmp_path / "history"
+    Job(spark, lake, str(target / "public" / "prices"), "public.prices").move(1, 121)
+
+    def ids(found: Any) -> list[int]:
+        return sorted(row["id"] for row in found.where("valid_from = 'spring'").collect())
+
+    at = AT + timedelta(microseconds=95)
+    assert ids(as_of(spark, str(target), "public.prices", at)) == [100, 110]
+    assert ids(as_of_lsn(spark, str(target), "public.prices", 119)) == [100, 110]
+    assert ids(as_of_lsn(spark, str(target), "public.prices", "0/78")) == [100, 110, 120]
+    assert ids(as_of(spark, str(target), "public.prices", AT)) == []
