@@ -112,10 +112,28 @@ def signed(session: SparkSession, signature: Signature, app_id: str | None) -> I
 
 def current_version(session: SparkSession, path: str) -> int:
     """Give the newest version of a table. No Spark job."""
+    return int(_snapshot(session, path).version())
+
+
+def size_bytes(session: SparkSession, path: str) -> int | None:
+    """Give the size of a table's newest version, None if its log does not tell. No Spark job."""
+    found = _snapshot(session, path).sizeInBytesIfKnown()
+    return int(found.get()) if found.isDefined() else None
+
+
+def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
+    """Give a table's id and its properties that are named ``ingestd.*``. No Spark job."""
+    metadata = _snapshot(session, path).metadata()
+    pairs = metadata.configuration().toSeq()
+    found = {pairs.apply(n)._1(): pairs.apply(n)._2() for n in range(pairs.size())}  # noqa: SLF001
+    return metadata.id(), {k: v for k, v in found.items() if k.startswith("ingestd.")}
+
+
+def _snapshot(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
     jvm: Any = session._jvm  # noqa: SLF001 - Delta has no call for it in Python
     nothing, own = jvm.scala.Option.empty(), session._jsparkSession  # noqa: SLF001
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(own, path)
-    return int(log.update(False, nothing, nothing).version())  # noqa: FBT003 - not a stale one
+    return log.update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
 
 
 def commits_above(session: SparkSession, path: str, version: int) -> list[Commit]:

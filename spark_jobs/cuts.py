@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
+from spark_jobs.commits import identity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +63,7 @@ class CutLog:
 
     def open(self, lake: SourceLake) -> None:
         """Make the log, or see that it is this source's. Raises OperatorError if it is not."""
-        epochs_id = DeltaTable.forPath(self._session, lake.epochs_path).detail().first()["id"]  # type: ignore[index]
+        epochs_id, _ = identity(self._session, lake.epochs_path)
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
         if not DeltaTable.isDeltaTable(self._session, self.path):
             empty = self._session.createDataFrame([], SCHEMA)
@@ -71,8 +72,7 @@ class CutLog:
                 table = table.property(name, value)
             table.execute()
             return
-        detail = DeltaTable.forPath(self._session, self.path).detail().first()
-        found = detail["properties"]  # type: ignore[index]
+        _, found = identity(self._session, self.path)
         if any(found.get(name) != value for name, value in wanted.items()):
             raise OperatorError(
                 f"{self.path} belongs to source {found.get(_SOURCE)} of another lake or time,"

@@ -22,7 +22,7 @@ from spark_jobs.columns import (
     quoted,
     same_key,
 )
-from spark_jobs.commits import signed
+from spark_jobs.commits import signed, size_bytes
 from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.missing_values import missing_value, with_text
 
@@ -39,6 +39,9 @@ POSITION = ("_cdc_lsn", "_cdc_seq")
 _CLUSTERED = ("byte", "short", "integer", "long", "date", "timestamp", "string", "decimal")
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
+SMALL_BYTES = 4 << 20
+"""A mirror below this is written anew by a MERGE: that is quicker than deletion vectors."""
+_MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _INDEXED = 32
 """Delta keeps statistics of so many columns, and clusters by no others."""
 
@@ -100,6 +103,9 @@ class MirrorTable:
         `unsent`: columns that may be in KEPT. `near`: what is true of all mirror rows ("t") that
         they may touch; the fewer those are, the less is read.
         """
+        size = size_bytes(self.session, self.path)
+        is_small = size is not None and size < SMALL_BYTES
+        self.session.conf.set(_MERGE_VECTORS, str(not is_small).lower())
         same = same_key(key, "t", "s")
         merge = (
             DeltaTable.forPath(self.session, self.path)

@@ -189,6 +189,7 @@ class EpochStream:
         there = self.lake.epochs(self._last.epoch - 1)
         if not there or there[0].number != self._last.epoch:
             raise self._gap(self._last.epoch, there[0].number if there else None)
+        self._epochs.add(there)
         self.advance([], there[0])
 
     def advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
