@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 ROWS = 1_000_000
 PARTITIONS = (2, 4)
-WARM_UPS, RUNS = 2, 5
+WARM_UPS, RUNS = 3, 7
 _JDBC = "org.postgresql:postgresql:42.7.4"
 _EVERY_COLUMN = (
     "sum(id)",
     "sum(customer)",
     "sum(amount)",
-    "max(status)",
-    "max(note)",
+    "sum(octet_length(status))",
+    "sum(octet_length(note))",
     "count_if(is_open)",
     "max(created)",
     "max(due)",
     "sum(score)",
-    "max(payload)",
+    "sum(octet_length(payload))",
 )
 
 

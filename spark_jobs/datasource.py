@@ -48,9 +48,9 @@ from pyspark.sql.types import StructType
 
 from ingestd.ports import Connector, PageSource, Split
 from ingestd.predicates import Predicate
-from spark_jobs.exported_snapshot import ReadPlan
 from spark_jobs.keeper_process import jvm_pid, keeper_of, listening_host
 from spark_jobs.keeper_protocol import KeeperAddress
+from spark_jobs.read_plan import ReadPlan
 from spark_jobs.snapshot_lease import Lease, leased, register
 from spark_jobs.source_filters import predicate_of
 from spark_jobs.source_options import FORMAT, SourceOptions, parse_options

@@ -18,7 +18,7 @@ ends. So a snapshot can't belong to the plan. It belongs to an execution:
 - A task that comes after that (its executor was lost late) gets an error, never another snapshot.
 - The keeper ends with the JVM. If it is killed, the server sees its connections close; if its
   machine vanishes or it is frozen, the server ends the transaction itself, because nothing came for
-  `SERVER_PATIENCE_S`.
+  `spark_jobs.read_plan.SERVER_PATIENCE_S`.
 
 A table is locked (ACCESS SHARE) only while a task reads it: a lock for the whole query would make
 whoever alters the table wait, and everybody else behind him. No snapshot shields from TRUNCATE and
@@ -40,20 +40,18 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.session import classify, connect
 from ingestd.capture.splits import read_error
 from ingestd.errors import TableChangedError, TransientError
 from ingestd.ports import Split
-from ingestd.schema import Table, TableId
-from spark_jobs.source_table import SourceTable
-from spark_jobs.split_packing import Bins, packed
+from ingestd.schema import TableId
+from spark_jobs.read_plan import ReadPlan, cut, ensure_described, export
+from spark_jobs.split_packing import Bins
 
 WHOLE_IDLE_S = 10.0
 """After all was read: a sort reads its input twice, the second time at once."""
 PARTLY_IDLE_S = 60.0
 """With partitions left: their tasks may wait for cores that others have."""
 HEARTBEAT_S = 15.0
-SERVER_PATIENCE_S = 60
 
 # pg_class as the snapshot sees it, against the function, which sees the present.
 _REPLACED = """
@@ -66,31 +64,6 @@ WITH RECURSIVE tree AS (
 SELECT count(*) FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid
  WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
 """
-_COLUMNS = """
-SELECT a.attname::text, a.atttypid::int8, a.atttypmod FROM pg_catalog.pg_attribute a
-  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = %s AND n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """How a table is to be read: planned once, executed any number of times. Picklable.
-
-    `partitions`: how many, None for as many as `split_bytes` asks for. `idle_s`: None for the
-    defaults above. `load`: which `load()` it is of; `filters`: names those that Spark handed over,
-    empty without any.
-    """
-
-    source: SourceTable
-    partitions: int | None
-    split_bytes: int
-    resumable: bool
-    idle_s: float | None
-    limit_s: float
-    load: str = ""
-    filters: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,71 +192,11 @@ class HeldSnapshot:
                 raise _lost(table.id)
             if self._connection is None:
                 self._connection, self._name = await export(self.dsn)
-            await _ensure_described(self._connection, table)
+            await ensure_described(self._connection, table)
+            bins = await cut(plan, self._connection, self._name, count)
         except psycopg.Error as error:
             raise read_error(error, table.id, self.dsn) from error
-        return _Begun(await cut(plan, self._name, count), set(range(count)))
-
-
-async def export(dsn: str) -> tuple[AsyncConnection[Any], str]:
-    """Begin a transaction; give it with its snapshot's name. Raises psycopg.Error."""
-    connection = await connect(dsn, autocommit=False)
-    try:
-        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await connection.execute(
-            f"SET idle_in_transaction_session_timeout = '{SERVER_PATIENCE_S}s'"
-        )
-        cursor = await connection.execute("SELECT pg_catalog.pg_export_snapshot()")
-        row = await cursor.fetchone()
-    except BaseException:
-        await connection.close()
-        raise
-    assert row is not None
-    return connection, row[0]
-
-
-async def cut(plan: ReadPlan, snapshot: str, count: int) -> Bins:
-    """Cut the plan's table as the snapshot has it, for `count` readers."""
-    connector = plan.source.connector()
-    try:
-        manager = connector.splits(resumable=plan.resumable)
-        table = plan.source.table
-        whole = await manager.splits(table, snapshot, 1 << 62)
-        target = -(-sum(split.estimated_bytes for split in whole) // count)
-        splits = whole if count == 1 else await manager.splits(table, snapshot, max(1, target))
-    finally:
-        await connector.close()
-    return packed(splits, count)
-
-
-async def count_partitions(plan: ReadPlan, dsn: str) -> int:
-    """Say how many readers the plan is for, by the table's present size; leaves nothing open."""
-    if plan.partitions is not None:
-        return plan.partitions
-    table = plan.source.table
-    try:
-        connection, snapshot = await export(dsn)
-    except psycopg.Error as error:
-        raise read_error(error, table.id, dsn) from error
-    async with connection:
-        [splits] = await cut(plan, snapshot, 1)
-    return max(1, -(-sum(split.estimated_bytes for split in splits) // plan.split_bytes))
-
-
-async def _ensure_described(connection: AsyncConnection[Any], table: Table) -> None:
-    """See to it that the columns are those that `load()` found. Raises TableChangedError.
-
-    A column that came since is none of this DataFrame's.
-    """
-    cursor = await connection.execute(_COLUMNS, (table.oid, table.id.schema, table.id.name))
-    found = {name: (type_oid, typmod) for name, type_oid, typmod in await cursor.fetchall()}
-    for column in table.columns:
-        if found.get(column.name) != (column.type_oid, column.typmod):
-            raise TableChangedError(
-                table.id,
-                f"column {column.name!r} is gone or another than when the table was loaded",
-                remedy="load() the table again",
-            )
+        return _Begun(bins, set(range(count)))
 
 
 def _lost(table: TableId) -> TransientError:
@@ -292,8 +205,3 @@ def _lost(table: TableId) -> TransientError:
         reason="snapshot_gone",
         remedy="run the query again",
     )
-
-
-def source_error(error: psycopg.Error, plan: ReadPlan, dsn: str) -> Exception:
-    """Say what it means that the plan's source can't be asked."""
-    return classify(error, f"source {plan.source.source}", dsn)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ingestd.errors import OperatorError
-from spark_jobs.exported_snapshot import ReadPlan
+from spark_jobs.read_plan import ReadPlan
 
 KNOWN = 10_000
 _REMEDY = "load() the table anew for each filter, or leave the option pushdown out"

@@ -21,14 +21,10 @@ from uuid import uuid4
 import psycopg
 
 from ingestd.errors import IngestdError, OperatorError, TransientError
-from spark_jobs.exported_snapshot import (
-    HeldSnapshot,
-    ReadPlan,
-    count_partitions,
-    source_error,
-)
+from spark_jobs.exported_snapshot import HeldSnapshot
 from spark_jobs.filtered_loads import FilteredLoads
 from spark_jobs.keeper_protocol import MAX_LINE_BYTES, failure, from_text, to_text, verified
+from spark_jobs.read_plan import ReadPlan, count_partitions, source_error
 
 KNOWN_PLANS = 1000
 """A plan has the description of its table: some kB."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ingestd.errors import TransientError
-from spark_jobs.exported_snapshot import Granted, ReadPlan
+from spark_jobs.exported_snapshot import Granted
 from spark_jobs.keeper_protocol import (
     KeeperAddress,
     from_text,
@@ -17,6 +17,7 @@ from spark_jobs.keeper_protocol import (
     signed,
     to_text,
 )
+from spark_jobs.read_plan import ReadPlan
 
 CONNECT_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 120.0

@@ -14,8 +14,8 @@ import pytest
 
 from ingestd.demo.waiting import await_until
 from ingestd.errors import OperatorError, TransientError
-from spark_jobs.exported_snapshot import ReadPlan
 from spark_jobs.keeper_process import keeper_of
+from spark_jobs.read_plan import ReadPlan
 from spark_jobs.snapshot_lease import is_there, leased, register
 from spark_jobs.source_options import parse_options
 from spark_jobs.source_table import find_table
