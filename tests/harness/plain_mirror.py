@@ -27,7 +27,18 @@ MIRROR = pa.schema(
         ("end_lsn", pa.int64()),
         ("last_commit_ts", TIMESTAMP),
         ("mirrored_at", TIMESTAMP),
-        ("tables", pa.list_(pa.struct([("table", pa.string()), ("version", pa.int64())]))),
+        (
+            "tables",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("table", pa.string()),
+                        ("version", pa.int64()),
+                        ("schema_version", pa.int32()),
+                    ]
+                )
+            ),
+        ),
     ]
 )
 
@@ -54,7 +65,9 @@ def write_mirrors(lake: Path, source: str, target: Path) -> int:
             schema_mode="overwrite",
             commit_properties=CommitProperties(custom_metadata=signed),
         )
-        versions.append({"table": table, "version": DeltaTable(path).version()})
+        version = DeltaTable(path).version()
+        schema_version = definition.schema_version
+        versions.append({"table": table, "version": version, "schema_version": schema_version})
     row = {**{n: last.get(n) for n in MIRROR.names}, "tables": versions}
     write_deltalake(f"{target}/{MIRRORS}", pa.Table.from_pylist([row], MIRROR), mode="append")
     return int(last["epoch"])
