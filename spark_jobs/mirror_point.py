@@ -53,11 +53,12 @@ def epochs_around(lake: SourceLake, lsn: Lsn) -> EpochsAround:
 
 @dataclass(frozen=True, slots=True)
 class MirrorRow:
-    """A row of `_mirror`: the version of each mirror, by its table's text."""
+    """A row of `_mirror`: by its table's text, the version of each mirror and of its columns."""
 
     epoch: int
     end_lsn: int
     versions: dict[str, int] = field(default_factory=dict)
+    schemas: dict[str, int] = field(default_factory=dict)
 
 
 def mirror_row(session: SparkSession, target: str, epoch: int) -> MirrorRow | None:
@@ -70,7 +71,8 @@ def mirror_row(session: SparkSession, target: str, epoch: int) -> MirrorRow | No
     if not found:
         return None
     versions = {t["table"]: t["version"] for t in found[0]["tables"]}
-    return MirrorRow(found[0]["epoch"], found[0]["end_lsn"], versions)
+    schemas = {t["table"]: t["schema_version"] for t in found[0]["tables"]}
+    return MirrorRow(found[0]["epoch"], found[0]["end_lsn"], versions, schemas)
 
 
 @dataclass(frozen=True, slots=True)

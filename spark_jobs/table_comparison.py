@@ -109,6 +109,10 @@ class TableComparison:
     def _definition(self, table: Table) -> Definition:
         name = str(table.id)
         definition = self._registry.at(name, self._row.end_lsn)
+        # A quiet table's new columns may come to the mirror before its next change.
+        brought_to, now = self._row.schemas.get(name), self._registry.at(name)
+        if now is not None and now.schema_version == brought_to:
+            definition = now
         if definition is None or not definition.is_whole:
             state = None if definition is None else definition.state
             if definition is not None and state is TableState.STOPPED:
@@ -119,6 +123,12 @@ class TableComparison:
                 )
             raise TableChangedError(
                 table.id, "is being read by the daemon", remedy="compare it when it is live"
+            )
+        if brought_to is not None and definition.schema_version > brought_to:
+            raise TableChangedError(
+                table.id,
+                "has columns that its mirror was not brought to yet",
+                remedy="compare it again after the mirror's next batch",
             )
         lake_names = {c.name: c.lake_name for c in table.columns}
         identifying = {lake_names[name] for name in table.identifying}
