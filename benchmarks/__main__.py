@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from benchmarks import (
     chunked,
+    datasource,
     decode,
     drain,
     freshness,
@@ -197,6 +198,18 @@ def _decode() -> list[Figure]:
     ]
 
 
+def _datasource(rig: Rig) -> list[Figure]:
+    return [
+        Figure(
+            f"Spark reads 1M rows in {partitions} partitions: speed against its JDBC source",
+            f"{found['ratio']:.2f} ({found['ingestd_s']:.2f} s, JDBC {found['jdbc_s']:.2f} s)",
+            "1 (aim 1.5)",
+            found["ratio"] >= 1,
+        )
+        for partitions, found in datasource.measure(rig).items()
+    ]
+
+
 def _mirror(rig: Rig) -> list[Figure]:
     found = mirror.measure_one_table(rig.folder)
     mine, plain = found["mirror"], found["baseline"]
@@ -250,6 +263,7 @@ STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
     "drain": lambda rig: [*_drain(rig, socket=False), *_drain(rig, socket=True)],
     "freshness": _freshness,
     "idle": _idle,
+    "datasource": _datasource,
     "mirror": _mirror,
 }
 

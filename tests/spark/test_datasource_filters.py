@@ -38,78 +38,39 @@ ODD_VALUES = {
     "j": ("jsonb", ["'{\"a\": 1}'", "'null'"]),
 }
 FILTERS = r"""
-b
 NOT b
-b = false
-b IS NULL
-s = 0
-s <> 0S
 s > -1S
-i IN (0, 7, 8)
 i IN (7, NULL)
-i NOT IN (7, 8)
 i <=> 7
 NOT i <=> 7
 i <=> NULL
-i < 7
 NOT i > 7
-i BETWEEN 0 AND 100
 l = 9223372036854775807
-l >= 0
 f = float(0.1)
-f < float(0.1)
 f <= float('NaN')
-f = float('NaN')
 f = float(0)
-f >= float('Infinity')
-d = 0.1D
-d = -0.0D
-d < double('Infinity')
 d > 1D
-NOT d > 1D
+d = -0.0D
 d <> double('NaN')
-d IS NOT NULL
-n = 0.1
 n <= 0.10
-n <> 200
 n IS NULL
-n > -1
-t = 'a'
+t IN ('a', 'A', '')
 t = 'ä'
 t > 'a'
-t <> 'a'
-t IN ('a', 'A', '')
 t LIKE 'a%'
-t LIKE '%b%'
-t = ''
-t IS NULL
 v = 'a'
 c = 'a'
-c = 'a  '
-c < 'b'
-y = X'61FF'
 y > X'00'
-y = X''
-day = DATE'2024-02-29'
 day < DATE'2024-02-29'
 day IS NULL
-day IS NOT NULL
-day >= DATE'0001-01-01'
 at = TIMESTAMP_NTZ'2024-02-29 23:59:59.999999'
-at < TIMESTAMP_NTZ'2025-01-01 00:00:00'
 at IS NULL
-z = TIMESTAMP'2024-02-29 23:59:59.999999'
 z >= TIMESTAMP'2024-01-01 00:00:00'
-z IS NULL
-u = '00000000-0000-0000-0000-000000000000'
 u > '0'
-u = 'no uuid'
-j = '{"a": 1}'
+u = '00000000-0000-0000-0000-000000000000'
 i > 0 AND t = 'a' AND n IS NOT NULL
 i > 0 OR t = 'a'
-_cdc_raw IS NULL
 _cdc_raw['n'] = 'NaN'
-i % 5 = 2
 """.strip().splitlines()
 """Each is of one column or more; Spark hands over those parts that it has filters for."""
 
@@ -135,7 +96,9 @@ def test_filters_of_every_type_keep_the_rows_that_spark_would(reading: Reading) 
     try:
         # A load() for each filter: see spark_jobs.datasource.
         parts = [
-            reading.load("public.odd", pushdown="true").where(found).selectExpr(f"{i} AS f", "id")
+            reading.load("public.odd", pushdown="true", partitions=1)
+            .where(found)
+            .selectExpr(f"{i} AS f", "id")
             for i, found in enumerate(FILTERS)
         ]
         whole = reduce(lambda one, other: one.unionAll(other), parts)
