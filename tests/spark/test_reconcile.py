@@ -1,0 +1,288 @@
+"""Mirrors held against their source: no false alarm, no difference missed."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ingestd.demo.comparison import await_caught_up
+from ingestd.demo.daemon import Daemon
+from ingestd.errors import ConfigError, TransientError
+from spark_jobs import reconcile
+from spark_jobs.command import require_config
+from spark_jobs.reconcile_report import State, TableResult
+from spark_jobs.reconciling import compare
+from spark_jobs.targets import table_path
+from tests.harness.compare import registry
+from tests.harness.config import wal_config
+from tests.harness.plain_mirror import write_mirrors
+from tests.harness.types import BUILT_IN
+from tests.harness.user_types import SETUP
+from tests.harness.waiting import await_until
+from tests.harness.wide_tables import Wide, array_columns_of, columns_of
+from tests.harness.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 90.0
+
+
+@dataclass
+class Shop:
+    """A source, its daemon, its lake and its mirrors."""
+
+    spark: SparkSession
+    database: Database
+    daemon: Daemon
+    lake: Path
+    target: Path
+
+    def arguments(self, *more: str) -> list[str]:
+        config = str(self.daemon.config_path)
+        return ["--config", config, "--source", "shop", "--target", str(self.target), *more]
+
+    def reconcile(self, *more: str) -> int:
+        return reconcile.main(self.arguments("--wait", "90s", *more))
+
+    def results(self, *more: str) -> dict[str, TableResult]:
+        chosen = reconcile.parser().parse_args(self.arguments("--wait", "90s", *more))
+        _, found = compare(self.spark, require_config(chosen), chosen)
+        return {result.table: result for result in found}
+
+    def catch_up(self) -> None:
+        with self.database.connect() as connection:
+            await_caught_up(connection, self.database.name, LIMIT_S)
+        write_mirrors(self.lake, "shop", self.target)
+
+    def alter(self, statement: str, table: str, **names: str) -> None:
+        """Change a mirror by hand, as Spark SQL."""
+        mirror = f"delta.`{table_path(str(self.target), table)}`"
+        self.spark.sql(statement.format(t=mirror, **names))
+
+    def differences(self, report: Path) -> list[dict[str, Any]]:
+        rows = self.spark.read.format("delta").load(f"{report}/differences").collect()
+        return sorted((r.asDict(recursive=True) for r in rows), key=lambda r: r["table"])
+
+    @contextmanager
+    def mirroring(self) -> Iterator[None]:
+        """Keep the mirrors up, over and over, meanwhile."""
+        stop, failures = threading.Event(), list[BaseException]()
+
+        def work() -> None:
+            try:
+                while not stop.wait(0.2):
+                    write_mirrors(self.lake, "shop", self.target)
+            except BaseException as error:  # noqa: BLE001 - the test raises it
+                failures.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        if failures:
+            raise failures[0]
+
+
+@pytest.fixture
+def make_shop(
+    spark: SparkSession, database: Database, lake: Path, tmp_path: Path, make_daemon: MakeDaemon
+) -> Any:
+    def make(tables: tuple[str, ...] = ("public.*",), more: str = "", extra: str = "") -> Shop:
+        text = wal_config(
+            lake=lake,
+            dsn=database.dsn,
+            tables=tables,
+            source_extra=f'slot = "{database.name}"\npublication = "{database.name}"\n'
+            f'discover_interval = "500ms"\n{more}',
+            extra=extra,
+        )
+        daemon = make_daemon(text)
+        daemon.start_ready(LIMIT_S)
+        return Shop(spark, database, daemon, lake, tmp_path / "mirror")
+
+    return make
+
+
+WORKLOAD = ("public.accounts", "public.documents", "public.ticks")
+TICKS = """
+CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF TG_OP = 'INSERT' THEN INSERT INTO ticks VALUES (left(NEW.owner, 2), 1.5);
+  ELSIF TG_OP = 'UPDATE' THEN
+    UPDATE ticks SET n = n + 1 WHERE ctid = (SELECT ctid FROM ticks LIMIT 1 FOR UPDATE SKIP LOCKED);
+  ELSE DELETE FROM ticks WHERE ctid = (SELECT ctid FROM ticks LIMIT 1 FOR UPDATE SKIP LOCKED);
+  END IF; RETURN NULL; END $$"""
+
+
+def test_equal_under_writers_then_all_that_is_altered_is_named(
+    workload_database: Database,
+    make_shop: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rows that are only late are no difference; one row by hand is, with its key and columns."""
+    workload_database.execute(
+        "CREATE TABLE ticks (kind text, n float8)",
+        "ALTER TABLE ticks REPLICA IDENTITY FULL",
+        TICKS,
+        "CREATE TRIGGER ticks AFTER INSERT OR UPDATE OR DELETE ON accounts"
+        " FOR EACH ROW EXECUTE FUNCTION tick()",
+    )
+    shop: Shop = make_shop(WORKLOAD)
+    dsn = workload_database.dsn
+    with Workload(dsn, seed=7, sessions=2, transactions=60) as first:
+        first.join()
+    shop.catch_up()
+    with (
+        shop.mirroring(),
+        Workload(dsn, seed=8, sessions=2, transactions=10**6, limit_s=300, pause_s=0.1),
+    ):
+        found = shop.results()
+    assert {name: result.state for name, result in found.items()} == dict.fromkeys(
+        WORKLOAD, State.EQUAL
+    ), found
+    assert any(result.changes for result in found.values())
+
+    put = "INSERT INTO documents VALUES (900, 't', 'b', 1, NULL), (901, 't', 'b', 1, '\\x00')"
+    workload_database.execute(
+        "INSERT INTO accounts (id, owner, rate) VALUES (900, 'x', '-0'), (901, 'y', 'NaN')",
+        put,
+        "INSERT INTO ticks VALUES ('zzz', 'NaN')",
+    )
+    shop.catch_up()
+    shop.alter("DELETE FROM {t} WHERE id = 900", "public.documents")
+    shop.alter("UPDATE {t} SET title = 'u', scan = X'01' WHERE id = 901", "public.documents")
+    shop.alter("UPDATE {t} SET rate = 0.0 WHERE id = 900", "public.accounts")
+    shop.alter("INSERT INTO {t} SELECT * FROM {t} WHERE kind = 'zzz'", "public.ticks")
+    report = tmp_path / "report"
+    assert shop.reconcile("--report", str(report), "--ranges", "8") == 1
+    said = capsys.readouterr().out
+    named = [
+        (d["table"], d["kind"], d["key"], d["columns"], d["count"])
+        for d in shop.differences(report)
+    ]
+    assert sorted(named, key=str) == [
+        ("public.accounts", "different", '{"id":"900"}', ["rate"], 1),
+        ("public.documents", "different", '{"id":"901"}', ["title", "scan"], 1),
+        ("public.documents", "missing", '{"id":"900"}', None, 1),
+        ("public.ticks", "extra", None, None, 1),
+    ], said
+    assert all(d["source_values"] is None for d in shop.differences(report))
+    tables = shop.spark.read.format("delta").load(f"{report}/tables").collect()
+    assert {
+        r["table"]: (r["state"], r["missing"] + r["extra"] + r["different"]) for r in tables
+    } == {
+        "public.accounts": ("different", 1),
+        "public.documents": ("different", 2),
+        "public.ticks": ("different", 1),
+    }
+    assert 'different {"id":"901"}  in title, scan' in said
+    assert said.endswith("3 different\n")
+
+
+NAMED = ("public.every_type", "public.nothing", "public.part", "public.people")
+CONTROLLED = """\
+[sources.shop.table."public.people"]
+exclude_columns = ["secret"]
+mask_columns = { mail = "sha256", phone = "null" }
+"""
+
+
+def test_types_partitions_hidden_and_changed_columns(
+    database: Database, make_shop: Any, tmp_path: Path
+) -> None:
+    """I7: whatever a column is of, and `_cdc_raw`, is compared as it is; hidden ones stay so."""
+    wide = Wide("every_type", [*columns_of(BUILT_IN[::2]), *array_columns_of(BUILT_IN[::3])])
+    database.execute(
+        *SETUP,
+        "CREATE TABLE people (id text PRIMARY KEY, mail text, phone text, secret text)",
+        "INSERT INTO people SELECT 'k' || n, n || '@x', '123', 's' FROM generate_series(1, 9) n",
+        "CREATE TABLE part (id timestamp, n int, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
+        "CREATE TABLE part_1 PARTITION OF part FOR VALUES FROM (MINVALUE) TO ('2024-01-01')",
+        "CREATE TABLE part_2 PARTITION OF part FOR VALUES FROM ('2024-01-01') TO (MAXVALUE)",
+        "INSERT INTO part VALUES ('-infinity', 1), ('2023-01-01', 2), ('infinity', 3)",
+        "CREATE TABLE nothing (id int PRIMARY KEY)",
+    )
+    wide.create(database)
+    shop: Shop = make_shop(NAMED, 'mask_key = "k"', CONTROLLED)
+    database.execute(
+        "ALTER TABLE people ADD added int DEFAULT 5",
+        "INSERT INTO people VALUES ('new', 'a@x', '1', 's', NULL)",
+        "ALTER TABLE part ALTER n TYPE numeric(10,2)",
+        "UPDATE part SET n = 2.5 WHERE id = 'infinity'",
+    )
+    await_until(
+        lambda: all(
+            any(c["name"] == name for c in last(shop, table)["columns"])
+            and last(shop, table)["state"] == "live"
+            for table, name in (("public.people", "added"), ("public.part", "n__v2"))
+        ),
+        LIMIT_S,
+        lambda: f"the tables to be live with their new columns\n{shop.daemon.tail()}",
+    )
+    # the plain mirror does not fill in what old rows have of a column that was added
+    database.execute("UPDATE people SET added = added")
+    shop.catch_up()
+    found = shop.results()
+    assert {name: result.state for name, result in found.items()} == dict.fromkeys(
+        NAMED, State.EQUAL
+    ), found
+    assert found["public.part"].source_rows == 3
+    by_hand = "UPDATE {t} SET _cdc_raw = map('id', '0044-03-15 BC') WHERE n__v2 = 2.5"
+    shop.alter(by_hand, "public.part")
+    shop.alter("UPDATE {t} SET mail = '1@x' WHERE id = 'k1'", "public.people")
+    report = tmp_path / "report"
+    more = ("--report", str(report), "--values", "public.part", "public.people")
+    assert shop.reconcile(*more) == 1
+    named = sorted(
+        [
+            (d["kind"], d["key"], d["columns"], d["source_values"], d["mirror_values"])
+            for d in shop.differences(report)
+        ],
+        key=str,
+    )
+    [masked] = [found for found in named if found[0] == "different"]
+    assert named == [
+        ("different", '{"id":"k1"}', ["mail"], masked[3], {"mail": "1@x"}),
+        ("extra", '{"id":"0044-03-15 BC"}', None, None, {"id": "0044-03-15 BC", "n__v2": "2.50"}),
+        ("missing", '{"id":"infinity"}', None, {"id": "infinity", "n__v2": "2.50"}, None),
+    ]
+    assert "@" not in masked[3]["mail"]  # masked as in the lake
+
+
+def last(shop: Shop, table: str) -> dict[str, Any]:
+    rows = [row for row in registry(shop.lake) if row["table"] == table]
+    return max(rows, key=lambda row: row["at"]) if rows else {"columns": [], "state": None}
+
+
+def test_what_is_behind_or_unknown_is_told(workload_database: Database, make_shop: Any) -> None:
+    database = workload_database
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
+    shop: Shop = make_shop()
+    with pytest.raises(ConfigError, match=r"did you mean 'public\.orders'"):
+        shop.reconcile("public.order")
+    with (
+        Workload(database.dsn, seed=1, transactions=10**6, limit_s=120, pause_s=0.05),
+        pytest.raises(TransientError, match="has not reached epoch") as mirror,
+    ):
+        reconcile.main(shop.arguments("--wait", "6s"))
+    assert mirror.value.reason == "mirror_behind"
+    shop.daemon.sigkill()
+    database.execute("INSERT INTO orders VALUES (2)")
+    with pytest.raises(TransientError, match="is the daemon running") as lake:
+        reconcile.main(shop.arguments("--wait", "500ms"))
+    assert lake.value.reason == "lake_behind"
+    assert database.slots() == [database.name]
