@@ -9,15 +9,13 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from spark_jobs.columns import RAW, col, same_key
-from spark_jobs.folding import Folded, keys_of
+from spark_jobs.folding import Folded, RawText, keys_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from spark_jobs.folding import Key
     from spark_jobs.registry import LakeColumn
-
-_RAW_MARK = "raw"
 
 
 def borrow(folded: Folded, mirror: DataFrame, key: Sequence[LakeColumn]) -> pa.Table:
@@ -71,12 +69,11 @@ def _rows_of(
 
 
 def _raw_text(value: object) -> str | None:
-    is_raw = isinstance(value, tuple) and len(value) == 2 and value[0] == _RAW_MARK  # noqa: PLR2004
-    return str(value[1]) if is_raw else None  # type: ignore[index]
+    return value.text if isinstance(value, RawText) else None
 
 
 def _plain(value: object) -> object:
-    return float("nan") if value == "NaN" else list(value) if isinstance(value, tuple) else value
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _replaced(

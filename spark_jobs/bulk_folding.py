@@ -31,7 +31,7 @@ class Survey:
     `truncated`: position of the newest `t`. `read_from`, `read_to`: lowest and highest commit_lsn
     of the `r` rows. `others`: rows that are neither `r` nor `t`. `unsent`: columns that some update
     did not send. `key_changes`: updates that changed the key; `links`: those that did not send
-    every value besides.
+    every value besides. `changed_from`: lowest commit_lsn of the `others`.
     """
 
     rows: int
@@ -42,6 +42,7 @@ class Survey:
     unsent: tuple[str, ...]
     key_changes: int
     links: int
+    changed_from: int | None
 
 
 def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
@@ -61,6 +62,7 @@ def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
         ).alias("unsent"),
         f.count_if(changed).alias("key_changes"),
         f.count_if(changed & unsent).alias("links"),
+        f.min(f.when((op != "r") & (op != "t"), lsn)).alias("changed_from"),
     ).collect()[0]
     truncated = found["truncated"]
     return Survey(
@@ -72,7 +74,35 @@ def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
         unsent=tuple(found["unsent"]),
         key_changes=found["key_changes"],
         links=found["links"],
+        changed_from=found["changed_from"],
     )
+
+
+def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
+    """Put in the parts of keys that updates did not send: TOASTed ones are in the old row."""
+    fields = set(_fields(changes))
+    for k in key:
+        if k.delta_type not in _TOASTED or k.name not in fields:
+            continue
+        lacks = f.array_contains(f.col("_cdc_unchanged"), k.name) & f.col(_BEFORE).isNotNull()
+        text = _text_of(k.name, BEFORE_RAW)
+        told = f.map_concat(f.coalesce(f.col(RAW), _no_texts()), f.create_map(f.lit(k.name), text))
+        raw = f.when(lacks & text.isNotNull(), told).otherwise(f.col(RAW))
+        unsent = f.when(lacks, f.array_remove("_cdc_unchanged", k.name)).otherwise(
+            f.col("_cdc_unchanged")
+        )
+        changes = changes.withColumns(
+            {
+                k.name: f.when(lacks, _old(k.name)).otherwise(col(k.name)),
+                RAW: raw,
+                "_cdc_unchanged": unsent,
+            }
+        )
+    return changes
+
+
+_TOASTED = frozenset({"string", "binary"})
+"""Delta types of keys that may be so long that they are stored apart."""
 
 
 def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Table, DataFrame]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
 from ingestd.errors import ConfigError, IngestdError, TransientError
+from spark_jobs.spark_errors import meaning_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,6 +88,12 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     except IngestdError as error:
         sys.stderr.write(f"{error}\n")
         code = exit_code(error)
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark", "py4j")):
+            raise
+        meaning = meaning_of(error)
+        sys.stderr.write(f"{meaning}\n")
+        code = exit_code(meaning)
     except KeyboardInterrupt:
         code = 130
     sys.stdout.flush()

@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delta.tables import DeltaTable
-from pyspark.sql import functions as f
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,11 +45,13 @@ HISTORY_LIMIT = 200
 class Signature:
     """Whose commit it is: a job of this name on this source, up to this epoch.
 
-    `schema_version`: of the definition that the table was brought to.
+    `lake`: the id of the `_epochs` that the epoch is of. `schema_version`: of the definition that
+    the table was brought to.
     """
 
     job: str
     source: str
+    lake: str
     epoch: int
     schema_version: int = 0
 
@@ -61,6 +60,7 @@ class Signature:
         facts = {
             "ingestd": self.job,
             "source": self.source,
+            "lake": self.lake,
             "epoch": self.epoch,
             "schema_version": self.schema_version,
         }
@@ -71,8 +71,8 @@ class Signature:
         """Read `userMetadata`; None for somebody else's."""
         try:
             found = json.loads(text or "")
-            version = int(found.get("schema_version", 0))
-            return cls(found["ingestd"], found["source"], int(found["epoch"]), version)
+            version, epoch = int(found["schema_version"]), int(found["epoch"])
+            return cls(found["ingestd"], found["source"], found["lake"], epoch, version)
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -125,8 +125,9 @@ def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
     """Give a table's id and its properties that are named ``ingestd.*``. No Spark job."""
     metadata = _snapshot(session, path).metadata()
     pairs = metadata.configuration().toSeq()
-    found = {pairs.apply(n)._1(): pairs.apply(n)._2() for n in range(pairs.size())}  # noqa: SLF001
-    return metadata.id(), {k: v for k, v in found.items() if k.startswith("ingestd.")}
+    found = [pairs.apply(n) for n in range(pairs.size())]
+    properties = {pair._1(): pair._2() for pair in found}  # noqa: SLF001 - Scala's names
+    return metadata.id(), {k: v for k, v in properties.items() if k.startswith("ingestd.")}
 
 
 def _snapshot(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
@@ -137,13 +138,29 @@ def _snapshot(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scal
 
 
 def commits_above(session: SparkSession, path: str, version: int) -> list[Commit]:
-    """Give the newest commits of a table above a version, newest first, HISTORY_LIMIT at most."""
-    rows = (
-        DeltaTable.forPath(session, path)
-        .history(HISTORY_LIMIT)
-        .where(f.col("version") > version)
-        .select("version", "operation", "userMetadata")
-        .collect()
-    )
-    found = [Commit(r[0], r[1], Signature.parse(r[2])) for r in rows]
-    return sorted(found, key=lambda commit: -commit.version)
+    """Give the commits of a table above a version, newest first. No Spark job.
+
+    At most HISTORY_LIMIT, and none of those whose log entries have been cleaned up.
+    """
+    newest = current_version(session, path)
+    found = []
+    for number in range(newest, max(version, newest - HISTORY_LIMIT), -1):
+        commit = _commit(session, path, number)
+        if commit is None:
+            break
+        found.append(commit)
+    return found
+
+
+def _commit(session: SparkSession, path: str, version: int) -> Commit | None:
+    """Read a log entry. Source: Delta transaction log protocol, "Commit Provenance Information"."""
+    jvm: Any = session._jvm  # noqa: SLF001 - as above
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)  # noqa: SLF001
+    file = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+    configuration = log.newDeltaHadoopConf()
+    if not file.getFileSystem(configuration).exists(file):
+        return None
+    lines = log.store().read(file, configuration)
+    entries = (json.loads(lines.apply(n)) for n in range(lines.size()))
+    info: dict[str, Any] = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
+    return Commit(version, info.get("operation", ""), Signature.parse(info.get("userMetadata")))

@@ -61,8 +61,11 @@ class CutLog:
         self._name = name
         self.path = path
 
-    def open(self, lake: SourceLake) -> None:
-        """Make the log, or see that it is this source's. Raises OperatorError if it is not."""
+    def open(self, lake: SourceLake) -> str:
+        """Make the log, or see that it is this source's. Raises OperatorError if it is not.
+
+        Gives the id of the lake's `_epochs`.
+        """
         epochs_id, _ = identity(self._session, lake.epochs_path)
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
         if not DeltaTable.isDeltaTable(self._session, self.path):
@@ -71,7 +74,7 @@ class CutLog:
             for name, value in wanted.items():
                 table = table.property(name, value)
             table.execute()
-            return
+            return epochs_id
         _, found = identity(self._session, self.path)
         if any(found.get(name) != value for name, value in wanted.items()):
             raise OperatorError(
@@ -79,6 +82,7 @@ class CutLog:
                 f" not to {lake.source} at {lake.epochs_path}",
                 remedy=f"give this {self._name} a --target of its own",
             )
+        return epochs_id
 
     def last(self) -> Cut | None:
         """Give the newest cut, None if there is none. Spark job."""

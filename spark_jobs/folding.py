@@ -7,6 +7,7 @@ Source: design section 2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,13 @@ CARRIED = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
 BEFORE_RAW = "_cdc_before."
 
 Key = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawText:
+    """A value that its column can't hold, as the source's text."""
+
+    text: str
 
 
 @dataclass(slots=True)
@@ -107,7 +115,7 @@ def _key(
 ) -> Key:
     texts = [None if raw is None else raw.get(prefix + name) for name in names]
     return tuple(
-        _hashable(value) if text is None else ("raw", text)
+        _hashable(value) if text is None else RawText(text)
         for value, text in zip(values, texts, strict=True)
     )
 
@@ -118,7 +126,7 @@ def _hashable(value: Any) -> Hashable:  # noqa: ANN401 - whatever Arrow gives
     if isinstance(value, dict):
         return tuple((name, _hashable(item)) for name, item in value.items())
     if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN equals NaN in a key
-        return "NaN"
+        return math.nan  # this one object equals itself
     hashable: Hashable = value
     return hashable
 

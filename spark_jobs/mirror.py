@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         help="make these mirrors anew from the lake first",
     )
     found.add_argument(
-        "--checkpoint", metavar="URI", help="the query's; <target>/_checkpoint without it"
+        "--checkpoint", metavar="URI", help="the query's; <target>/_mirror_checkpoint without it"
     )
     return found
 
@@ -75,7 +75,9 @@ def main(
     """
     chosen = parser().parse_args(arguments)
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
-    session = job_session(f"ingestd mirror {chosen.source}", remote=chosen.remote)
+    session = job_session(
+        f"ingestd mirror {chosen.source}", remote=chosen.remote, needs_driver=True
+    )
     # What follows imports pyspark, of which job_session has seen that it is there.
     from spark_jobs.lake import SourceLake  # noqa: PLC0415
     from spark_jobs.mirroring import MERGE_SETTINGS, Mirroring  # noqa: PLC0415
@@ -94,7 +96,7 @@ def main(
         after_commit=after_commit,
     )
     stream.run(
-        chosen.checkpoint or f"{target}/_checkpoint",
+        chosen.checkpoint or f"{target}/{MIRRORS}_checkpoint",
         once=chosen.once,
         interval_s=chosen.interval,
         stop=stop or threading.Event(),

@@ -36,7 +36,7 @@ DELETED_AT = "_cdc_deleted_at"
 """With soft deletes: commit time of the row's deletion, null for a row that is there."""
 POSITION = ("_cdc_lsn", "_cdc_seq")
 
-_CLUSTERED = ("byte", "short", "integer", "long", "date", "timestamp", "string", "decimal")
+_CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp", "string"})
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
 SMALL_BYTES = 4 << 20
@@ -71,7 +71,7 @@ class MirrorTable:
         With soft deletes they have the column DELETED_AT.
         """
         names = [col(name) for name in _names(columns)]
-        if self.soft_deletes:
+        if self.soft_deletes and key:
             names.append(col(DELETED_AT))
         rows = outcomes.where(~col(DELETED)).select(*names)
         writer = (
@@ -121,7 +121,10 @@ class MirrorTable:
         new = {name: col(name, "s") for name in _names(columns)}
         if self.soft_deletes:
             new[DELETED_AT] = f.lit(None).cast("timestamp")
-        changed = new | {name: _unless_kept(name) for name in unsent if name in new}
+        # What the source does not have any more, or has in another column now, is not its value.
+        past = set(self.rows().columns) - new.keys()
+        dropped = {name: f.lit(None) for name in past}
+        changed = new | dropped | {name: _unless_kept(name) for name in unsent if name in new}
         if unsent:
             changed[RAW] = _kept_texts()
         with signed(self.session, signature, self.app_id):
@@ -129,24 +132,20 @@ class MirrorTable:
                 ~is_deleted, _quoted(new)
             ).execute()
 
-    def evolve(
-        self, columns: Sequence[LakeColumn], above: int, signature: Signature
-    ) -> list[LakeColumn]:
+    def evolve(self, columns: Sequence[LakeColumn], signature: Signature) -> None:
         """Add the columns that the mirror lacks; fill old rows with what they have in the source.
 
-        `above`: the position up to which the mirror is. Each step may be repeated.
+        Each step may be repeated.
         """
         there = {name.lower() for name in self.rows().columns}
         new = [c for c in columns if c.name.lower() not in there]
         if new:
             with signed(self.session, signature, None):
                 self._add(new)
-        # Also one that was recorded after the epoch at its position had been mirrored.
-        filled = [c for c in columns if c.since_lsn and (c in new or c.since_lsn > above)]
+        filled = [c for c in columns if c.since_lsn]
         if filled:
             with signed(self.session, signature, None):
                 self._fill(filled)
-        return new
 
     def _add(self, columns: Sequence[LakeColumn]) -> None:
         table = f"delta.{quoted(self.path)}"
@@ -164,10 +163,12 @@ class MirrorTable:
         for column in columns:
             value, text = missing_value(column)
             values = {column.name: value}
+            lacks = ~col(column.name).eqNullSafe(value)
             if text is not None:
                 values[RAW] = with_text(column, text)
+                lacks = ~f.element_at(RAW, f.lit(column.name)).eqNullSafe(f.lit(text))
             DeltaTable.forPath(self.session, self.path).update(
-                col("_cdc_lsn") < column.since_lsn, _quoted(values)
+                (col("_cdc_lsn") < column.since_lsn) & lacks, _quoted(values)
             )
 
 
@@ -198,7 +199,5 @@ def _kept_texts() -> Column:
 
 def _clustering(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> list[str]:
     indexed = {c.name for c in columns[:_INDEXED]}
-    chosen = [
-        quoted(k.name) for k in key if k.name in indexed and k.delta_type.startswith(_CLUSTERED)
-    ]
+    chosen = [quoted(k.name) for k in key if k.name in indexed and k.delta_type in _CLUSTERED]
     return chosen[:_MAX_CLUSTERING]

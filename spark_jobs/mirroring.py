@@ -5,8 +5,8 @@ what the raw rows between have          what is done
 ======================================  ==========================================================
 no mirror yet                           made of the fold of all that is above the newest `t`
 a `t`                                   the same: what is below it is void, whenever it came
-`r` rows, of a reading that goes on     rows of before that lie above them are folded with them: a
-                                        row that was read may come after a later change of its key
+`r` rows, of a reading that goes on     left out where their keys have gone since: they may come
+                                        after later changes, which the mirror has already
 few rows                                folded here, then one MERGE by the rows' own keys
 many                                    folded by Spark, then one MERGE
 a table without a key                   as many equal rows less or more (`multiset.py`)
@@ -36,11 +36,12 @@ from spark_jobs.bulk_folding import (
     linked_changes,
     survey,
     unfolded,
+    with_keys,
 )
-from spark_jobs.columns import col, same_key, selected
-from spark_jobs.folding import fold_changes
+from spark_jobs.columns import col, later, same_key, selected
+from spark_jobs.folding import DELETED, fold_changes
 from spark_jobs.mirror_table import DELETED_AT, MirrorTable
-from spark_jobs.missing_values import added_above, with_missing
+from spark_jobs.missing_values import with_missing
 from spark_jobs.multiset import apply_whole_rows, whole_rows
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class _Move:
         names = self.step.definition.key
         return [c for c in self.columns if c.name in names]
 
+    @property
+    def _added(self) -> Sequence[LakeColumn]:
+        """Columns that some rows were written before."""
+        return [c for c in self.columns if c.since_lsn]
+
     def run(self) -> None:
         if self.step.above == 0:
             self._make()
@@ -129,6 +135,36 @@ class _Move:
             )
             self._make()
 
+    def _ensure_same_kind(self) -> None:
+        there = self.mirror.rows().columns
+        if not {k.name for k in self.key}.issubset(there):
+            raise self._fault(
+                "its key has another type now, in a column of its own",
+                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
+                " of that",
+            )
+        marks = DELETED_AT in there
+        if marks != (self.mirror.soft_deletes and bool(self.key)):
+            made = "with" if marks else "without"
+            raise self._fault(
+                f"{self.step.path} was made {made} --soft-deletes",
+                f"--rebuild {self.step.table} makes it anew; or go on {made} it",
+            )
+
+    def _fault(self, what: str, remedy: str) -> TableError:
+        return TableError(TableId.parse(self.step.table), what, remedy=remedy)
+
+    def _ensure_same_key(self, changed_from: int | None) -> None:
+        """Raise TableError if some of the changes may name their rows by another key."""
+        since = self.step.definition.key_since_lsn
+        if changed_from is not None and changed_from < since:
+            raise self._fault(
+                f"its replica identity changed at {since}, and earlier changes name rows by the"
+                " other one",
+                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
+                " of that",
+            )
+
     # --- reading ------------------------------------------------------------------------------
 
     def _changes(self, above: int | None = None, through: int | None = None) -> DataFrame:
@@ -139,15 +175,25 @@ class _Move:
             through=step.through.number if through is None else through,
         )
 
-    def _earlier(self, lsn: int) -> DataFrame:
-        """Give the rows of epochs the mirror has already, from a position on."""
-        return self._changes(0, self.step.above).where(col("_cdc_lsn") >= lsn)
+    def _without_overtaken(self, changes: DataFrame, read_from: int) -> DataFrame:
+        """Leave out the `r` rows whose keys have changed since, as the mirror knows already."""
+        earlier = self._changes(0, self.step.above).where(col("_cdc_lsn") >= read_from)
+        seen = survey(earlier, self.key)
+        known = fold_in_spark(
+            self._shaped(earlier.where("_cdc_op <> 't'")), self.columns, self.key, seen
+        )
+        lsn, seq = seen.truncated or (-1, 0)
+        is_read = col("_cdc_op", "c") == "r"
+        is_void = (col("_cdc_lsn") < lsn) | ((col("_cdc_lsn") == lsn) & (col("_cdc_seq") < seq))
+        kept = changes.where((col("_cdc_op") != "r") | ~is_void)
+        condition = same_key(self.key, "c", "k") & later("k", "c") & is_read
+        return kept.alias("c").join(known.alias("k"), condition, "left_anti")
 
-    def _shaped(self, changes: DataFrame, above_lsn: int) -> DataFrame:
+    def _shaped(self, changes: DataFrame) -> DataFrame:
         """Give rows with all columns there are now, and what the source has in those of before."""
         cdc = [col(name) for name in changes.columns if name.startswith("_cdc_")]
-        shaped = changes.select(*selected(changes, self.columns), *cdc)
-        return with_missing(shaped, added_above(self.columns, above_lsn))
+        shaped = with_keys(changes.select(*selected(changes, self.columns), *cdc), self.key)
+        return with_missing(shaped, self._added)
 
     def _ensure_all(self, found: int) -> None:
         if found < self.step.rows:
@@ -163,7 +209,7 @@ class _Move:
         every = self._changes(above=0)
         seen = survey(every, self.key)
         self._ensure_rebuildable(seen)
-        rows = self._shaped(every.where("_cdc_op <> 't'"), 0)
+        rows = self._shaped(every.where("_cdc_op <> 't'"))
         if seen.truncated is not None:
             lsn, seq = seen.truncated
             rows = rows.where(
@@ -173,7 +219,7 @@ class _Move:
         if is_one_snapshot:
             outcomes = unfolded(rows, self.columns)
         elif not self.key:
-            outcomes = whole_rows(rows, self.columns)
+            outcomes = whole_rows(rows, self.columns, self._added)
         else:
             outcomes = self._folded(rows, None)[0]
         self.mirror.replace(
@@ -203,36 +249,44 @@ class _Move:
         if not self.mirror.soft_deletes:
             return outcomes
         new = outcomes.withColumn(DELETED_AT, f.lit(None).cast("timestamp"))
-        there = DeltaTable.isDeltaTable(self.mirror.session, self.mirror.path)
-        if not (there and self.key):
+        if not self.key:
+            return outcomes
+        if not DeltaTable.isDeltaTable(self.mirror.session, self.mirror.path):
             return new
+        old = self.mirror.rows()
+        if not {DELETED_AT, *(k.name for k in self.key)}.issubset(old.columns):
+            return new
+        living = outcomes.where(~col(DELETED))
         gone = (
-            self.mirror.rows()
-            .alias("t")
-            .join(outcomes.alias("s"), same_key(self.key, "t", "s"), "left_anti")
+            old.alias("t")
+            .join(living.alias("s"), same_key(self.key, "t", "s"), "left_anti")
             .withColumn(
                 DELETED_AT, f.coalesce(col(DELETED_AT), f.lit(self.step.through.last_commit_ts))
             )
         )
+        names = [c for c in old.columns if c in new.columns]
+        gone = gone.select(*[col(name) for name in names])
         return new.unionByName(gone, allowMissingColumns=True).withColumn(
-            "_cdc_deleted",
-            f.coalesce(col("_cdc_deleted"), f.lit(False)),  # noqa: FBT003
+            DELETED,
+            f.coalesce(col(DELETED), f.lit(False)),  # noqa: FBT003
         )
 
     # --- moved --------------------------------------------------------------------------------
 
     def _move_few(self) -> None:
-        changes = self._shaped(self._changes(), self.step.above_lsn).toArrow()
+        changes = self._shaped(self._changes()).toArrow()
         self._ensure_all(changes.num_rows)
         ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
-        if "r" in ops:
-            read = pc.min(changes.filter(pc.field("_cdc_op") == "r")["_cdc_lsn"]).as_py()
-            earlier = self._shaped(self._earlier(read), self.step.above_lsn).toArrow()
-            changes = pa.concat_tables([changes, earlier.cast(changes.schema)])
-            ops |= set(pc.unique(earlier["_cdc_op"]).to_pylist())
         if "t" in ops:
             self._make()
             return
+        lsn = changes["_cdc_lsn"]
+        is_read = pc.equal(changes["_cdc_op"], "r")
+        self._ensure_same_key(pc.min(pc.filter(lsn, pc.invert(is_read))).as_py())
+        if "r" in ops:
+            read_from = pc.min(pc.filter(lsn, is_read)).as_py()
+            local = self.mirror.session.createDataFrame(changes)
+            changes = self._without_overtaken(local, read_from).toArrow()
         self._evolve()
         if changes.num_rows:
             self._merge_local(changes)
@@ -255,14 +309,13 @@ class _Move:
         changes = self._changes()
         seen = survey(changes, self.key)
         self._ensure_all(seen.rows)
-        if seen.read_from is not None:
-            changes = changes.unionByName(self._earlier(seen.read_from))
-            seen = survey(changes, self.key)
         if seen.truncated is not None:
             self._make()
             return
         self._evolve()
-        shaped = self._shaped(changes, self.step.above_lsn)
+        shaped = self._shaped(changes)
+        if seen.read_from is not None:
+            shaped = self._without_overtaken(shaped, seen.read_from)
         outcomes, unsent = self._folded(shaped, self.mirror.rows())
         self.mirror.merge(outcomes, self.columns, self.key, self.step.signature, unsent=unsent)
 
@@ -275,6 +328,7 @@ class _Move:
         they may lack values.
         """
         seen = survey(changes, self.key)
+        self._ensure_same_key(seen.changed_from)
         outcomes = fold_in_spark(changes, self.columns, self.key, seen)
         if not seen.links:
             return outcomes, seen.unsent
@@ -298,13 +352,16 @@ class _Move:
             return
         self._evolve()
         if seen.rows:
-            shaped = self._shaped(changes, self.step.above_lsn)
-            apply_whole_rows(self.mirror, shaped, self.columns, self.step)
+            shaped = self._shaped(changes)
+            apply_whole_rows(self.mirror, shaped, self.columns, self._added, self.step)
 
     def _evolve(self) -> None:
+        self._ensure_same_kind()
+        if self.step.schema_version == self.step.definition.schema_version:
+            return
         # Signed as not there yet: a run that is killed in between is repeated.
         signature = replace(self.step.signature, epoch=self.step.above, schema_version=0)
-        self.mirror.evolve(self.columns, self.step.above_lsn, signature)
+        self.mirror.evolve(self.columns, signature)
 
 
 def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
@@ -312,7 +369,7 @@ def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
 
     It prunes files, and what is left is read by it.
     """
-    if not column.delta_type.startswith(_BOUNDED) or outcomes[column.name].null_count:
+    if column.delta_type not in _BOUNDED or outcomes[column.name].null_count:
         return None
     values = pc.unique(outcomes[column.name])
     if len(values) <= _MAX_NAMED:
@@ -321,4 +378,4 @@ def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
     return col(column.name, "t").between(bounds["min"], bounds["max"])
 
 
-_BOUNDED = ("byte", "short", "integer", "long", "date", "timestamp", "string")
+_BOUNDED = frozenset({"byte", "short", "integer", "long", "date", "string"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from spark_jobs.registry import LakeColumn
-
-
-def added_above(columns: Sequence[LakeColumn], lsn: int) -> list[LakeColumn]:
-    """Give the columns that were added at a higher position than `lsn`."""
-    return [c for c in columns if c.since_lsn > lsn]
 
 
 def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:
@@ -46,10 +42,17 @@ def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
         return f.lit(None).cast(column.delta_type), None
     buffer = column.missing.encode()
     texts = Texts(Source(buffer), np.zeros(1, np.int64), np.full(1, len(buffer), np.int64))
-    array, refused = cast(texts, to_arrow_type(DataType.fromDDL(column.delta_type)))
-    if len(refused):
+    array, refused = cast(texts, to_arrow_type(DataType.fromDDL(column.delta_type), timezone="UTC"))
+    if len(refused) or isinstance(array[0].as_py(), dict):
         return f.lit(None).cast(column.delta_type), column.missing
-    return f.lit(array[0].as_py()).cast(column.delta_type), None
+    return _literal(array[0].as_py()).cast(column.delta_type), None
+
+
+def _literal(value: object) -> Column:
+    """Give a value; dates and times as text, because pyspark takes the process's time zone."""
+    if isinstance(value, list):
+        return f.array(*map(_literal, value))
+    return f.lit(str(value) if isinstance(value, date) else value)
 
 
 def with_text(column: LakeColumn, text: str) -> Column:

@@ -12,6 +12,7 @@ from spark_jobs.bulk_folding import old_texts
 from spark_jobs.columns import RAW, RAW_TYPE, col, quoted
 from spark_jobs.commits import signed
 from spark_jobs.folding import BEFORE_RAW, DELETED
+from spark_jobs.missing_values import with_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,22 +25,32 @@ _TEXT, _COUNT = "_cdc_text", "_cdc_count"
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 _EXACT = {
     "ignoreNullFields": "false",
+    "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
     "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
 }
 
 
-def whole_rows(changes: DataFrame, columns: Sequence[LakeColumn]) -> DataFrame:
-    """Give the rows that are there after these changes of an empty table, as outcomes."""
-    rows = _net(changes, columns).where(col(_COUNT) > 0)
+def whole_rows(
+    changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
+) -> DataFrame:
+    """Give the rows that are there after these changes of an empty table, as outcomes.
+
+    `added`: columns that some of the changes were written before.
+    """
+    rows = _net(changes, columns, added).where(col(_COUNT) > 0)
     return _copies(rows, col(_COUNT).cast("int")).withColumn(DELETED, f.lit(False))  # noqa: FBT003
 
 
 def apply_whole_rows(
-    table: MirrorTable, changes: DataFrame, columns: Sequence[LakeColumn], step: Step
+    table: MirrorTable,
+    changes: DataFrame,
+    columns: Sequence[LakeColumn],
+    added: Sequence[LakeColumn],
+    step: Step,
 ) -> None:
     """Apply changes without `t`: one commit, skipped if it is there already."""
-    net = _net(changes, columns).where(col(_COUNT) != 0).cache()
+    net = _net(changes, columns, added).where(col(_COUNT) != 0).cache()
     try:
         if net.where(col(_COUNT) < 0).isEmpty():
             new = _copies(net, col(_COUNT).cast("int")).drop(_TEXT, _COUNT)
@@ -86,7 +97,9 @@ def _copies(rows: DataFrame, count: Column) -> DataFrame:
     return rows.withColumn("copy", f.explode(f.sequence(f.lit(1), count))).drop("copy")
 
 
-def _net(changes: DataFrame, columns: Sequence[LakeColumn]) -> DataFrame:
+def _net(
+    changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
+) -> DataFrame:
     """Give each different row with how many more of it there are (below 0: fewer), and its text."""
     op = col("_cdc_op")
     before = f.col("_cdc_before")
@@ -99,7 +112,11 @@ def _net(changes: DataFrame, columns: Sequence[LakeColumn]) -> DataFrame:
         *_POSITION,
         f.lit(-1).alias(_COUNT),
     )
-    events = came.unionByName(went).unionByName(old).withColumn(_TEXT, _text_of(columns))
+    events = (
+        came.unionByName(went)
+        .unionByName(with_missing(old, added))
+        .withColumn(_TEXT, _text_of(columns))
+    )
     position = f.struct(*_POSITION)
     newest = f.max_by(f.struct(*[col(n) for n in events.columns]), position).alias("newest")
     grouped = events.groupBy(_TEXT).agg(newest, f.sum(_COUNT).alias(_COUNT))

@@ -5,7 +5,8 @@ Source: design section 2, docs/types.md ("When the table changes").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,8 @@ class Definition:
     """A table as it was recorded last at a position.
 
     `columns`: those that the source has. `is_whole`: the fold of the raw table is the table; not so
-    before its first snapshot is complete, after a gap, once stopped or dropped.
+    before its first snapshot is complete, after a gap, once stopped or dropped. `key_since_lsn`:
+    changes below it may name their rows by another key; 0 if there never was another.
     """
 
     table: str
@@ -53,13 +55,12 @@ class Definition:
     snapshot_lsn: int | None
     columns: tuple[LakeColumn, ...]
     replica_identity: str
+    key_since_lsn: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:
         """Lake names of the columns by which a change finds its row; empty: whole rows."""
-        if self.replica_identity == "f":
-            return tuple(c.name for c in self.columns if c.key)
-        return tuple(c.name for c in self.columns if c.identity)
+        return _key(self.replica_identity, self.columns)
 
 
 class Registry:
@@ -89,6 +90,7 @@ class Registry:
         described = with_columns[-1] if with_columns else last
         state = TableState(last["state"])
         asked_for = (last["progress"] or "").startswith(ASKED_FOR)
+        columns = tuple(_column(c, with_columns) for c in described["columns"])
         return Definition(
             table=table,
             oid=last["oid"],
@@ -97,8 +99,9 @@ class Registry:
             reason=last["reason"],
             is_whole=state is TableState.LIVE or (state is TableState.SNAPSHOTTING and asked_for),
             snapshot_lsn=last["snapshot_lsn"],
-            columns=tuple(_column(c, with_columns) for c in described["columns"]),
+            columns=columns,
             replica_identity=described["replica_identity"],
+            key_since_lsn=_key_since(with_columns),
         )
 
 
@@ -121,6 +124,22 @@ def _column(column: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> L
         since_lsn=_since(name, events),
         comment=column["comment"],
     )
+
+
+def _key(replica_identity: str, columns: Iterable[LakeColumn]) -> tuple[str, ...]:
+    if replica_identity == "f":
+        return tuple(c.name for c in columns if c.key)
+    return tuple(c.name for c in columns if c.identity)
+
+
+def _key_since(events: Sequence[Mapping[str, Any]]) -> int:
+    """Say from where on changes name their rows as the last event does."""
+    keys = [_key(e["replica_identity"], [_column(c, ()) for c in e["columns"]]) for e in events]
+    since = 0
+    for before, (key, event) in itertools.pairwise(zip(keys, events, strict=True)):
+        if key != before[0]:
+            since = event["at_lsn"]
+    return since
 
 
 def _since(name: str, events: Iterable[Mapping[str, Any]]) -> int:

@@ -56,16 +56,26 @@ LOCAL_SETTINGS: Mapping[str, str] = {
 
 
 def job_session(
-    app_name: str, *, remote: str | None = None, settings: Mapping[str, str] | None = None
+    app_name: str,
+    *,
+    remote: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    needs_driver: bool = False,
 ) -> SparkSession:
     """Give the session a job runs in, wherever it was started.
 
     `remote` (or the environment's SPARK_REMOTE) names a Spark Connect server. Under spark-submit
     the session is that one's, with its master and jars. Else it is a local one (`local_session`).
-    `settings` are set where they can be: not on a Connect server. Raises OperatorError, also for a
-    Spark or Delta of another version than these jobs are written for.
+    `settings` are set where they can be: not on a Connect server. `needs_driver`: a Connect server
+    will not do, the job is one with its driver. Raises OperatorError, also for a Spark or Delta of
+    another version than these jobs are written for.
     """
     remote = remote or os.environ.get("SPARK_REMOTE")
+    if remote and needs_driver:
+        raise OperatorError(
+            f"{app_name} can't run on a Spark Connect server",
+            remedy="start it by spark-submit, or without --remote and SPARK_REMOTE",
+        )
     if remote:
         session = _connect(app_name, remote)
     elif _IS_SUBMITTED in os.environ:

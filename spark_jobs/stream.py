@@ -17,12 +17,14 @@ does not stop the others.
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+import pyarrow as pa
 import structlog
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
@@ -35,6 +37,7 @@ from ingestd.schema import TableId
 from spark_jobs.commits import Signature, commits_above, current_version
 from spark_jobs.cuts import Cut, CutLog
 from spark_jobs.lake import EPOCH_COLUMNS, Epoch, SourceLake
+from spark_jobs.spark_errors import meaning_of
 from spark_jobs.targets import table_path
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 _EVERY_FILE = str(1 << 30)
 """A batch takes all there is: more epochs at once are fewer merges."""
 _POLL_S = 1
+_LOG_GONE = ("DELTA_LOG_FILE_NOT_FOUND", "DELTA_VERSIONS_NOT_CONTIGUOUS", "DELTA_FILE_NOT_FOUND")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Step:
 
     `above`: the epoch it is at, 0 for one that is to be made; `above_lsn`: the end of that epoch.
     `rows`: what `_epochs` says the raw table has of the epochs between that and `through`.
+    `schema_version`: that it was brought to last, 0 if that is not known.
     """
 
     table: str
@@ -63,6 +68,7 @@ class Step:
     above_lsn: int
     through: Epoch
     rows: int
+    schema_version: int
     signature: Signature
     app_id: str
 
@@ -159,6 +165,7 @@ class EpochStream:
     _sessions: threading.local = field(default_factory=threading.local)
     _pool: ThreadPoolExecutor | None = None
     _history: _Epochs | None = None
+    _lake_id: str = ""
 
     def run(self, checkpoint: str, *, once: bool, interval_s: float, stop: threading.Event) -> None:
         """Take what there is (`once`), or go on until `stop` is set.
@@ -178,7 +185,8 @@ class EpochStream:
     def open(self) -> None:
         """See where the target is, and bring it to where `_tables` says it can be."""
         self.lake.require()
-        self._cuts.open(self.lake)
+        self._lake_id = self._cuts.open(self.lake)
+        self._ensure_known(self.rebuild)
         self._last = self._cuts.last()
         if self._last is None:
             return
@@ -288,7 +296,8 @@ class EpochStream:
         return OperatorError(
             f"{self.lake.epochs_path}: epoch {expected} is missing, {what};"
             f" nothing was skipped: {self.target} stays as it is",
-            remedy="restore `_epochs`; or let the mirrors be made anew in a new --target",
+            remedy="is the --checkpoint another job's? Else restore `_epochs`, or begin anew in a"
+            " new --target",
         )
 
     def _cause(self, error: StreamingQueryException, checkpoint: str) -> BaseException:
@@ -296,17 +305,17 @@ class EpochStream:
         if self._fault is not None and not isinstance(self._fault, (PySparkException, Py4JError)):
             return self._fault
         text = str(self._fault or error)
-        what = next((line for line in text.splitlines() if line.strip()), "it ended")
-        if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text or "reservoir" in text.lower():
+        if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
             return OperatorError(
                 f"the checkpoint {checkpoint} is of another lake than {self.lake.epochs_path}",
                 remedy="give a --checkpoint of its own; where the tables are, they say themselves",
             )
-        return OperatorError(
-            f"the query over {self.lake.epochs_path} failed: {what}",
-            remedy=f"if the log was cleaned behind the checkpoint, remove {checkpoint}: nothing is"
-            " applied twice or skipped",
-        )
+        if any(sign in text for sign in _LOG_GONE):
+            return OperatorError(
+                f"the log of {self.lake.epochs_path} was cleaned behind the checkpoint",
+                remedy=f"remove {checkpoint}: nothing is applied twice or skipped by that",
+            )
+        return meaning_of(self._fault if isinstance(self._fault, Exception) else error)
 
     # --- the tables ---------------------------------------------------------------------------
 
@@ -320,7 +329,12 @@ class EpochStream:
                 continue
             definition = registry.at(table, through.end_lsn)
             now = registry.at(table)
-            if now != definition and now is not None and now.state is TableState.LIVE:
+            if (
+                now is not None
+                and now != definition
+                and now.state is TableState.LIVE
+                and (now.snapshot_lsn or 0) <= through.end_lsn
+            ):
                 # What was recorded above the newest epoch is of it, if there is no other since.
                 if is_newest is None:
                     is_newest = not self.lake.epochs(through.number)
@@ -329,13 +343,30 @@ class EpochStream:
                 found[table] = definition
         return found
 
+    def _ensure_known(self, tables: Collection[str]) -> None:
+        known = self.lake.registry().tables if tables else []
+        for table in tables:
+            if table not in known:
+                near = difflib.get_close_matches(table, known, n=1)
+                raise OperatorError(
+                    f"table {table} is not in the lake",
+                    remedy=f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}",
+                )
+
     def _is_cut(self, whole: Collection[str]) -> bool:
         return self._last is not None and set(self._last.tables) == set(whole) - set(self.stopped)
 
     def _move_all(self, due: Mapping[str, Definition], through: Epoch) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max(1, self.parallel))
-        list(self._pool.map(lambda table: self._try(table, due[table], through), due))
+        moves = [self._pool.submit(self._try, table, due[table], through) for table in due]
+        try:
+            for move in moves:
+                move.result()
+        finally:
+            for move in moves:
+                move.cancel()
+            wait(moves)
 
     def _try(self, table: str, definition: Definition, through: Epoch) -> None:
         try:
@@ -348,8 +379,12 @@ class EpochStream:
         except IngestdError:
             raise
         except (PySparkException, Py4JError) as error:
-            said = next((line for line in str(error).splitlines() if line.strip()), "no text")
-            self._stop(table, TableError(TableId.parse(table), said[:500]))
+            meaning = meaning_of(error)
+            self._stop(table, TableError(TableId.parse(table), meaning.what, remedy=meaning.remedy))
+        except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # Without its text, which may quote a value.
+            what = f"{type(error).__name__} while it was moved to epoch {through.number}"
+            self._stop(table, TableError(TableId.parse(table), what))
 
     def _stop(self, table: str, error: TableError) -> None:
         self._at.pop(table, None)
@@ -376,15 +411,35 @@ class EpochStream:
             above_lsn=self._epochs.end_lsn(above),
             through=through,
             rows=sum(e.rows.get(table, 0) for e in between),
+            schema_version=0 if at is None else at.schema_version,
             signature=Signature(
-                self.job.name, self.lake.source, through.number, definition.schema_version
+                self.job.name,
+                self.lake.source,
+                self._lake_id,
+                through.number,
+                definition.schema_version,
             ),
-            app_id=f"ingestd-{self.job.name}/{self.lake.source}/{table}",
+            app_id=f"ingestd-{self.job.name}/{self.lake.source}/{self._lake_id}/{table}",
         )
         self.job.move(lake, step)
         self.after_commit(table)
-        version = current_version(lake.session, path)
-        return _At(version, through.number, definition.schema_version)
+        return self._moved(lake.session, step, None if at is None else at.version)
+
+    def _moved(self, session: SparkSession, step: Step, before: int | None) -> _At:
+        """Give where a table is after a step. Raises TableError if another job moved it too."""
+        version = current_version(session, step.path)
+        for commit in commits_above(session, step.path, -1 if before is None else before):
+            if commit.signature == step.signature:
+                break
+            is_step = commit.signature is not None and commit.signature.epoch <= step.above
+            if commit.is_foreign or not (is_step or commit.signature is None):
+                raise TableError(
+                    TableId.parse(step.table),
+                    f"{step.path} was changed by somebody else (version {commit.version},"
+                    f" {commit.operation}) while it was moved to epoch {step.through.number}",
+                    remedy="let only one job write to a target",
+                )
+        return _At(version, step.through.number, step.definition.schema_version)
 
     def _look(self, session: SparkSession, table: str, path: str) -> _At | None:
         """See where a table is. Raises TableError if somebody else has changed it."""
@@ -396,6 +451,8 @@ class EpochStream:
             return known
         commits = commits_above(session, path, -1 if known is None else known.version)
         own = next((c for c in commits if c.signature is not None), None)
+        if own is not None and own.signature is not None:
+            self._ensure_ours(table, path, own.signature)
         foreign = [c for c in commits if c.is_foreign and (own is None or c.version > own.version)]
         if table not in self.rebuild and (foreign or (own is None and known is None)):
             by = f"version {foreign[0].version}, {foreign[0].operation}" if foreign else "unsigned"
@@ -409,11 +466,26 @@ class EpochStream:
         assert own.signature is not None
         return _At(version, own.signature.epoch, own.signature.schema_version)
 
+    def _ensure_ours(self, table: str, path: str, found: Signature) -> None:
+        if (found.job, found.source, found.lake) != (
+            self.job.name,
+            self.lake.source,
+            self._lake_id,
+        ) and table not in self.rebuild:
+            raise TableError(
+                TableId.parse(table),
+                f"{path} is kept by the {found.job} of source {found.source}, of this lake or one"
+                " before it",
+                remedy=f"give this {self.job.name} a --target of its own, or --rebuild {table}",
+            )
+
     def _session(self) -> SparkSession:
         """Give this thread's own session: what signs a commit is the session's."""
         session: SparkSession | None = getattr(self._sessions, "session", None)
         if session is None:
             session = self.lake.session.newSession()
+            # Times are compared and written as texts of it.
+            session.conf.set("spark.sql.session.timeZone", "UTC")
             for name, value in self.settings.items():
                 session.conf.set(name, value)
             self._sessions.session = session

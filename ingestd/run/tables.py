@@ -396,7 +396,7 @@ class TableBook:
         if entry is None or entry.load != load or entry.is_wanted or entry.progress == left:
             return None  # asked for again: what this reading leaves is void
         entry.progress = left
-        return entry.table
+        return self._latest(entry)
 
     def is_read_by(self, name: TableId, load: int) -> bool:
         """Whether rows of this reading are to be taken: no later one, no stop has come between."""

@@ -57,7 +57,7 @@ def write_mirrors(lake: Path, source: str, target: Path) -> int:
         fields = [raw.schema.field(n) for n in (*(c.name for c in definition.columns), *KEPT)]
         rows = pa.Table.from_pylist(fold(changes, definition.key), pa.schema(fields))
         path = table_path(str(target), table)
-        signed = {"userMetadata": Signature("mirror", source, last["epoch"]).to_text()}
+        signed = {"userMetadata": Signature("mirror", source, "", last["epoch"]).to_text()}
         write_deltalake(
             path,
             rows,

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable as RustTable
+
+from ingestd.errors import OperatorError
+from spark_jobs.epochs import latest, read_at
+from spark_jobs.mirror import main
+from spark_jobs.targets import table_path
+from tests.harness.raw_lake import RawLake
+from tests.spark.test_mirror import Mirror, change, mirror, raw, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+__all__ = ["mirror", "raw"]
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_killed_after_any_commit_it_ends_equal_and_applies_nothing_twice(
+    mirror: Mirror, raw: RawLake
+) -> None:
+    """Rows without a key would be there twice."""
+    a, b = table("a", identity="f"), table("b", oid=2)
+    for round_ in range(2):
+        lsn = raw.next_lsn()
+        rows = [change("c", i, "x", lsn, 10 + i) for i in (1, 1, 2)]
+        raw.commit({a: rows, b: [change("c", round_, "y", lsn, 1)]})
+        raw.record("live", a, b)
+        raw.next_lsn()
+        kills = 0
+        while is_killed_after_a_commit(mirror):
+            kills += 1
+        assert kills >= 2
+        assert [row[0] for row in mirror.rows(a)] == sorted([1, 1, 2] * (round_ + 1))
+        assert [row[0] for row in mirror.rows(b)] == list(range(round_ + 1))
+
+
+def is_killed_after_a_commit(mirror: Mirror) -> bool:
+    """Run the job; its first commit is its last. False if there was none to be made."""
+
+    def kill(_: str) -> None:
+        raise KilledError
+
+    try:
+        assert main(arguments(mirror), after_commit=kill) == 0
+    except KilledError:
+        return True
+    return False
+
+
+def arguments(mirror: Mirror, *more: str) -> list[str]:
+    lake = ["--lake", str(mirror.raw.uri), "--source", mirror.raw.source]
+    return [*lake, "--target", mirror.target, "--once", "--parallel", "1", *more]
+
+
+def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
+    mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited, gone, fine = table("edited"), table("gone", oid=2), table("fine", oid=3)
+    every = (edited, gone, fine)
+    first = raw.next_lsn()
+    raw.commit({t: [change("c", 1, "x", first, 1)] for t in every})
+    raw.record("live", *every)
+    assert mirror.run() == 0
+    path = table_path(mirror.target, "public.edited")
+    mirror.spark.sql(f"UPDATE delta.`{path}` SET note = 'by hand'")
+    lsn = raw.next_lsn()
+    raw.commit({t: [change("c", 2, "x", lsn, 1)] for t in every})
+    lose_newest_rows(raw, "public/gone")
+    assert mirror.run() == 1
+    said = capsys.readouterr().err
+    assert "public/edited was changed by somebody else" in said
+    assert "--rebuild public.edited" in said
+    assert "rows of epoch 2 are not there any more" in said
+    assert "`ingestd snapshot shop public.gone`" in said
+    assert list(latest(mirror.spark, mirror.target)) == ["public.fine"]
+
+    assert main(arguments(mirror, "--rebuild", "public.edited")) == 1
+    assert [row[:2] for row in mirror.rows(edited)] == [(1, "x"), (2, "x")]
+    # what the remedy says: a new snapshot voids what is gone
+    at = raw.next_lsn()
+    raw.record("snapshotting", gone, progress="again|")
+    raw.commit(
+        {gone: [{"_cdc_op": "t", "_cdc_lsn": at, "_cdc_seq": -1}, change("r", 7, "z", at, 0)]}
+    )
+    raw.record("live", gone)
+    assert mirror.run() == 0
+    assert mirror.rows(gone) == [(7, "z", 1)]
+    assert list(latest(mirror.spark, mirror.target)) == [
+        str(t.id) for t in sorted(every, key=lambda t: t.id)
+    ]
+
+
+def lose_newest_rows(raw: RawLake, folder: str) -> None:
+    """Take the rows of the newest epoch out of a raw table, as a wrong clean-up would."""
+    uri = str(raw.uri / "shop" / folder)
+    handle = RustTable(uri)
+    handle.delete(f"_cdc_epoch = {raw.epoch}")
+    RustTable(uri).vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+
+def test_epochs_are_never_skipped(mirror: Mirror, raw: RawLake) -> None:
+    t = table("a")
+    for i in range(3):
+        raw.commit({t: [change("c", i, "x", raw.next_lsn(), 1)]})
+    raw.record("live", t)
+    assert mirror.run() == 0
+    for i in range(3, 6):
+        raw.commit({t: [change("c", i, "x", raw.next_lsn(), 1)]})
+    RustTable(str(raw.uri / "shop" / "_epochs")).delete("epoch = 5")
+    shutil.rmtree(f"{mirror.target}/_mirror_checkpoint")
+    with pytest.raises(OperatorError, match="epoch 5 is missing, the next one is 6"):
+        mirror.run()
+    assert latest(mirror.spark, mirror.target).epoch == 3
+
+
+def test_a_target_and_a_checkpoint_are_of_one_lake(
+    mirror: Mirror, raw: RawLake, tmp_path: Path
+) -> None:
+    t = table("a")
+    raw.commit({t: [change("c", 1, "x", raw.next_lsn(), 1)]})
+    raw.record("live", t)
+    assert mirror.run() == 0
+    other = RawLake(tmp_path / "other")
+    other.commit({t: [change("c", 1, "x", other.next_lsn(), 1)]})
+    other.record("live", t)
+    into_same = Mirror(mirror.spark, other, tmp_path / "mirror")
+    with pytest.raises(OperatorError, match="belongs to source shop of another lake") as found:
+        into_same.run()
+    assert "--target" in str(found.value.remedy)
+    apart = Mirror(mirror.spark, other, tmp_path / "apart")
+    with pytest.raises(OperatorError, match=r"checkpoint .* is of another lake") as found:
+        apart.run("--checkpoint", f"{mirror.target}/_mirror_checkpoint")
+    assert "--checkpoint" in str(found.value.remedy)
+    # a lost checkpoint is no loss: the tables say where they are
+    shutil.rmtree(f"{mirror.target}/_mirror_checkpoint")
+    raw.commit({t: [change("u", 1, "y", raw.next_lsn(), 1)]})
+    assert mirror.run() == 0
+    assert mirror.rows(t) == [(1, "y", 1)]
+    with pytest.raises(OperatorError, match="no epochs in this lake"):
+        Mirror(mirror.spark, RawLake(tmp_path / "nothing"), tmp_path / "n").run()
+    with pytest.raises(OperatorError, match="has no cut at or below epoch 0"):
+        read_at(mirror.spark, mirror.target, 0)
