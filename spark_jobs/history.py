@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         help="make these histories anew from the lake first",
     )
     found.add_argument(
-        "--checkpoint", metavar="URI", help="the query's; <target>/_checkpoint without it"
+        "--checkpoint", metavar="URI", help="the query's; <target>/_history_checkpoint without it"
     )
     return found
 
@@ -89,12 +89,14 @@ def main(
     """
     chosen = parser().parse_args(arguments)
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
-    session = job_session(f"ingestd history {chosen.source}", remote=chosen.remote)
+    session = job_session(
+        f"ingestd history {chosen.source}", remote=chosen.remote, needs_driver=True
+    )
     # What follows imports pyspark, of which job_session has seen that it is there.
     from spark_jobs.history_moving import SETTINGS, Histories  # noqa: PLC0415
-    from spark_jobs.history_table import HISTORIES  # noqa: PLC0415
     from spark_jobs.lake import SourceLake  # noqa: PLC0415
     from spark_jobs.stream import EpochStream  # noqa: PLC0415
+    from spark_jobs.targets import HISTORIES  # noqa: PLC0415
 
     stream = EpochStream(
         lake=SourceLake(session, lake, chosen.source),
@@ -108,7 +110,7 @@ def main(
         after_commit=after_commit,
     )
     stream.run(
-        chosen.checkpoint or f"{target}/_checkpoint",
+        chosen.checkpoint or f"{target}/{HISTORIES}_checkpoint",
         once=chosen.once,
         interval_s=chosen.interval,
         stop=stop or threading.Event(),

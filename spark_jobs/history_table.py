@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from spark_jobs.commits import Signature
     from spark_jobs.history_window import Window
 
-HISTORIES = "_history"
-"""The job's log of cuts, below its target."""
-
 _PREFIX = "_cdc_"
 """Of a history's own columns, where the source has one of their names."""
 GOES = "_cdc_goes"

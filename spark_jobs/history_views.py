@@ -13,8 +13,8 @@ from ingestd.positions import Lsn
 from spark_jobs.command import spark_uri
 from spark_jobs.cuts import find_cut
 from spark_jobs.history_shape import ADDED, UNCHANGED
-from spark_jobs.history_table import HISTORIES, prefix_of
-from spark_jobs.targets import table_path
+from spark_jobs.history_table import prefix_of
+from spark_jobs.targets import HISTORIES, table_path
 
 if TYPE_CHECKING:
     from datetime import datetime
