@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pe
 CANDIDATES := python3.13 python3.12 python3.11 python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean java
+.PHONY: help demo test test-long lint bench clean java
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -15,7 +15,7 @@ JAVA_MAJOR := $(JAVA) -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' |
 HAS_JAVA := [ "$$($(JAVA_MAJOR))" -ge 17 ] 2>/dev/null
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a minute; ARGS="--seconds 60")
@@ -25,6 +25,9 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 
 test: $(VENV)/.dev java ## Run all tests (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(VENV)/.dev java ## Run the long tests as well (random workloads under kills, minutes each)
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff check .

@@ -82,7 +82,7 @@ def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
     """Put in the parts of keys that updates did not send: TOASTed ones are in the old row."""
     fields = set(_fields(changes))
     for k in key:
-        if k.delta_type not in _TOASTED or k.name not in fields:
+        if not k.delta_type.startswith(_TOASTED) or k.name not in fields:
             continue
         lacks = f.array_contains(f.col("_cdc_unchanged"), k.name) & f.col(_BEFORE).isNotNull()
         text = _text_of(k.name, BEFORE_RAW)
@@ -101,7 +101,7 @@ def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
     return changes
 
 
-_TOASTED = frozenset({"string", "binary"})
+_TOASTED = ("string", "binary", "array", "struct")
 """Delta types of keys that may be so long that they are stored apart."""
 
 

@@ -24,21 +24,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A row of `_epochs`. `rows`: of each table that changed, by its text ("schema.table")."""
+    """A row of `_epochs`.
+
+    `rows`: of each table that changed, by its text ("schema.table"). `nbytes`: of all of them, as
+    the source sent them.
+    """
 
     number: int
     end_lsn: int
     last_commit_ts: Any
     rows: dict[str, int]
+    nbytes: int = 0
 
     @classmethod
     def of(cls, row: Any) -> Epoch:  # noqa: ANN401 - a pyspark Row
-        """Take a row with the columns epoch, end_lsn, last_commit_ts and tables."""
+        """Take a row with EPOCH_COLUMNS."""
         rows = {t["table"]: t["rows"] for t in row["tables"]}
-        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], rows)
+        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], rows, row["bytes"])
+
+    def nbytes_of(self, table: str) -> int:
+        """Estimate the bytes of one table: its share of the rows."""
+        return self.nbytes * self.rows.get(table, 0) // max(1, sum(self.rows.values()))
 
 
-EPOCH_COLUMNS = ("epoch", "end_lsn", "last_commit_ts", "tables")
+EPOCH_COLUMNS = ("epoch", "end_lsn", "last_commit_ts", "tables", "bytes")
 
 
 class SourceLake:

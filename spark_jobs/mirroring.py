@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from spark_jobs.registry import LakeColumn
     from spark_jobs.stream import Step
 
-FEW_ROWS = 50_000
+FEW_ROWS, FEW_BYTES = 50_000, 64 << 20
 """Batches up to this are folded in the driver."""
 _MAX_NAMED = 2_000
 """So many keys are named one by one in the condition of a MERGE."""
@@ -125,7 +125,7 @@ class _Move:
         try:
             if not self.key:
                 self._move_whole_rows()
-            elif self.step.rows <= FEW_ROWS:
+            elif self.step.rows <= FEW_ROWS and self.step.nbytes <= FEW_BYTES:
                 self._move_few()
             else:
                 self._move_many()

@@ -60,7 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     """Compare, print what was found, give the exit code. Raises IngestdError."""
     chosen = parser().parse_args(arguments)
     config = require_config(chosen)
-    session = job_session(f"ingestd reconcile {chosen.source}", remote=chosen.remote)
+    session = job_session(
+        f"ingestd reconcile {chosen.source}", remote=chosen.remote, needs_driver=True
+    )
     # What follows imports pyspark, of which job_session has seen that it is there.
     from spark_jobs.reconciling import reconcile  # noqa: PLC0415
 

@@ -134,6 +134,8 @@ def _key(replica_identity: str, columns: Iterable[LakeColumn]) -> tuple[str, ...
 
 def _key_since(events: Sequence[Mapping[str, Any]]) -> int:
     """Say from where on changes name their rows as the last event does."""
+    versions = {e["schema_version"]: e for e in reversed(events)}
+    events = [versions[n] for n in sorted(versions)]
     keys = [_key(e["replica_identity"], [_column(c, ()) for c in e["columns"]]) for e in events]
     since = 0
     for before, (key, event) in itertools.pairwise(zip(keys, events, strict=True)):

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import difflib
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -57,7 +59,8 @@ class Step:
     """A table to be moved.
 
     `above`: the epoch it is at, 0 for one that is to be made; `above_lsn`: the end of that epoch.
-    `rows`: what `_epochs` says the raw table has of the epochs between that and `through`.
+    `rows`: what `_epochs` says the raw table has of the epochs between that and `through`;
+    `nbytes`: about how much that is.
     `schema_version`: that it was brought to last, 0 if that is not known.
     """
 
@@ -68,6 +71,7 @@ class Step:
     above_lsn: int
     through: Epoch
     rows: int
+    nbytes: int
     schema_version: int
     signature: Signature
     app_id: str
@@ -252,6 +256,7 @@ class EpochStream:
             "at_lsn AS end_lsn",
             "CAST(NULL AS TIMESTAMP) AS last_commit_ts",
             "CAST(NULL AS array<struct<table:string,version:long,rows:long>>) AS tables",
+            "CAST(NULL AS LONG) AS bytes",
         )
         writer = (
             epochs.unionByName(events)
@@ -383,8 +388,13 @@ class EpochStream:
             self._stop(table, TableError(TableId.parse(table), meaning.what, remedy=meaning.remedy))
         except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as error:
             # Without its text, which may quote a value.
-            what = f"{type(error).__name__} while it was moved to epoch {through.number}"
-            self._stop(table, TableError(TableId.parse(table), what))
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            what = (
+                f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}, while"
+                f" it was moved to epoch {through.number}"
+            )
+            remedy = f"--rebuild {table} makes it anew; report this if it comes again"
+            self._stop(table, TableError(TableId.parse(table), what, remedy=remedy))
 
     def _stop(self, table: str, error: TableError) -> None:
         self._at.pop(table, None)
@@ -411,6 +421,7 @@ class EpochStream:
             above_lsn=self._epochs.end_lsn(above),
             through=through,
             rows=sum(e.rows.get(table, 0) for e in between),
+            nbytes=sum(e.nbytes_of(table) for e in between),
             schema_version=0 if at is None else at.schema_version,
             signature=Signature(
                 self.job.name,
