@@ -221,7 +221,9 @@ class _Move:
         elif not self.key:
             outcomes = whole_rows(rows, self.columns, self._added)
         else:
-            outcomes = self._folded(rows, None)[0]
+            if seen.truncated is not None:
+                seen = survey(rows, self.key)
+            outcomes = self._folded(rows, seen, None)
         self.mirror.replace(
             self._with_deleted(outcomes), self.columns, self.key, self.step.signature
         )
@@ -316,22 +318,18 @@ class _Move:
         shaped = self._shaped(changes)
         if seen.read_from is not None:
             shaped = self._without_overtaken(shaped, seen.read_from)
-        outcomes, unsent = self._folded(shaped, self.mirror.rows())
-        self.mirror.merge(outcomes, self.columns, self.key, self.step.signature, unsent=unsent)
+        outcomes = self._folded(shaped, seen, self.mirror.rows())
+        self.mirror.merge(outcomes, self.columns, self.key, self.step.signature, unsent=seen.unsent)
 
-    def _folded(
-        self, changes: DataFrame, before: DataFrame | None
-    ) -> tuple[DataFrame, Sequence[str]]:
+    def _folded(self, changes: DataFrame, seen: Survey, before: DataFrame | None) -> DataFrame:
         """Fold by Spark; rows that took values along from key to key are folded here.
 
-        `before`: the rows that there were, None for none. Gives the outcomes, and columns of which
-        they may lack values.
+        `before`: the rows that there were, None for none.
         """
-        seen = survey(changes, self.key)
         self._ensure_same_key(seen.changed_from)
         outcomes = fold_in_spark(changes, self.columns, self.key, seen)
         if not seen.links:
-            return outcomes, seen.unsent
+            return outcomes
         linked, keys = linked_changes(changes, self.key)
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
         folded = fold_changes(linked, names, key)
@@ -341,7 +339,7 @@ class _Move:
         same = same_key(self.key, "s", "k")
         chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")
         others = outcomes.alias("s").join(f.broadcast(keys.alias("k")), same, "left_anti")
-        return others.unionByName(chosen.select(*[col(n) for n in others.columns])), seen.unsent
+        return others.unionByName(chosen.select(*[col(n) for n in others.columns]))
 
     def _move_whole_rows(self) -> None:
         changes = self._changes()
