@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from pyspark.sql import functions as f
 from ingestd.errors import TableError
 from ingestd.schema import TableId
 from spark_jobs.columns import col
-from spark_jobs.commits import Signature
 from spark_jobs.history_keyed import keyed_versions, keys_of
 from spark_jobs.history_keyless import keyless_versions, rows_of
 from spark_jobs.history_shape import Shape
@@ -47,7 +47,6 @@ class Histories:
         shape = _shape(lake, step)
         table = HistoryTable(lake.session, step.path, step.app_id)
         if step.above:
-            earlier = Signature(self.name, lake.source, step.above)
             named = clash(shape, table.rows().columns)
             if named is not None:
                 raise TableError(
@@ -55,7 +54,10 @@ class Histories:
                     f"its new column {named} is called as a column of the history itself",
                     remedy=f"--rebuild {step.table}: the history's own are then _cdc_{named}, ...",
                 )
-            table.evolve(shape, step.above_lsn, earlier)
+            if step.schema_version != step.definition.schema_version:
+                # Signed as not there yet: a run that is killed in between is repeated.
+                earlier = replace(step.signature, epoch=step.above, schema_version=0)
+                table.evolve(shape, earlier)
         try:
             window = read_window(
                 lake,

@@ -18,6 +18,7 @@ from pyspark.sql import types as t
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.decode.lake_names import column_name
 from spark_jobs.columns import RAW, quoted
+from spark_jobs.missing_values import missing_value
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -83,25 +84,51 @@ class Shape:
     @property
     def part_names(self) -> list[str]:
         """What `parts` are called in a plan."""
-        return [f"_cdc_k{i}" for i in range(len(self.parts()))]
+        nested = sum(
+            isinstance(self.types[names[0]], _NESTED) for names in self.versions if len(names) == 1
+        )
+        return [f"_cdc_k{i}" for i in range(len(self.versions) + nested)]
+
+    @property
+    def key(self) -> list[LakeColumn]:
+        """The columns, as they are now, by which changes name rows; none if by whole rows."""
+        names = {found[0] for found in self.versions} if self.is_keyed else set()
+        return [c for c in self.present if c.name in names]
 
     def parts(
-        self, values: Column | None = None, *, prefix: str = "", of: str | None = None
+        self,
+        values: Column | None = None,
+        *,
+        prefix: str = "",
+        of: str | None = None,
+        lsn: str = "_cdc_lsn",
     ) -> list[Column]:
         """Give what tells a row apart, as values that Spark can compare and group by.
 
         Null equals null here. `values`: a struct to take it from instead of the row; `prefix`: of
-        the names in `_cdc_raw` that go with it. `of`: the alias of the row's table.
+        the names in `_cdc_raw` that go with it. `of`: the alias of the row's table. `lsn`: what is
+        of a lower position than a column has, whatever it says, what the source has for such rows.
         """
         at = "" if of is None else f"{of}."
-        raw = f.col(f"{at}{RAW}")
+        raw, lsns = f.col(f"{at}{RAW}"), f.col(f"{at}{lsn}")
+        added = {c.name: (c.since_lsn, *missing_value(c)) for c in self.present if c.since_lsn}
 
         def value(name: str) -> Column:
-            return f.col(at + quoted(name)) if values is None else values.getField(name)
+            own = f.col(at + quoted(name)) if values is None else values.getField(name)
+            if name not in added:
+                return own
+            since, missing, _ = added[name]
+            return f.when(lsns < since, missing).otherwise(own)
+
+        def kept(name: str) -> Column:
+            own = f.try_element_at(raw, f.lit(prefix + name))
+            if name not in added:
+                return own
+            since, _, missing = added[name]
+            return f.when(lsns < since, f.lit(missing)).otherwise(own)
 
         def text(name: str) -> Column:
-            kept = f.try_element_at(raw, f.lit(prefix + name))
-            return f.coalesce(kept, value(name).cast("string"))
+            return f.coalesce(kept(name), value(name).cast("string"))
 
         found: list[Column] = []
         for names in self.versions:
@@ -112,7 +139,7 @@ class Shape:
                 found.append(value(names[0]))
             elif isinstance(kind, _NESTED):
                 found.append(value(names[0]))
-                found.append(f.try_element_at(raw, f.lit(prefix + names[0])))
+                found.append(kept(names[0]))
             else:
                 found.append(text(names[0]))
         return found

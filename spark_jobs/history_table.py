@@ -98,7 +98,8 @@ class HistoryTable:
             same = same & (f.col(f"t.{prefix}{name}") == f.col(f"s.{prefix}{name}"))
         for name, had in (("valid_to_lsn", "lsn"), ("valid_to_seq", "seq")):
             same = same & f.col(f"t.{prefix}{name}").eqNullSafe(f.col("s._cdc_had")[had])
-        for part, own in zip(shape.parts(of="t"), shape.part_names, strict=True):
+        theirs = shape.parts(of="t", lsn=f"{prefix}valid_from_lsn")
+        for part, own in zip(theirs, shape.part_names, strict=True):
             same = same & part.eqNullSafe(f.col(f"s.{own}"))
         put: dict[str, str | Column] = {
             quoted(n): col(n, "s") for n in source.columns if n in names
@@ -108,10 +109,11 @@ class HistoryTable:
                 source.alias("s"), same
             ).whenMatchedDelete().whenNotMatchedInsert(~f.col(f"s.{GOES}"), put).execute()
 
-    def evolve(self, shape: Shape, above_lsn: int, signature: Signature) -> None:
+    def evolve(self, shape: Shape, signature: Signature) -> None:
         """Add the columns that the history lacks; fill the versions that have them in the source.
 
-        `above_lsn`: the position up to which it is. Each step may be repeated.
+        Each commit may be repeated, and what it has done is not done again: a run that was killed
+        after any of them may be followed by this.
         """
         there = {name.lower() for name in self.rows().columns}
         new = {n: kind for n, kind in shape.types.items() if n.lower() not in there}
@@ -120,19 +122,21 @@ class HistoryTable:
                 self._add(new)
         prefix = prefix_of(self.rows().columns)
         for column in shape.present:
-            is_due = column.since_lsn > above_lsn or (column.since_lsn and column.name in new)
-            if not is_due or (column.name in new and column.missing is None):
+            if not column.since_lsn or (column.name in new and column.missing is None):
                 continue
             value, text = missing_value(column)
             values: dict[str, str | Column] = {quoted(column.name): value}
+            lacks = ~col(column.name).eqNullSafe(value)
             if text is not None:
                 values[quoted(RAW)] = with_text(column, text)
+                told = f.try_element_at(f.col(RAW), f.lit(column.name))
+                lacks = ~told.eqNullSafe(f.lit(text))
             ends = f.col(f"{prefix}valid_to_lsn")
             spans = (f.col(f"{prefix}valid_from_lsn") < column.since_lsn) & (
                 ends.isNull() | (ends >= column.since_lsn)
             )
             with signed(self.session, signature, None):
-                DeltaTable.forPath(self.session, self.path).update(spans, values)
+                DeltaTable.forPath(self.session, self.path).update(spans & lacks, values)
 
     def _add(self, columns: dict[str, DataType]) -> None:
         table = f"delta.{quoted(self.path)}"

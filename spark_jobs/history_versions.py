@@ -111,18 +111,25 @@ def stored(history: DataFrame, shape: Shape, prefix: str) -> DataFrame:
 
 
 def with_missing(versions: DataFrame, shape: Shape) -> DataFrame:
-    """Give versions that were there when a column was added what the source has for them."""
+    """Give versions that were there when a column was added what the source has for them.
+
+    Taken back from what `HistoryTable.evolve` filled, and a change told later had ended before.
+    """
     for column in (c for c in shape.present if c.since_lsn):
         ends, since = f.col("_cdc_to"), column.since_lsn
-        spans = (f.col("_cdc_lsn") < since) & (ends.isNull() | (ends["lsn"] >= since))
+        is_earlier, had = f.col("_cdc_lsn") < since, f.col("_cdc_had")
+        spans = is_earlier & (ends.isNull() | (ends["lsn"] >= since))
+        was_filled = f.col("_cdc_is_old") & (had.isNull() | (had["lsn"] >= since))
+        ended = is_earlier & was_filled & (ends["lsn"] < since)
         value, text = missing_value(column)
+        bare = kept_raw(f.col(RAW), [column.name])
         own = kept_raw(
             f.col(RAW), [column.name], [] if text is None else [(column.name, f.lit(text))]
         )
         versions = versions.withColumns(
             {
-                column.name: f.when(spans, value).otherwise(col(column.name)),
-                RAW: f.when(spans, own).otherwise(f.col(RAW)),
+                column.name: f.when(spans, value).when(ended, None).otherwise(col(column.name)),
+                RAW: f.when(spans, own).when(ended, bare).otherwise(f.col(RAW)),
             }
         )
     return versions
