@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
+from pyspark.sql.types import DataType
 
 from ingestd.errors import TableError
 from ingestd.schema import TableId
@@ -19,7 +20,7 @@ from spark_jobs.history_keyless import keyless_versions, rows_of
 from spark_jobs.history_shape import Shape
 from spark_jobs.history_table import GOES, HistoryTable, clash
 from spark_jobs.history_versions import VERSION
-from spark_jobs.history_window import RowsGoneError, Window, empty_window, read_window
+from spark_jobs.history_window import RowsGoneError, Window, empty_window, raw_rows, read_window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,6 +68,7 @@ class Histories:
                 above_lsn=step.above_lsn,
                 through=step.through.number,
                 rows=step.rows,
+                key_since=step.definition.key_since_lsn,
             )
         except RowsGoneError as error:
             raise TableError(
@@ -75,6 +77,8 @@ class Histories:
                 remedy=f"`ingestd snapshot {lake.source} {step.table}`, then"
                 f" --rebuild {step.table}: its history begins anew with that snapshot",
             ) from error
+        if window is not None:
+            _ensure_same_key(window, lake, step)
         if not step.above:
             _begin(table, window, shape, lake, step)
         elif window is not None:
@@ -90,14 +94,31 @@ def _shape(lake: SourceLake, step: Step) -> Shape:
             f"there is no raw table {lake.raw_path(step.table)}",
             remedy="`ingestd snapshot` reads the table anew into the lake",
         ) from error
+    for column in step.definition.columns:  # the raw table has new ones from their first row on
+        if column.name not in schema.names:
+            schema = schema.add(column.name, DataType.fromDDL(column.delta_type))
     return Shape.of(schema, step.definition)
+
+
+def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:
+    """Raise TableError if some of the changes may name their rows by another key."""
+    since = step.definition.key_since_lsn
+    if window.named_from is not None and window.named_from < since:
+        window.close()
+        raise TableError(
+            TableId.parse(step.table),
+            f"its replica identity changed at {since}, and earlier changes name rows by the other"
+            " one",
+            remedy=f"`ingestd snapshot {lake.source} {step.table}`, then"
+            f" --rebuild {step.table}: its history begins anew with that snapshot",
+        )
 
 
 def _begin(
     table: HistoryTable, window: Window | None, shape: Shape, lake: SourceLake, step: Step
 ) -> None:
     if window is None:
-        window = empty_window(lake.changes(step.table, above=0, through=0))
+        window = empty_window(raw_rows(lake, step.table, shape, above=0, through=0))
     try:
         made = keyed_versions if shape.is_keyed else keyless_versions
         table.replace(made(window, None, shape), shape, step.signature)

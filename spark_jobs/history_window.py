@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as f
 
-from ingestd.changes import MARKER_SEQ, SNAPSHOT, TRUNCATE, UPDATE
+from ingestd.changes import DELETE, MARKER_SEQ, SNAPSHOT, TRUNCATE, UPDATE
+from spark_jobs.bulk_folding import with_keys
 from spark_jobs.history_shape import OF_BEFORE, UNCHANGED, Shape, literal_position, position
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class Window:
 
     `marks`: its `t`, in order. `unsent`: columns that some update did not send. `moves`: updates
     that changed the key, `moves_unsent`: those of them that did not send all. `has_reads`: there
-    are `r` rows. `lowest_read`: LSN of the lowest of them. `is_late`: rows of earlier epochs are in
-    it, so that the history may have versions that begin in it.
+    are `r` rows. `lowest_read`: LSN of the lowest of them. `named_from`: LSN of the lowest change
+    that names a row there was. `is_late`: rows of earlier epochs are in it, so that the history may
+    have versions that begin in it.
     """
 
     rows: DataFrame
@@ -62,6 +64,7 @@ class Window:
     moves_unsent: int
     has_reads: bool
     lowest_read: int | None
+    named_from: int | None = None
     is_late: bool = False
 
     def close(self) -> None:
@@ -83,18 +86,20 @@ def read_window(
     above_lsn: int,
     through: int,
     rows: int,
+    key_since: int = 0,
 ) -> Window | None:
     """Find and cache the window that the epochs above one up to another ask for.
 
     None if they have no row of the table. `above_lsn`: where the epoch `above` ends. `rows`: how
     many there have to be; raises RowsGoneError if there are fewer. With `above` 0 a history begins:
-    with the first snapshot that the rows have; without a key, or if rows are gone, with the newest.
+    with the first snapshot that the rows have from `key_since` on, where changes began to name rows
+    by the present key; without a key, if rows are gone, or if there is none, with the newest.
     What was captured before it is of no whole table. One or two Spark jobs, more if rows came late.
     """
-    found = _measured(lake.changes(table, above=above, through=through), shape)
+    found = _measured(raw_rows(lake, table, shape, above=above, through=through), shape)
     count = 0 if found is None else found.count
     if above == 0:
-        return None if found is None else _beginning(found, shape, is_lacking=count < rows)
+        return None if found is None else _beginning(found, shape, key_since, count < rows)
     if count < rows:
         if found is not None:
             found.close()
@@ -108,13 +113,29 @@ def read_window(
     if first >= (above_lsn, 1):  # above all that came before, reads included
         return found
     found.close()
-    every = lake.changes(table, above=0, through=through)
+    every = raw_rows(lake, table, shape, above=0, through=through)
     lsn = f.col("_cdc_lsn")
     above_first = every.where((lsn >= first[0]) & (position() >= literal_position(*first)))
     return _measured(above_first, shape, first)
 
 
-def _beginning(found: Window, shape: Shape, *, is_lacking: bool) -> Window | None:
+def raw_rows(lake: SourceLake, table: str, shape: Shape, *, above: int, through: int) -> DataFrame:
+    """Give the raw rows of the epochs above one, through another, with all of the shape's columns.
+
+    Parts of a key that an update did not send (stored apart, and unchanged) are those of before.
+    """
+    rows = lake.changes(table, above=above, through=through)
+    lacking = {
+        n: f.lit(None).cast(kind) for n, kind in shape.types.items() if n not in rows.columns
+    }
+    rows = rows.withColumns(lacking) if lacking else rows
+    told = with_keys(rows, shape.key)
+    if told is rows:
+        return rows
+    return told.withColumn(UNCHANGED, f.when(f.size(UNCHANGED) > 0, f.col(UNCHANGED)))
+
+
+def _beginning(found: Window, shape: Shape, key_since: int, is_lacking: bool) -> Window | None:  # noqa: FBT001
     points = [(m.lsn, m.seq) for m in found.marks if m.is_snapshot]
     if not points:
         if is_lacking:
@@ -122,7 +143,8 @@ def _beginning(found: Window, shape: Shape, *, is_lacking: bool) -> Window | Non
             msg = "rows of the first epochs are not there any more, and there is no snapshot since"
             raise RowsGoneError(msg)
         return found
-    first = points[0] if shape.is_keyed and not is_lacking else points[-1]
+    named = [point for point in points if point[0] >= key_since] or points[-1:]
+    first = named[0] if shape.is_keyed and not is_lacking else points[-1]
     if found.first >= first:
         return found
     whole = found.rows.where(position() >= literal_position(*first))
@@ -146,6 +168,7 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         f.count_if(told).alias("moves"),
         f.count_if(told & f.col(UNCHANGED).isNotNull()).alias("moves_unsent"),
         f.min(f.when(op == SNAPSHOT, f.col("_cdc_lsn"))).alias("lowest_read"),
+        f.min(f.when(op.isin(UPDATE, DELETE), f.col("_cdc_lsn"))).alias("named_from"),
     ).first()
     if found["first"] is None:
         rows.unpersist()
@@ -160,6 +183,7 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         moves_unsent=found["moves_unsent"],
         has_reads=found["lowest_read"] is not None,
         lowest_read=found["lowest_read"],
+        named_from=found["named_from"],
         is_late=first is not None,
     )
 
