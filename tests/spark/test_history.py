@@ -19,7 +19,7 @@ from ingestd.schema import Column
 from ingestd.sink.lake import DeltaLake
 from spark_jobs.commits import Signature
 from spark_jobs.history import as_of, as_of_lsn
-from spark_jobs.history_moving import Histories
+from spark_jobs.history_moving import SETTINGS, Histories
 from spark_jobs.lake import Epoch, SourceLake
 from spark_jobs.stream import Step
 from tests.harness.history_logs import KeyedLog, KeylessLog, change
@@ -78,6 +78,7 @@ class Job:
     table: str
     above: int = 0
     above_lsn: int = 0
+    schema_version: int = 0
 
     def move(self, epoch: int, end_lsn: int, rows: int = 0) -> None:
         lake = SourceLake(self.spark, str(self.lake), "shop")
@@ -91,11 +92,14 @@ class Job:
             above_lsn=self.above_lsn,
             through=Epoch(epoch, end_lsn, AT, {}),
             rows=rows,
-            signature=Signature("history", "shop", epoch),
+            nbytes=0,
+            schema_version=self.schema_version,
+            signature=Signature("history", "shop", "a lake", epoch, definition.schema_version),
             app_id=f"ingestd-history/shop/{self.table}",
         )
         Histories().move(lake, step)
         self.above, self.above_lsn = epoch, end_lsn
+        self.schema_version = definition.schema_version
 
     def versions(self) -> Counter[tuple[Any, ...]]:
         found: Counter[tuple[Any, ...]] = Counter()
@@ -118,11 +122,6 @@ def micros(at: datetime) -> int:
     return (at.astimezone(UTC) - AT) // timedelta(microseconds=1)
 
 
-def cuts(rng: random.Random, count: int, parts: int) -> list[int]:
-    """Some epochs, the last one among them."""
-    return sorted({*rng.sample(range(1, count + 1), min(parts, count)), count})
-
-
 def plain(epochs: Iterable[Sequence[Row]], fold: Any) -> Counter[tuple[Any, ...]]:
     rows = [row for epoch in epochs for row in epoch]
     return Counter(v.as_tuple(COLUMNS) for v in fold(rows))
@@ -142,12 +141,24 @@ def assert_same(found: Counter[tuple[Any, ...]], wanted: Counter[tuple[Any, ...]
     assert (lacking, surplus) == ([], []), f"lacking {lacking}\nsurplus {surplus}"
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> SparkSession:
+    """As the job's own; for few rows, whose plans are not worth being compiled."""
+    made = spark.newSession()
+    few = {"spark.sql.shuffle.partitions": "1", "spark.sql.codegen.wholeStage": "false"}
+    for name, value in {**SETTINGS, **few}.items():
+        made.conf.set(name, value)
+    return made
+
+
 async def test_a_keyed_history_is_that_of_its_changes(
-    spark: SparkSession, lake: Path, tmp_path: Path, seed: int
+    session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """Late reads and `t`s, key changes, unsent values, truncates, in any batches."""
-    rng = random.Random(seed)
+    """Late reads and `t`s, key changes, unsent values, truncates, in batches of epochs.
+
+    The second begins with what was read late and has its `t`; the last has only a late `t`.
+    """
+    rng = random.Random(1)
     log = KeyedLog(rng, keys=30)
     log.first_load()
     log.transaction()
@@ -155,22 +166,23 @@ async def test_a_keyed_history_is_that_of_its_changes(
     for _ in range(60):
         log.transaction()
     log.close()
-    log.read_anew(transactions=6, with_marker=seed % 2 == 1)
+    log.read_anew(transactions=6, with_marker=True)
     log.transaction(is_lost=True)
     log.read_anew(transactions=6)
     log.epochs = [epoch for epoch in log.epochs if epoch]
     ends = await write(lake, KEYED, log.epochs)
-    job = Job(spark, lake, str(tmp_path / "history"), "public.orders")
-    for epoch in cuts(rng, len(ends), 4):
+    job = Job(session, lake, str(tmp_path / "history"), "public.orders")
+    assert len(ends) == 11
+    for epoch in (5, 10, 11):
         job.move(epoch, ends[epoch - 1])
         assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyed))
 
 
-@pytest.mark.parametrize("seed", [1])
 async def test_a_keyless_history_is_that_of_its_changes(
-    spark: SparkSession, lake: Path, tmp_path: Path, seed: int
+    session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    rng = random.Random(seed)
+    """In batches of epochs: the second has nothing late, the last has snapshots that came late."""
+    rng = random.Random(1)
     log = KeylessLog(rng)
     for _ in range(3):
         log.transaction(is_lost=True)
@@ -185,27 +197,37 @@ async def test_a_keyless_history_is_that_of_its_changes(
     log.close()
     log.epochs = [epoch for epoch in log.epochs if epoch]
     ends = await write(lake, KEYLESS, log.epochs)
-    job = Job(spark, lake, str(tmp_path / "history"), "public.events")
-    for epoch in cuts(rng, len(ends), 3):
+    job = Job(session, lake, str(tmp_path / "history"), "public.events")
+    assert len(ends) == 6
+    for epoch in (1, 3, 6):
         job.move(epoch, ends[epoch - 1])
         assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyless))
 
 
 async def test_a_column_that_is_added_is_in_what_was_there_then(
-    spark: SparkSession, lake: Path, tmp_path: Path
+    session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """With the constant that such rows have in the source; what had ended does not have it."""
-    rows = [change("c", 100, seq, {"id": seq, "note": "old"}) for seq in (1, 2, 3)]
+    """With the constant that such rows have in the source; what had ended does not have it.
+
+    Also if the epoch before ended above the position of the new column, a deletion below it comes
+    late, and a run was killed when it had added the column.
+    """
+    rows = [change("c", 100, seq, {"id": seq, "note": "old"}) for seq in (1, 2, 3, 4)]
     gone = change("d", 110, 1, {"id": 3, "note": None})
     old = make_table("grown")
     await write(lake, old, [[*rows, gone]])
-    job = Job(spark, lake, str(tmp_path / "history" / "public" / "grown"), "public.grown")
-    job.move(1, 111)
+    job = Job(session, lake, str(tmp_path / "history" / "public" / "grown"), "public.grown")
+    job.move(1, 205)
     state = Column("a state", 25, -1, pa.string(), "text", missing="open")
     grown = make_table("grown", state)
-    await write(lake, grown, [[change("u", 210, 1, {"id": 1, "a state": "shut"})]], at_lsn=200)
-    job.move(2, 211, rows=1)
-    found = spark.read.format("delta").load(job.path)
+    late = change("d", 150, 1, {"id": 4, "note": None})
+    shut = change("u", 210, 1, {"id": 1, "a state": "shut"})
+    await write(lake, grown, [[late, shut]], at_lsn=200)
+    table = f"delta.`{job.path}`"
+    session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    session.sql(f"ALTER TABLE {table} ADD COLUMNS (`a state` string)")
+    job.move(2, 211, rows=2)
+    found = session.read.format("delta").load(job.path)
     columns = ["id", "note", "operation", "a state", "valid_to_lsn"]
     assert sorted((tuple(row) for row in found.select(columns).collect()), key=str) == [
         (1, "old", "c", "open", 210),
@@ -213,13 +235,73 @@ async def test_a_column_that_is_added_is_in_what_was_there_then(
         (2, "old", "c", "open", None),
         (3, "old", "c", None, 110),
         (3, None, "d", None, 110),
+        (4, "old", "c", None, 150),
+        (4, None, "d", None, 150),
     ]
     with pytest.raises(TableError, match=r"1 rows of epochs 3 to 3 are not there any more"):
         job.move(3, 300, rows=1)
 
 
+async def test_a_row_without_a_key_is_found_by_what_a_new_column_has(
+    session: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """Old rows come with its constant, once it is there, and without it before."""
+    a, b, c = ({"id": number, "note": None} for number in (1, 2, 3))
+    read = [change("t", 100, -1, {}), *(change("r", 100, 0, row) for row in (a, a, b, c))]
+    early = change("d", 110, 1, b, before=b)
+    plain_table = replace(make_table("bare"), replica_identity="f", key=(), before=("id", "note"))
+    await write(lake, plain_table, [[*read, early]])
+    n = Column("n", 23, -1, pa.int32(), "integer", missing="5")
+    grown = replace(make_table("bare", n), replica_identity="f", key=(), before=("id", "note", "n"))
+    a, c = {**a, "n": 5}, {**c, "n": 5}
+    gone = change("d", 210, 1, a, before=a)
+    changed = change("u", 220, 1, {**c, "n": 6}, before=c)
+    await write(lake, grown, [[gone, changed]], at_lsn=200)
+    job = Job(session, lake, str(tmp_path / "history"), "public.bare")
+    job.move(2, 221)
+    found = session.read.format("delta").load(job.path).select("id", "n", "valid_to_lsn")
+    assert sorted((tuple(row) for row in found.collect()), key=str) == [
+        (1, 5, 210),
+        (1, 5, None),
+        (2, None, 110),
+        (3, 5, 220),
+        (3, 6, None),
+    ]
+
+
+async def test_a_key_that_is_stored_apart_and_one_that_is_another_than_before(
+    session: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """The server sends the first in the old row alone; by the other, older changes name no row."""
+    named = make_table("named")
+    columns = tuple(replace(c, identity=c.name == "note") for c in named.columns)
+    named = replace(named, columns=columns, key=("note",), before=("note",))
+    rows = [change("c", 100, seq, {"id": seq, "note": "ab"[seq - 1]}) for seq in (1, 2)]
+    for number, (name, lsn) in enumerate([("a", 110), ("b", 120), ("a", 130)]):
+        update = change("u", lsn, 1, {"id": 10 + number}, before={"note": name})
+        rows.append({**update, "_cdc_unchanged": ["note"]})
+    rows.append(change("d", 140, 1, {"note": "b"}))
+    await write(lake, named, [rows])
+    job = Job(session, lake, str(tmp_path / "history"), "public.named")
+    job.move(1, 141)
+    found = session.read.format("delta").load(job.path)
+    assert found.where("_cdc_unchanged IS NOT NULL").isEmpty()
+    names = ["note", "id", "operation", "valid_to_lsn"]
+    assert sorted((tuple(row) for row in found.select(names).collect()), key=str) == [
+        ("a", 1, "c", 110),
+        ("a", 10, "u", 130),
+        ("a", 12, "u", None),
+        ("b", 11, "u", 140),
+        ("b", 2, "c", 120),
+        ("b", None, "d", 140),
+    ]
+    await write(lake, make_table("named"), [[change("d", 150, 1, {"note": "a"})]], at_lsn=160)
+    with pytest.raises(TableError, match="replica identity changed at 160"):
+        job.move(2, 161, rows=1)
+
+
 async def test_as_of_goes_by_the_log_not_by_the_clock(
-    spark: SparkSession, lake: Path, tmp_path: Path
+    session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """Also where the source's own column is called as one of the history's."""
     named = make_table("prices", Column("valid_from", 25, -1, pa.string(), "text"))
@@ -228,13 +310,13 @@ async def test_as_of_goes_by_the_log_not_by_the_clock(
     rows[1]["_cdc_ts"] = AT + timedelta(microseconds=90)  # the clock was set back
     await write(lake, named, [rows])
     target = tmp_path / "history"
-    Job(spark, lake, str(target / "public" / "prices"), "public.prices").move(1, 121)
+    Job(session, lake, str(target / "public" / "prices"), "public.prices").move(1, 121)
 
     def ids(found: Any) -> list[int]:
         return sorted(row["id"] for row in found.where("valid_from = 'spring'").collect())
 
     at = AT + timedelta(microseconds=95)
-    assert ids(as_of(spark, str(target), "public.prices", at)) == [100, 110]
-    assert ids(as_of_lsn(spark, str(target), "public.prices", 119)) == [100, 110]
-    assert ids(as_of_lsn(spark, str(target), "public.prices", "0/78")) == [100, 110, 120]
-    assert ids(as_of(spark, str(target), "public.prices", AT)) == []
+    assert ids(as_of(session, str(target), "public.prices", at)) == [100, 110]
+    assert ids(as_of_lsn(session, str(target), "public.prices", 119)) == [100, 110]
+    assert ids(as_of_lsn(session, str(target), "public.prices", "0/78")) == [100, 110, 120]
+    assert ids(as_of(session, str(target), "public.prices", AT)) == []
