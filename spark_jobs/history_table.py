@@ -10,9 +10,10 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as f
 
 from spark_jobs.columns import RAW, col, needs_column_mapping, quoted
-from spark_jobs.commits import signed
+from spark_jobs.commits import signed, size_bytes
 from spark_jobs.history_shape import ADDED, Shape, is_clashing
 from spark_jobs.history_versions import as_history, stored
+from spark_jobs.mirror_table import SMALL_BYTES
 from spark_jobs.missing_values import missing_value, with_text
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "_cdc_"
 """Of a history's own columns, where the source has one of their names."""
+_MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 GOES = "_cdc_goes"
 """Of a row to be merged: whether it is a version to be taken out, not one to be put in."""
 
@@ -104,6 +106,9 @@ class HistoryTable:
         put: dict[str, str | Column] = {
             quoted(n): col(n, "s") for n in source.columns if n in names
         }
+        size = size_bytes(self.session, self.path)
+        is_small = size is not None and size < SMALL_BYTES
+        self.session.conf.set(_MERGE_VECTORS, str(not is_small).lower())
         with signed(self.session, signature, self.app_id):
             target.alias("t").merge(
                 source.alias("s"), same
