@@ -71,6 +71,19 @@ def require_config(arguments: argparse.Namespace) -> Config:
     return config
 
 
+def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Give an argument's type: a number above 0."""
+
+    def parse(text: str) -> float:
+        found = kind(text)
+        if not found > 0:
+            raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+        return found
+
+    parse.__name__ = kind.__name__  # argparse names it in its error
+    return parse
+
+
 def spark_uri(uri: str) -> str:
     """Give a lake's or target's URI as Spark takes it: local paths absolute, s3:// as s3a://."""
     scheme, separator, rest = uri.partition("://")

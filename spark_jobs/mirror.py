@@ -20,6 +20,7 @@ from spark_jobs.command import (
     add_lake,
     job_parser,
     lake_uri,
+    positive,
     run_job,
     spark_uri,
 )
@@ -44,12 +45,14 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--once", action="store_true", help="take what there is, and end")
     found.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between batches"
+        "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between batches"
     )
     found.add_argument(
         "--soft-deletes", action="store_true", help="keep deleted rows, with _cdc_deleted_at"
     )
-    found.add_argument("--parallel", type=int, default=4, metavar="N", help="tables at once")
+    found.add_argument(
+        "--parallel", type=positive(int), default=4, metavar="N", help="tables at once"
+    )
     found.add_argument(
         "--rebuild",
         nargs="+",

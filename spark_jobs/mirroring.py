@@ -8,7 +8,8 @@ a `t`                                   the same: what is below it is void, when
 `r` rows, of a reading that goes on     left out where their keys have gone since: they may come
                                         after later changes, which the mirror has already
 few rows                                folded here, then one MERGE by the rows' own keys
-many                                    folded by Spark, then one MERGE
+many                                    folded by Spark, then one MERGE; or a join and a plain
+                                        write, where they touch most of the mirror
 a table without a key                   as many equal rows less or more (`multiset.py`)
 ======================================  ==========================================================
 """
@@ -319,7 +320,9 @@ class _Move:
         if seen.read_from is not None:
             shaped = self._without_overtaken(shaped, seen.read_from)
         outcomes = self._folded(shaped, seen, self.mirror.rows())
-        self.mirror.merge(outcomes, self.columns, self.key, self.step.signature, unsent=seen.unsent)
+        is_large = self.mirror.is_mostly_changed(self.step.nbytes) and not self.mirror.soft_deletes
+        apply = self.mirror.rewrite if is_large else self.mirror.merge
+        apply(outcomes, self.columns, self.key, self.step.signature, unsent=seen.unsent)
 
     def _folded(self, changes: DataFrame, seen: Survey, before: DataFrame | None) -> DataFrame:
         """Fold by Spark; rows that took values along from key to key are folded here.

@@ -197,9 +197,12 @@ def java_major() -> int | None:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
         return None
-    done = subprocess.run(  # noqa: S603 - the Java that Spark would start
-        [java, "-version"], capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - the Java that Spark would start
+            [java, "-version"], capture_output=True, text=True, check=False
+        )
+    except OSError:  # there is something of that name that can't be started
+        return None
     match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
     return None if match is None else int(match[1])
 

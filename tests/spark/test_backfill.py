@@ -99,6 +99,7 @@ def command(config_path: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "spark_jobs.backfill", *fixed, *arguments]
 
 
+@pytest.mark.long
 def test_i3_i6_command_killed_and_run_again(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -171,6 +172,7 @@ class WithVictims(SparkTasks):
             kill_workers()
 
 
+@pytest.mark.long
 def test_i6_a_killed_executor_costs_its_split(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:

@@ -10,6 +10,7 @@ from ingestd.schema import Column, Table, TableId
 from spark_jobs import mirroring
 from spark_jobs.epochs import latest, read_at
 from spark_jobs.mirror import main
+from spark_jobs.mirror_table import MirrorTable
 from tests.harness.raw_lake import Change, RawLake
 
 if TYPE_CHECKING:
@@ -139,12 +140,20 @@ def test_mirror_equals_its_source_after_every_batch(
 ) -> None:
     """Updates with values not sent, key changes, deletes, truncates, chunks that come late.
 
-    Batches are folded in the driver and by Spark in turn.
+    Batches are folded in the driver, by Spark, and by Spark with a plain write, in turn.
     """
+    way = 0
+
+    def is_mostly_changed(_: MirrorTable, nbytes: int) -> bool:
+        del nbytes
+        return way == 2
+
+    monkeypatch.setattr(MirrorTable, "is_mostly_changed", is_mostly_changed)
     chance = random.Random(seed)
     tables = [Simulated(table("a"), chance), Simulated(table("b", oid=2), chance)]
     for batch in range(4):
-        monkeypatch.setattr(mirroring, "FEW_ROWS", 50_000 if (batch + seed) % 2 else -1)
+        way = (batch + seed) % 3
+        monkeypatch.setattr(mirroring, "FEW_ROWS", 50_000 if way == 0 else -1)
         for _ in range(chance.randint(1, 3)):
             for one in tables:
                 for _ in range(8):

@@ -60,6 +60,7 @@ CHURN = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_mirrors_equal_their_source_after_kills_snapshots_and_ddl(
     spark: SparkSession,
