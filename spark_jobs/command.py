@@ -71,7 +71,7 @@ def require_config(arguments: argparse.Namespace) -> Config:
     return config
 
 
-def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+def positive(kind: type[int | float]) -> Callable[[str], float]:
     """Give an argument's type: a number above 0."""
 
     def parse(text: str) -> float:
