@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
 from ingestd.errors import ConfigError, IngestdError, TransientError
+from ingestd.schema import TableId
 from spark_jobs.spark_errors import meaning_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,26 @@ def job_parser(name: str, description: str) -> argparse.ArgumentParser:
 def add_lake(parser: argparse.ArgumentParser) -> None:
     """Add --lake, for a job that needs only the lake: it can do without the config."""
     parser.add_argument("--lake", metavar="URI", help="the lake; without it, that of --config")
+
+
+def add_tables(parser: argparse.ArgumentParser) -> None:
+    """Add --tables."""
+    parser.add_argument(
+        "--tables",
+        nargs="+",
+        type=_pattern,
+        default=["*.*"],
+        metavar="PATTERN",
+        help="tables to take, as `tables` of the config: public.* '!public.audit_*'",
+    )
+
+
+def _pattern(text: str) -> str:
+    try:
+        TableId.parse(text.removeprefix("!"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def lake_uri(arguments: argparse.Namespace) -> str:

@@ -56,26 +56,31 @@ class SourceLake:
     def __init__(self, session: SparkSession, uri: str, source: str) -> None:
         self.session = session
         self.source = source
-        self._uri = uri.rstrip("/")
+        self.uri = uri.rstrip("/")
         self._layout = Layout(source)
+
+    @property
+    def root(self) -> str:
+        """The source's folder."""
+        return f"{self.uri}/{self._layout.root}"
 
     @property
     def epochs_path(self) -> str:
         """Where `_epochs` lies."""
-        return f"{self._uri}/{self._layout.epochs}"
+        return f"{self.uri}/{self._layout.epochs}"
 
     @property
     def tables_path(self) -> str:
         """Where `_tables` lies."""
-        return f"{self._uri}/{self._layout.tables}"
+        return f"{self.uri}/{self._layout.tables}"
 
     def raw_path(self, table: str) -> str:
         """Where a table's raw table lies. Raises TableError for a name too long for a path."""
-        return f"{self._uri}/{self._layout.raw(TableId.parse(table))}"
+        return f"{self.uri}/{self._layout.raw(TableId.parse(table))}"
 
     def using(self, session: SparkSession) -> SourceLake:
         """Give the same lake, read in another session."""
-        return SourceLake(session, self._uri, self.source)
+        return SourceLake(session, self.uri, self.source)
 
     def require(self) -> None:
         """Raise OperatorError unless a daemon has made this lake."""

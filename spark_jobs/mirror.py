@@ -18,6 +18,7 @@ from spark_jobs.command import (
     EXIT_DONE,
     EXIT_OPERATOR,
     add_lake,
+    add_tables,
     job_parser,
     lake_uri,
     positive,
@@ -36,13 +37,7 @@ def parser() -> argparse.ArgumentParser:
     found = job_parser("mirror", __doc__ or "")
     add_lake(found)
     found.add_argument("--target", required=True, metavar="URI", help="where the mirrors are")
-    found.add_argument(
-        "--tables",
-        nargs="+",
-        default=["*.*"],
-        metavar="PATTERN",
-        help="tables to mirror, as `tables` of the config: public.* '!public.audit_*'",
-    )
+    add_tables(found)
     found.add_argument("--once", action="store_true", help="take what there is, and end")
     found.add_argument(
         "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between batches"

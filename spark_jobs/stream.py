@@ -174,9 +174,12 @@ class EpochStream:
     def run(self, checkpoint: str, *, once: bool, interval_s: float, stop: threading.Event) -> None:
         """Take what there is (`once`), or go on until `stop` is set.
 
-        Raises OperatorError for a gap in the epochs, another source's target, a lost checkpoint.
+        Raises OperatorError for a gap in the epochs, another source's target, a checkpoint that can't
+        go on, and (`once`) for patterns that match no table.
         """
         self.open()
+        if once:
+            self._ensure_any()
         query = self._start(checkpoint, once=once, interval_s=interval_s)
         try:
             while not query.awaitTermination(_POLL_S):
@@ -189,6 +192,11 @@ class EpochStream:
     def open(self) -> None:
         """See where the target is, and bring it to where `_tables` says it can be."""
         self.lake.require()
+        if self.target == self.lake.uri or f"{self.target}/".startswith(f"{self.lake.root}/"):
+            raise OperatorError(
+                f"--target {self.target} is in the lake, among the raw tables",
+                remedy="give a folder of its own; the job would write over what the daemon wrote",
+            )
         self._lake_id = self._cuts.open(self.lake)
         self._ensure_known(self.rebuild)
         self._last = self._cuts.last()
@@ -329,8 +337,7 @@ class EpochStream:
         found: dict[str, Definition] = {}
         is_newest: bool | None = None
         for table in registry.tables:
-            named = TableId.parse(table)
-            if not included(list(self.patterns), named.schema, named.name):
+            if not self._is_chosen(table):
                 continue
             definition = registry.at(table, through.end_lsn)
             now = registry.at(table)
@@ -347,6 +354,18 @@ class EpochStream:
             if definition is not None and is_whole(definition):
                 found[table] = definition
         return found
+
+    def _ensure_any(self) -> None:
+        known = self.lake.registry().tables
+        if known and not any(map(self._is_chosen, known)):
+            raise OperatorError(
+                f"no table of source {self.lake.source} matches {' '.join(self.patterns)}",
+                remedy=f"there are {', '.join(known[:10])}",
+            )
+
+    def _is_chosen(self, table: str) -> bool:
+        named = TableId.parse(table)
+        return included(list(self.patterns), named.schema, named.name)
 
     def _ensure_known(self, tables: Collection[str]) -> None:
         known = self.lake.registry().tables if tables else []
@@ -464,12 +483,18 @@ class EpochStream:
         own = next((c for c in commits if c.signature is not None), None)
         if own is not None and own.signature is not None:
             self._ensure_ours(table, path, own.signature)
-        foreign = [c for c in commits if c.is_foreign and (own is None or c.version > own.version)]
-        if table not in self.rebuild and (foreign or (own is None and known is None)):
-            by = f"version {foreign[0].version}, {foreign[0].operation}" if foreign else "unsigned"
+        elif known is None:
             raise TableError(
                 TableId.parse(table),
-                f"{path} was changed by somebody else ({by})",
+                f"there is a table at {path} that no {self.job.name} made",
+                remedy=f"give this {self.job.name} a --target of its own",
+            )
+        foreign = [c for c in commits if c.is_foreign and (own is None or c.version > own.version)]
+        if foreign and table not in self.rebuild:
+            raise TableError(
+                TableId.parse(table),
+                f"{path} was changed by somebody else (version {foreign[0].version},"
+                f" {foreign[0].operation})",
                 remedy=f"--rebuild {table} makes it anew from the lake",
             )
         if own is None:
