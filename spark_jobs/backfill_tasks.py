@@ -16,10 +16,10 @@ from ingestd.errors import OperatorError, TransientError
 from ingestd.schema import TableId
 from spark_jobs.backfill_record import Note
 from spark_jobs.backfill_splits import Failure, Order, SplitReader
+from spark_jobs.spark_errors import meaning_of
 
 AT_ONCE = 2_000
 """Orders of one Spark job: each of its tasks is sent all of them."""
-SAID_CHARS = 300
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,9 +97,8 @@ def _failed(error: Exception) -> OperatorError | TransientError:
             remedy="executors need this package: pip install 'ingestd[spark]' in their Python, or"
             " spark-submit --archives",
         )
-    why = next((line for line in said if "Exception:" in line or "Error:" in line), "unknown")
     return TransientError(
-        f"Spark gave up a task: {why[:SAID_CHARS]}",
+        f"Spark gave up a task: {meaning_of(error).what}",
         reason="spark",
         remedy="run this again: splits that were read are not read again",
     )

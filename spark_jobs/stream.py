@@ -174,8 +174,8 @@ class EpochStream:
     def run(self, checkpoint: str, *, once: bool, interval_s: float, stop: threading.Event) -> None:
         """Take what there is (`once`), or go on until `stop` is set.
 
-        Raises OperatorError for a gap in the epochs, another source's target, a checkpoint that can't
-        go on, and (`once`) for patterns that match no table.
+        Raises OperatorError for a gap in the epochs, another source's target, a checkpoint that
+        can't go on, and (`once`) for patterns that match no table.
         """
         self.open()
         if once:
