@@ -220,6 +220,8 @@ class _Move:
         if is_one_snapshot:
             outcomes = unfolded(rows, self.columns)
         elif not self.key:
+            above = survey(rows, ()) if seen.truncated is not None else seen
+            self._ensure_same_key(above.changed_from)
             outcomes = whole_rows(rows, self.columns, self._added)
         else:
             if seen.truncated is not None:
@@ -351,6 +353,7 @@ class _Move:
         if seen.truncated is not None:
             self._make()
             return
+        self._ensure_same_key(seen.changed_from)
         self._evolve()
         if seen.rows:
             shaped = self._shaped(changes)

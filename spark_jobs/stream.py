@@ -233,13 +233,13 @@ class EpochStream:
         self._move_all({table: whole[table] for table in due}, through)
         # One that is ahead was moved by a run that was killed before its cut.
         there = [t for t in whole if t in self._at and self._at[t].epoch <= through.number]
-        cut = Cut(
-            through.number,
-            through.end_lsn,
-            through.last_commit_ts,
-            {t: self._at[t].version for t in there},
-            {t: self._at[t].schema_version for t in there},
-        )
+        tables = {t: self._at[t].version for t in there}
+        schemas = {t: self._at[t].schema_version for t in there}
+        if not epochs and self._last is not None:  # the same cut: what this run leaves out stays
+            others = [t for t in self._last.tables if not self._is_chosen(t)]
+            tables |= {t: self._last.tables[t] for t in others}
+            schemas |= {t: self._last.schemas[t] for t in others}
+        cut = Cut(through.number, through.end_lsn, through.last_commit_ts, tables, schemas)
         if cut == self._last:
             return
         self._cuts.append(cut, replace=not epochs)
@@ -378,7 +378,10 @@ class EpochStream:
                 )
 
     def _is_cut(self, whole: Collection[str]) -> bool:
-        return self._last is not None and set(self._last.tables) == set(whole) - set(self.stopped)
+        if self._last is None:
+            return False
+        chosen = {table for table in self._last.tables if self._is_chosen(table)}
+        return chosen == set(whole) - set(self.stopped)
 
     def _move_all(self, due: Mapping[str, Definition], through: Epoch) -> None:
         if self._pool is None:

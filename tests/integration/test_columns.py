@@ -537,7 +537,8 @@ def test_lossless_what_the_config_could_not_be_kept_with_is_read_anew(
         session.execute("ALTER TABLE people REPLICA IDENTITY DEFAULT")
     database.execute("INSERT INTO people VALUES (3, 'c')")
     await_until(lambda: len(current(lake)) == 3, LIMIT_S, daemon.tail)
-    assert [(r["id"], r["email"]) for r in current(lake)] == [(i, None) for i in (1, 2, 3)]
+    found = sorted(current(lake), key=lambda row: row["id"])  # a fold has no order
+    assert [(r["id"], r["email"]) for r in found] == [(i, None) for i in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("how", ["not", "listed", "by option"])
