@@ -131,3 +131,31 @@ def every_row(mirror: Mirror) -> dict[int, datetime]:
     path = f"{mirror.target}/public/a"
     rows = mirror.spark.read.format("delta").load(path).select("id", "_cdc_deleted_at").collect()
     return {row[0]: row[1] for row in rows}
+
+
+def test_changes_that_name_rows_by_another_identity_stop_their_table(
+    mirror: Mirror, raw: RawLake
+) -> None:
+    """Also where rows have no key any more; what `--tables` leaves out stays in the cut."""
+    keyed, other = table("a"), table("other", oid=2)
+    first = raw.next_lsn()
+    raw.commit({t: [change("c", i, "x", first, i) for i in (1, 2)] for t in (keyed, other)})
+    raw.record("live", keyed, other)
+    assert mirror.run() == 0
+    assert mirror.run("--tables", "public.other", "--rebuild", "public.other") == 0
+    assert list(latest(mirror.spark, mirror.target)) == ["public.a", "public.other"]
+
+    whole = table("a", identity="f")
+    deleted = {"_cdc_op": "d", "id": 1, "_cdc_lsn": raw.next_lsn(), "_cdc_seq": 1}
+    raw.commit({keyed: [deleted]})
+    at = raw.next_lsn()
+    raw.record("live", whole, at_lsn=at)
+    raw.commit({whole: [change("d", 2, "x", at, 1)]})
+    assert mirror.run() == 1
+    assert list(latest(mirror.spark, mirror.target)) == ["public.other"]
+    again = raw.next_lsn()
+    raw.record("snapshotting", whole, reason="asked for")
+    raw.commit({whole: [{"_cdc_op": "t", "_cdc_lsn": again, "_cdc_seq": -1}]})
+    raw.record("live", whole)
+    assert mirror.run() == 0
+    assert mirror.rows(whole) == []
