@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,6 +134,27 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
         code = 130
     sys.stdout.flush()
     sys.exit(code)
+
+
+def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> None:
+    """Run a job that SIGTERM and SIGINT end, with exit code 0.
+
+    Its JVM may get the signal, too, and be gone in the middle: what was not committed then is done
+    by the next run.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def run(arguments: Sequence[str]) -> int:
+        try:
+            return job(arguments, stop)
+        except Exception:
+            if stop.is_set():
+                return EXIT_DONE
+            raise
+
+    run_job(run)
 
 
 def exit_code(error: IngestdError) -> int:

@@ -9,7 +9,6 @@ One streaming query over `_epochs` moves every changed mirror to the same epoch,
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from spark_jobs.command import (
     job_parser,
     lake_uri,
     positive,
-    run_job,
+    run_until_stopped,
     spark_uri,
 )
 from spark_jobs.session import job_session
@@ -104,12 +103,5 @@ def main(
     return EXIT_OPERATOR if stream.stopped else EXIT_DONE
 
 
-def _main(arguments: Sequence[str]) -> int:
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return main(arguments, stop=stop)
-
-
 if __name__ == "__main__":
-    run_job(_main)
+    run_until_stopped(lambda arguments, stop: main(arguments, stop=stop))
