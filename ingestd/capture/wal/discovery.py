@@ -90,15 +90,17 @@ class SourceTables:
     async def take_publication(self) -> bool:
         """Take what we did to the publication ourselves.
 
-        Entries that were replaced, for another column list, are no gap. Says whether there are any:
-        `_tables` is to have the new ones, by another discovery.
+        Entries that were replaced, for another column list, are no gap; one with the same list is
+        of a table that somebody had taken out. Says whether there are any: `_tables` is to have the
+        new ones, by another discovery.
         """
         catalog = await read_catalog(self._settings)
         for table, now in catalog.published.items():
             then = self._catalog.published.get(table)
             if then and then.membership and now.membership not in {None, then.membership}:
-                self._replaced.add(now.membership)
                 self._is_told = False
+                if now.columns != then.columns:
+                    self._replaced.add(now.membership)
         self._catalog = replace(self._catalog, published=catalog.published)
         self._definitions.take_publication(catalog)
         return not self._is_told
