@@ -125,7 +125,7 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
         sys.stderr.write(f"{error}\n")
         code = exit_code(error)
     except Exception as error:
-        if not type(error).__module__.startswith(("pyspark", "py4j")):
+        if not _is_sparks(error):
             raise
         meaning = meaning_of(error)
         sys.stderr.write(f"{meaning}\n")
@@ -134,6 +134,12 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
         code = 130
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _is_sparks(error: Exception) -> bool:
+    """Whether it came from Spark, or from the connection to its JVM: none of our own."""
+    is_of_it = type(error).__module__.startswith(("pyspark", "py4j"))
+    return is_of_it or isinstance(error, (ConnectionError, EOFError))
 
 
 def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> None:
@@ -149,8 +155,8 @@ def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> N
     def run(arguments: Sequence[str]) -> int:
         try:
             return job(arguments, stop)
-        except Exception:
-            if stop.is_set():
+        except Exception as error:
+            if stop.is_set() and _is_sparks(error):
                 return EXIT_DONE
             raise
 
