@@ -130,6 +130,12 @@ def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
     return metadata.id(), {k: v for k, v in properties.items() if k.startswith("ingestd.")}
 
 
+def table_property(session: SparkSession, path: str, name: str) -> str | None:
+    """Give a property of a table, None without it. No Spark job."""
+    found = _snapshot(session, path).metadata().configuration().get(name)
+    return str(found.get()) if found.isDefined() else None
+
+
 def _snapshot(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
     jvm: Any = session._jvm  # noqa: SLF001 - Delta has no call for it in Python
     nothing, own = jvm.scala.Option.empty(), session._jsparkSession  # noqa: SLF001

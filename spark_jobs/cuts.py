@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
@@ -27,6 +28,19 @@ SCHEMA = (
     "epoch long, end_lsn long, last_commit_ts timestamp, mirrored_at timestamp,"
     " tables array<struct<table: string, version: long, schema_version: int>>"
 )
+_TIME = pa.timestamp("us", "UTC")
+_ARROW_SCHEMA = pa.schema(
+    {
+        "epoch": pa.int64(),
+        "end_lsn": pa.int64(),
+        "last_commit_ts": _TIME,
+        "mirrored_at": _TIME,
+        "tables": pa.list_(
+            pa.struct({"table": pa.string(), "version": pa.int64(), "schema_version": pa.int32()})
+        ),
+    }
+)
+"""SCHEMA, for Arrow."""
 _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 """Table properties: the source's name, and the id of the `_epochs` that it was read from."""
 
@@ -61,10 +75,10 @@ class CutLog:
         self._name = name
         self.path = path
 
-    def open(self, lake: SourceLake) -> str:
+    def open(self, lake: SourceLake) -> tuple[str, bool]:
         """Make the log, or see that it is this source's. Raises OperatorError if it is not.
 
-        Gives the id of the lake's `_epochs`.
+        Gives the id of the lake's `_epochs`, and whether the log was made.
         """
         epochs_id, _ = identity(self._session, lake.epochs_path)
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
@@ -74,7 +88,7 @@ class CutLog:
             for name, value in wanted.items():
                 table = table.property(name, value)
             table.execute()
-            return epochs_id
+            return epochs_id, True
         _, found = identity(self._session, self.path)
         if any(found.get(name) != value for name, value in wanted.items()):
             raise OperatorError(
@@ -82,7 +96,7 @@ class CutLog:
                 f" not to {lake.source} at {lake.epochs_path}",
                 remedy=f"give this {self._name} a --target of its own",
             )
-        return epochs_id
+        return epochs_id, False
 
     def last(self) -> Cut | None:
         """Give the newest cut, None if there is none. Spark job."""
@@ -90,14 +104,20 @@ class CutLog:
 
     def append(self, cut: Cut, *, replace: bool) -> None:
         """Add a cut. `replace`: in the place of the one of the same epoch."""
-        row = (
-            cut.epoch,
-            cut.end_lsn,
-            cut.last_commit_ts,
-            datetime.now(UTC),
-            [(name, version, cut.schemas[name]) for name, version in sorted(cut.tables.items())],
-        )
-        writer = self._session.createDataFrame([row], SCHEMA).coalesce(1).write.format("delta")
+        tables = [
+            {"table": name, "version": version, "schema_version": cut.schemas[name]}
+            for name, version in sorted(cut.tables.items())
+        ]
+        row = {
+            "epoch": cut.epoch,
+            "end_lsn": cut.end_lsn,
+            "last_commit_ts": cut.last_commit_ts.astimezone(UTC),  # Spark gives it as local time
+            "mirrored_at": datetime.now(UTC),
+            "tables": tables,
+        }
+        # By Arrow: from Python's own rows it would start a worker process.
+        table = pa.Table.from_pylist([row], _ARROW_SCHEMA)
+        writer = self._session.createDataFrame(table).coalesce(1).write.format("delta")
         if replace:
             writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {cut.epoch}")
         else:

@@ -22,7 +22,7 @@ from spark_jobs.columns import (
     quoted,
     same_key,
 )
-from spark_jobs.commits import signed, size_bytes
+from spark_jobs.commits import signed, size_bytes, table_property
 from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.missing_values import missing_value, with_text
 
@@ -45,7 +45,14 @@ CHANGED_SHARE = 3
 """A mirror is compressed: changes of a third of its size and more are many of its rows."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _INDEXED = 32
-"""Delta keeps statistics of so many columns, and clusters by no others."""
+"""Delta keeps statistics of so many columns at most, and clusters by no others."""
+_STATS_COLUMNS = "delta.dataSkippingStatsColumns"
+_RANGED = frozenset({"date", "timestamp", "timestamp_ntz"})
+"""Delta types of which a mirror keeps statistics: what is written together is of about one time.
+
+Others than these and the key's are spread over all files, and to keep theirs takes a third of the
+time of writing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,9 @@ class MirrorTable:
             .mode("overwrite")
             .option("overwriteSchema", "true")
             .option("delta.enableDeletionVectors", "true")
+            .option(_STATS_COLUMNS, ",".join(_with_stats(columns, key)))
         )
+        self._forget_stats_columns(columns, key)
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")
         clustering = _clustering(columns, key)
@@ -89,6 +98,17 @@ class MirrorTable:
             writer = writer.clusterBy(*clustering)
         with signed(self.session, signature, None):
             writer.save(self.path)
+
+    def _forget_stats_columns(
+        self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn]
+    ) -> None:
+        """Let a mirror that is there have statistics of other columns: it may lose those."""
+        if not DeltaTable.isDeltaTable(self.session, self.path):
+            return
+        named = table_property(self.session, self.path, _STATS_COLUMNS)
+        if named is not None and named != ",".join(_with_stats(columns, key)):
+            table = f"delta.{quoted(self.path)}"
+            self.session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")
 
     def merge(
         self,
@@ -233,6 +253,13 @@ def _kept_texts() -> Column:
     kept = f.map_filter(f.coalesce(col(RAW, "t"), nothing), lambda name, _: _is_kept(name))
     every = f.map_concat(own, kept)
     return f.when(f.size(every) > 0, every)
+
+
+def _with_stats(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> list[str]:
+    """Name the columns of which statistics are kept: those that files can be told apart by."""
+    clustering = _clustering(columns, key)
+    ranged = [quoted(c.name) for c in columns if c.delta_type in _RANGED]
+    return list(dict.fromkeys([*clustering, *ranged[: _INDEXED - len(clustering)], "_cdc_lsn"]))
 
 
 def _clustering(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> list[str]:

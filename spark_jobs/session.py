@@ -42,10 +42,8 @@ LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.driver.memory": "1g",
-    # (with one compiler the code cache shrinks to 48 MB, which a long session's queries fill)
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
-    " -XX:+UseSerialGC",
+    "spark.driver.memory": "2g",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # loopback only
