@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pe
 CANDIDATES := python3.13 python3.12 python3.11 python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint bench clean java
+.PHONY: help demo test test-long lint bench clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -23,10 +23,10 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 		echo "Installing PySpark ..."; $(PIP) -e '.[demo,spark]' && touch $(VENV)/.spark; fi
 	@$(BIN)/ingestd demo $(ARGS)
 
-test: $(VENV)/.dev java ## Run all tests (ARGS="-k name" for some)
+test: $(VENV)/.dev java warm ## Run all tests (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-long: $(VENV)/.dev java ## Run the long tests as well (random workloads under kills, minutes each)
+test-long: $(VENV)/.dev java warm ## Run the long tests as well (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 lint: $(VENV)/.dev ## Check style and types
@@ -34,13 +34,17 @@ lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.dev ## Measure, and write benchmarks/RESULTS.md
+bench: $(VENV)/.dev warm ## Measure, and write benchmarks/RESULTS.md
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove caches, build output and the demo's lake (.venv stays)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf demo-lake spark-warehouse metastore_db derby.log benchmarks/.data
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# Keeps Spark's classes so that each of the many JVMs starts sooner; all runs without it as well.
+warm: $(VENV)/.dev
+	@$(BIN)/python -m spark_jobs.warm_up >/dev/null 2>&1 || true
 
 java:
 	@if $(HAS_JAVA); then exit 0; fi; \

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -108,6 +108,22 @@ def signed(session: SparkSession, signature: Signature, app_id: str | None) -> I
     finally:
         for name in (_METADATA, _APP_ID, _APP_VERSION):
             conf.unset(name)
+
+
+@contextmanager
+def settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set these meanwhile; what was set before is set again."""
+    before = {name: session.conf.get(name, None) for name in values}
+    try:
+        for name, value in values.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, earlier)
 
 
 def current_version(session: SparkSession, path: str) -> int:

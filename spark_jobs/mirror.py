@@ -9,53 +9,25 @@ One streaming query over `_epochs` moves every changed mirror to the same epoch,
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import TYPE_CHECKING
 
-from spark_jobs.command import (
-    EXIT_DONE,
-    EXIT_OPERATOR,
-    add_lake,
-    add_tables,
-    job_parser,
-    lake_uri,
-    positive,
-    run_until_stopped,
-    spark_uri,
-)
-from spark_jobs.session import job_session
+from spark_jobs.command import run_until_stopped
+from spark_jobs.table_command import run_table_job, table_job_parser
+from spark_jobs.targets import MIRRORS
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from spark_jobs.stream import TableJob
 
 
 def parser() -> argparse.ArgumentParser:
     """Give the command line's parser."""
-    found = job_parser("mirror", __doc__ or "")
-    add_lake(found)
-    found.add_argument("--target", required=True, metavar="URI", help="where the mirrors are")
-    add_tables(found)
-    found.add_argument("--once", action="store_true", help="take what there is, and end")
-    found.add_argument(
-        "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between batches"
-    )
+    found = table_job_parser("mirror", __doc__ or "", "mirrors")
     found.add_argument(
         "--soft-deletes", action="store_true", help="keep deleted rows, with _cdc_deleted_at"
-    )
-    found.add_argument(
-        "--parallel", type=positive(int), default=4, metavar="N", help="tables at once"
-    )
-    found.add_argument(
-        "--rebuild",
-        nargs="+",
-        default=[],
-        metavar="TABLE",
-        help="make these mirrors anew from the lake first",
-    )
-    found.add_argument(
-        "--checkpoint", metavar="URI", help="the query's; <target>/_mirror_checkpoint without it"
     )
     return found
 
@@ -71,36 +43,15 @@ def main(
     `stop` ends a continuous run; `after_commit` is called after every commit, for tests.
     """
     chosen = parser().parse_args(arguments)
-    lake, target = lake_uri(chosen), spark_uri(chosen.target)
-    session = job_session(
-        f"ingestd mirror {chosen.source}", remote=chosen.remote, needs_driver=True
-    )
-    # What follows imports pyspark, of which job_session has seen that it is there.
-    from spark_jobs.lake import SourceLake  # noqa: PLC0415
-    from spark_jobs.mirroring import MERGE_SETTINGS, Mirroring  # noqa: PLC0415
-    from spark_jobs.stream import EpochStream  # noqa: PLC0415
-    from spark_jobs.targets import MIRRORS  # noqa: PLC0415
 
-    stream = EpochStream(
-        lake=SourceLake(session, lake, chosen.source),
-        target=target,
-        log_name=MIRRORS,
-        job=Mirroring(soft_deletes=chosen.soft_deletes),
-        patterns=chosen.tables,
-        parallel=chosen.parallel,
-        rebuild=set(chosen.rebuild),
-        settings=MERGE_SETTINGS,
-        after_commit=after_commit,
+    def make() -> tuple[TableJob, Mapping[str, str]]:
+        from spark_jobs.mirroring import MERGE_SETTINGS, Mirroring  # noqa: PLC0415 - imports pyspark
+
+        return Mirroring(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
+
+    return run_table_job(
+        chosen, make, name="mirror", log_name=MIRRORS, stop=stop, after_commit=after_commit
     )
-    stream.run(
-        chosen.checkpoint or f"{target}/{MIRRORS}_checkpoint",
-        once=chosen.once,
-        interval_s=chosen.interval,
-        stop=stop or threading.Event(),
-    )
-    for error in stream.stopped.values():
-        sys.stderr.write(f"{error}\n")
-    return EXIT_OPERATOR if stream.stopped else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from spark_jobs.columns import (
     quoted,
     same_key,
 )
-from spark_jobs.commits import signed, size_bytes, table_property
+from spark_jobs.commits import settings, signed, size_bytes, table_property
 from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.missing_values import missing_value, with_text
 
@@ -40,10 +40,11 @@ _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp",
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
 SMALL_BYTES = 4 << 20
-"""A mirror below this is written anew by a MERGE: that is quicker than deletion vectors."""
+"""A mirror below this is written anew, as one file: that is quicker than to look for its rows."""
 CHANGED_SHARE = 3
 """A mirror is compressed: changes of a third of its size and more are many of its rows."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_PARTITIONS = "spark.sql.shuffle.partitions"
 _INDEXED = 32
 """Delta keeps statistics of so many columns at most, and clusters by no others."""
 _STATS_COLUMNS = "delta.dataSkippingStatsColumns"
@@ -53,6 +54,23 @@ _RANGED = frozenset({"date", "timestamp", "timestamp_ntz"})
 Others than these and the key's are spread over all files, and to keep theirs takes a third of the
 time of writing.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What becomes of keys: one row each (see `spark_jobs.folding`).
+
+    `columns`: the source's; `key` is among them. `unsent`: columns that may be in KEPT. `near`:
+    what is true of all mirror rows ("t") that they may touch; the fewer those are, the less is
+    read. `nbytes`: about their size, as the source sent them.
+    """
+
+    rows: DataFrame
+    columns: Sequence[LakeColumn]
+    key: Sequence[LakeColumn]
+    unsent: Collection[str] = ()
+    near: Column | None = None
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +128,27 @@ class MirrorTable:
             table = f"delta.{quoted(self.path)}"
             self.session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")
 
-    def merge(
-        self,
-        outcomes: DataFrame,
-        columns: Sequence[LakeColumn],
-        key: Sequence[LakeColumn],
-        signature: Signature,
-        *,
-        unsent: Collection[str] = (),
-        near: Column | None = None,
-    ) -> None:
-        """Apply outcomes (see `spark_jobs.folding`): one commit, skipped if it is there already.
-
-        `unsent`: columns that may be in KEPT. `near`: what is true of all mirror rows ("t") that
-        they may touch; the fewer those are, the less is read.
-        """
+    def apply(self, outcomes: Outcomes, signature: Signature) -> None:
+        """Change the rows that outcomes are of: one commit, skipped if it is there already."""
         size = size_bytes(self.session, self.path)
         is_small = size is not None and size < SMALL_BYTES
-        self.session.conf.set(_MERGE_VECTORS, str(not is_small).lower())
-        same = same_key(key, "t", "s")
+        is_mostly_changed = size is not None and outcomes.nbytes * CHANGED_SHARE > size
+        if (is_small or is_mostly_changed) and not self.soft_deletes:
+            self._rewrite(outcomes, signature, is_small=is_small)
+        else:
+            # (deletion vectors cost a pass more, and save the writing of large files)
+            with settings(self.session, {_MERGE_VECTORS: str(not is_small).lower()}):
+                self._merge(outcomes, signature)
+
+    def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
+        columns, unsent = outcomes.columns, outcomes.unsent
+        same = same_key(outcomes.key, "t", "s")
         merge = (
             DeltaTable.forPath(self.session, self.path)
             .alias("t")
-            .merge(outcomes.alias("s"), same if near is None else same & near)
+            .merge(
+                outcomes.rows.alias("s"), same if outcomes.near is None else same & outcomes.near
+            )
         )
         is_later, is_deleted = later("s", "t"), col(DELETED, "s")
         if self.soft_deletes:
@@ -154,41 +170,32 @@ class MirrorTable:
                 ~is_deleted, _quoted(new)
             ).execute()
 
-    def rewrite(
-        self,
-        outcomes: DataFrame,
-        columns: Sequence[LakeColumn],
-        key: Sequence[LakeColumn],
-        signature: Signature,
-        *,
-        unsent: Collection[str] = (),
-    ) -> None:
-        """Do as `merge` does, by one join and a plain write of all rows; without soft deletes.
+    def _rewrite(self, outcomes: Outcomes, signature: Signature, *, is_small: bool) -> None:
+        """Do as `_merge` does, by one join and a plain write of all rows; without soft deletes.
 
         Quicker where most files are touched anyway: MERGE looks for them first, by a join more.
         """
-        old = self.rows()
-        both = old.alias("t").join(outcomes.alias("s"), same_key(key, "t", "s"), "full_outer")
+        old, unsent = self.rows(), outcomes.unsent
+        same = same_key(outcomes.key, "t", "s")
+        both = old.alias("t").join(outcomes.rows.alias("s"), same, "full_outer")
         is_there, is_new = col("_cdc_lsn", "t").isNotNull(), col("_cdc_lsn", "s").isNotNull()
         wins = is_new & (~is_there | later("s", "t"))
-        names = set(_names(columns))
+        names = set(_names(outcomes.columns))
         values = {name: col(name, "s") if name in names else f.lit(None) for name in old.columns}
         values |= {name: _unless_kept(name) for name in unsent if name in names}
         if unsent:
             values[RAW] = _kept_texts()
         rows = both.where(~(wins & f.coalesce(col(DELETED, "s"), f.lit(False)))).select(  # noqa: FBT003
             *[
-                f.when(wins, value).otherwise(col(name, "t")).alias(name)
-                for name, value in values.items()
+                f.when(wins, values[field.name].cast(field.dataType))
+                .otherwise(col(field.name, "t"))
+                .alias(field.name)
+                for field in old.schema
             ]
         )
-        with signed(self.session, signature, self.app_id):
+        partitions = {_PARTITIONS: "1"} if is_small else {}
+        with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)
-
-    def is_mostly_changed(self, nbytes: int) -> bool:
-        """Whether changes of so many bytes, as the source sent them, touch most of the mirror."""
-        size = size_bytes(self.session, self.path)
-        return size is not None and nbytes * CHANGED_SHARE > size
 
     def evolve(self, columns: Sequence[LakeColumn], signature: Signature) -> None:
         """Add the columns that the mirror lacks; fill old rows with what they have in the source.

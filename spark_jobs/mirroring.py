@@ -8,8 +8,8 @@ a `t`                                   the same: what is below it is void, when
 `r` rows, of a reading that goes on     left out where their keys have gone since: they may come
                                         after later changes, which the mirror has already
 few rows                                folded here, then one MERGE by the rows' own keys
-many                                    folded by Spark, then one MERGE; or a join and a plain
-                                        write, where they touch most of the mirror
+many                                    folded by Spark, then one MERGE
+a small mirror, or most of it changed   folded as above, then a join and a plain write of all rows
 a table without a key                   as many equal rows less or more (`multiset.py`)
 ======================================  ==========================================================
 """
@@ -41,7 +41,7 @@ from spark_jobs.bulk_folding import (
 )
 from spark_jobs.columns import col, later, same_key, selected
 from spark_jobs.folding import DELETED, fold_changes
-from spark_jobs.mirror_table import DELETED_AT, MirrorTable
+from spark_jobs.mirror_table import DELETED_AT, MirrorTable, Outcomes
 from spark_jobs.missing_values import with_missing
 from spark_jobs.multiset import apply_whole_rows, whole_rows
 
@@ -303,13 +303,15 @@ class _Move:
         folded = fold_changes(changes, names, key)
         outcomes = borrow(folded, self.mirror.rows(), self.key)
         kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
-        self.mirror.merge(
-            self.mirror.session.createDataFrame(outcomes),
-            self.columns,
-            self.key,
+        self.mirror.apply(
+            Outcomes(
+                self.mirror.session.createDataFrame(outcomes),
+                self.columns,
+                self.key,
+                unsent=kept,
+                near=_near(outcomes, self.key[0]),
+            ),
             self.step.signature,
-            unsent=kept,
-            near=_near(outcomes, self.key[0]),
         )
 
     def _move_many(self) -> None:
@@ -324,9 +326,10 @@ class _Move:
         if seen.read_from is not None:
             shaped = self._without_overtaken(shaped, seen.read_from)
         outcomes = self._folded(shaped, seen, self.mirror.rows())
-        is_large = self.mirror.is_mostly_changed(self.step.nbytes) and not self.mirror.soft_deletes
-        apply = self.mirror.rewrite if is_large else self.mirror.merge
-        apply(outcomes, self.columns, self.key, self.step.signature, unsent=seen.unsent)
+        self.mirror.apply(
+            Outcomes(outcomes, self.columns, self.key, unsent=seen.unsent, nbytes=self.step.nbytes),
+            self.step.signature,
+        )
 
     def _folded(self, changes: DataFrame, seen: Survey, before: DataFrame | None) -> DataFrame:
         """Fold by Spark; rows that took values along from key to key are folded here.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.errors import OperatorError
+from spark_jobs.class_archive import archive_path, options_to_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,6 +37,7 @@ DELTA_SETTINGS: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOCAL_SETTINGS: Mapping[str, str] = {
     **DELTA_SETTINGS,
     # a small machine: few partitions, no UI, a JVM that starts fast rather than runs long
@@ -43,7 +45,7 @@ LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
+    JAVA_OPTIONS: "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # loopback only
@@ -160,7 +162,11 @@ def local_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in {**LOCAL_SETTINGS, **_jar_settings(), **(settings or {})}.items():
+    own = {**LOCAL_SETTINGS, **_jar_settings()}
+    archive = class_archive()
+    if archive is not None:
+        own[JAVA_OPTIONS] += options_to_use(archive)
+    for name, value in {**own, **(settings or {})}.items():
         builder = builder.config(name, value)
     try:
         session: SparkSession = builder.getOrCreate()
@@ -191,6 +197,11 @@ def _require_pyspark() -> None:
 
 def java_major() -> int | None:
     """Give the major version of the Java that Spark would take (JAVA_HOME, PATH); None if none."""
+    match = re.search(r'version "(?:1\.)?(\d+)', _java_version() or "")
+    return None if match is None else int(match[1])
+
+
+def _java_version() -> str | None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -201,8 +212,17 @@ def java_major() -> int | None:
         )
     except OSError:  # there is something of that name that can't be started
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
-    return None if match is None else int(match[1])
+    return done.stderr
+
+
+def class_archive() -> Path | None:
+    """Name the archive that fits this machine's Java, Spark and Delta; None without their jars."""
+    import pyspark  # noqa: PLC0415 - only where it is installed
+
+    java, jars = _java_version(), cached_jars()
+    if java is None or jars is None:
+        return None
+    return archive_path(java, pyspark.__version__, jars)
 
 
 def cached_jars(home: Path | None = None) -> list[Path] | None:
@@ -216,7 +236,8 @@ def _jar_settings() -> dict[str, str]:
     jars = cached_jars()
     if jars is None:
         return {"spark.jars.packages": DELTA_PACKAGE}
-    return {"spark.jars": ",".join(map(str, jars))}
+    # (on the class path rather than as `spark.jars`: so they can be in a class archive)
+    return {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
 
 
 def _places(root: Path, artifact: str) -> Iterable[Path]:

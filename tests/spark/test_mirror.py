@@ -7,10 +7,9 @@ import pyarrow as pa
 import pytest
 
 from ingestd.schema import Column, Table, TableId
-from spark_jobs import mirroring
+from spark_jobs import mirror_table, mirroring
 from spark_jobs.epochs import latest, read_at
 from spark_jobs.mirror import main
-from spark_jobs.mirror_table import MirrorTable
 from tests.harness.raw_lake import Change, RawLake
 
 if TYPE_CHECKING:
@@ -134,26 +133,21 @@ class Simulated:
         return sorted((key, *row) for key, row in self.rows.items())
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_mirror_equals_its_source_after_every_batch(
     mirror: Mirror, raw: RawLake, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Updates with values not sent, key changes, deletes, truncates, chunks that come late.
 
-    Batches are folded in the driver, by Spark, and by Spark with a plain write, in turn.
+    Batches are folded in the driver and by Spark, applied by a MERGE and by a plain write, in turn.
     """
-    way = 0
-
-    def is_mostly_changed(_: MirrorTable, nbytes: int) -> bool:
-        del nbytes
-        return way == 2
-
-    monkeypatch.setattr(MirrorTable, "is_mostly_changed", is_mostly_changed)
     chance = random.Random(seed)
     tables = [Simulated(table("a"), chance), Simulated(table("b", oid=2), chance)]
     for batch in range(4):
-        way = (batch + seed) % 3
-        monkeypatch.setattr(mirroring, "FEW_ROWS", 50_000 if way == 0 else -1)
+        by_spark, is_small = divmod((batch + seed) % 4, 2)
+        monkeypatch.setattr(mirroring, "FEW_ROWS", -1 if by_spark else 50_000)
+        monkeypatch.setattr(mirror_table, "CHANGED_SHARE", 0)
+        monkeypatch.setattr(mirror_table, "SMALL_BYTES", 1 << 20 if is_small else 0)
         for _ in range(chance.randint(1, 3)):
             for one in tables:
                 for _ in range(8):

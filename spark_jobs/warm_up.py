@@ -1,0 +1,106 @@
+"""Makes local Spark sessions of this machine start sooner: see `spark_jobs.class_archive`.
+
+    python -m spark_jobs.warm_up
+
+Runs a small job once, and keeps the classes that it loaded. Does nothing if they are kept already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingestd.errors import OperatorError
+from spark_jobs.class_archive import options_to_make
+from spark_jobs.command import EXIT_DONE, run_job
+from spark_jobs.session import (
+    JAVA_OPTIONS,
+    LOCAL_SETTINGS,
+    class_archive,
+    local_session,
+    require_spark,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_LIMIT_S = 300.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make the archive, unless it is there. Raises OperatorError if it can't be made."""
+    argparse.ArgumentParser(
+        prog="python -m spark_jobs.warm_up",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(arguments)
+    require_spark()
+    archive = class_archive()
+    if archive is None:
+        raise OperatorError(
+            "Delta's jars are not cached yet",
+            remedy="run any job once on this machine, then this again",
+        )
+    if archive.exists():
+        sys.stdout.write(f"{archive} is there\n")
+        return EXIT_DONE
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+            made = Path(folder) / archive.name
+            _train(made, folder)
+            made.replace(archive)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OperatorError(
+            f"{archive} can't be made: {error}",
+            remedy="jobs run without it as well; XDG_CACHE_HOME names another folder for it",
+        ) from error
+    sys.stdout.write(f"made {archive}: local Spark jobs start sooner now\n")
+    return EXIT_DONE
+
+
+def _train(archive: Path, folder: str) -> None:
+    """Run what a mirror runs, in a JVM that writes its classes to `archive`, to the JVM's end."""
+    options = LOCAL_SETTINGS[JAVA_OPTIONS] + options_to_make(archive)
+    session = local_session("ingestd warm-up", settings={JAVA_OPTIONS: options})
+    _run(session, f"{folder}/from", f"{folder}/to")
+    gateway: Any = session.sparkContext._gateway  # noqa: SLF001 - pyspark has no other way to it
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # which ends the JVM
+    gateway.proc.wait(_LIMIT_S)
+
+
+def _run(session: SparkSession, source: str, target: str) -> None:
+    from delta.tables import DeltaTable  # noqa: PLC0415 - local_session saw that it is there
+
+    rows = session.range(1000).selectExpr("id", "CAST(id AS STRING) AS text", "current_date() AS d")
+    for path in (source, target):
+        writer = rows.write.format("delta").option("delta.enableDeletionVectors", "true")
+        writer.clusterBy("id").save(path)
+
+    def merge(batch: DataFrame, _: int) -> None:
+        newest = batch.groupBy("id").agg({"text": "max", "d": "max"}).toDF("id", "text", "d")
+        (
+            DeltaTable.forPath(batch.sparkSession, target)
+            .alias("t")
+            .merge(newest.alias("s"), "t.id = s.id")
+            .whenMatchedDelete("s.id % 7 = 0")
+            .whenMatchedUpdate(set={"text": "s.text"})
+            .whenNotMatchedInsertAll()
+            .execute()
+        )
+
+    stream = session.readStream.format("delta").load(source).writeStream.foreachBatch(merge)
+    checkpoint = stream.option("checkpointLocation", f"{target}_checkpoint")
+    checkpoint.trigger(availableNow=True).start().awaitTermination()
+    session.createDataFrame(session.read.format("delta").load(target).toArrow()).count()
+
+
+if __name__ == "__main__":
+    run_job(main)
