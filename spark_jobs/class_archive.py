@@ -11,15 +11,20 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 """An archive that does not fit is no fault, and classes that can't be in one are known."""
+_KEPT = 3
 
 
-def archive_path(java: str, spark: str, jars: Sequence[Path]) -> Path:
-    """Name the archive for a Java (what `java -version` says), a Spark's version and jars."""
-    parts = [java, spark, *(str(jar) for jar in jars)]
+def archive_path(java: str, classes: Sequence[Path]) -> Path:
+    """Name the archive for a Java (what `java -version` says) and these jars or folders of jars.
+
+    Java takes an archive only for the very files, by their paths and times, that it was made of.
+    """
+    parts = [java, *(f"{path} {path.stat().st_mtime_ns}" for path in classes)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return _cache_home() / "ingestd" / f"spark-{digest}.jsa"
 
@@ -35,8 +40,21 @@ def options_to_make(archive: Path) -> str:
 
 
 def _is_usable(archive: Path) -> bool:
-    # Spark splits its options at blanks.
-    return archive.exists() and " " not in str(archive)
+    with suppress(OSError):  # a folder that can't be searched
+        return archive.exists() and has_plain_path(archive)
+    return False
+
+
+def has_plain_path(archive: Path) -> bool:
+    """Whether a JVM's options can name it: Spark splits them at blanks."""
+    return " " not in str(archive)
+
+
+def remove_older(archive: Path) -> None:
+    """Remove the archives beside this one but for the newest few: of environments that are gone."""
+    others = sorted(archive.parent.glob("spark-*.jsa"), key=lambda path: path.stat().st_mtime)
+    for path in others[:-_KEPT]:
+        path.unlink(missing_ok=True)
 
 
 def _cache_home() -> Path:

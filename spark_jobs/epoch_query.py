@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from ingestd.errors import IngestdError, OperatorError
+from ingestd.errors import OperatorError
 from spark_jobs.lake import EPOCH_COLUMNS, Epoch
 from spark_jobs.spark_errors import meaning_of
 
@@ -59,9 +60,8 @@ class EpochQuery:
         except StreamingQueryException as error:
             if not stop.is_set():
                 raise self._cause(error) from error
-        except (IngestdError, PySparkException, Py4JError):  # `meanwhile`'s
-            query.stop()
-            raise
+        finally:
+            _end(query)
 
     def _start(self, *, once: bool, interval_s: float) -> StreamingQuery:
         epochs = (
@@ -102,4 +102,16 @@ class EpochQuery:
                 f"the log of {self.lake.epochs_path} was cleaned behind the checkpoint",
                 remedy=f"remove {self.checkpoint}: nothing is applied twice or skipped by that",
             )
+        if "sources in the checkpoint" in text:
+            return OperatorError(
+                f"the checkpoint {self.checkpoint} is of another version of ingestd",
+                remedy=f"remove {self.checkpoint}: nothing is applied twice or skipped by that",
+            )
         return meaning_of(self._fault or error)
+
+
+def _end(query: StreamingQuery) -> None:
+    """Stop a query if it goes on; a fault of that tells less than what ended its caller."""
+    with suppress(PySparkException, Py4JError, ConnectionError, EOFError):
+        if query.isActive:
+            query.stop()

@@ -7,6 +7,7 @@ change, `_cdc_lsn` and `_cdc_seq`: a change is applied only to a row of a lower 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.missing_values import missing_value, with_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from spark_jobs.commits import Signature
@@ -40,7 +43,7 @@ _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp",
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
 SMALL_BYTES = 4 << 20
-"""A mirror below this is written anew, as one file: that is quicker than to look for its rows."""
+"""A mirror below this is written anew: that is quicker than to look for the rows that change."""
 CHANGED_SHARE = 3
 """A mirror is compressed: changes of a third of its size and more are many of its rows."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
@@ -101,32 +104,38 @@ class MirrorTable:
         if self.soft_deletes and key:
             names.append(col(DELETED_AT))
         rows = outcomes.where(~col(DELETED)).select(*names)
+        stats_columns = ",".join(_with_stats(columns, key))
         writer = (
             rows.write.format("delta")
             .mode("overwrite")
             .option("overwriteSchema", "true")
             .option("delta.enableDeletionVectors", "true")
-            .option(_STATS_COLUMNS, ",".join(_with_stats(columns, key)))
+            .option(_STATS_COLUMNS, stats_columns)
         )
-        self._forget_stats_columns(columns, key)
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")
         clustering = _clustering(columns, key)
         if clustering:
             writer = writer.clusterBy(*clustering)
-        with signed(self.session, signature, None):
+        with self._choosing(stats_columns), signed(self.session, signature, None):
             writer.save(self.path)
 
-    def _forget_stats_columns(
-        self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn]
-    ) -> None:
-        """Let a mirror that is there have statistics of other columns: it may lose those."""
-        if not DeltaTable.isDeltaTable(self.session, self.path):
-            return
-        named = table_property(self.session, self.path, _STATS_COLUMNS)
-        if named is not None and named != ",".join(_with_stats(columns, key)):
-            table = f"delta.{quoted(self.path)}"
-            self.session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")
+    @contextmanager
+    def _choosing(self, stats_columns: str) -> Iterator[None]:
+        """Have statistics of other columns from now on; a mirror that is there may lose columns.
+
+        (Options of a write choose them for a new table only.)
+        """
+        session, path = self.session, self.path
+        is_there = DeltaTable.isDeltaTable(session, path)
+        before = table_property(session, path, _STATS_COLUMNS) if is_there else stats_columns
+        table = f"delta.{quoted(path)}"
+        if before not in {None, stats_columns}:
+            session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")
+        yield
+        if before != stats_columns:
+            text = stats_columns.replace("\\", "\\\\").replace("'", "\\'")
+            session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{_STATS_COLUMNS}' = '{text}')")
 
     def apply(self, outcomes: Outcomes, signature: Signature) -> None:
         """Change the rows that outcomes are of: one commit, skipped if it is there already."""
@@ -193,6 +202,7 @@ class MirrorTable:
                 for field in old.schema
             ]
         )
+        is_small = is_small and outcomes.nbytes < SMALL_BYTES
         partitions = {_PARTITIONS: "1"} if is_small else {}
         with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)

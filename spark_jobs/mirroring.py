@@ -310,6 +310,7 @@ class _Move:
                 self.key,
                 unsent=kept,
                 near=_near(outcomes, self.key[0]),
+                nbytes=self.step.nbytes,
             ),
             self.step.signature,
         )

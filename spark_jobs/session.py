@@ -222,7 +222,7 @@ def class_archive() -> Path | None:
     java, jars = _java_version(), cached_jars()
     if java is None or jars is None:
         return None
-    return archive_path(java, pyspark.__version__, jars)
+    return archive_path(java, [Path(pyspark.__file__).parent / "jars", *jars])
 
 
 def cached_jars(home: Path | None = None) -> list[Path] | None:

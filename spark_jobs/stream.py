@@ -217,10 +217,17 @@ class EpochStream:
             self._take_in_order(found)
 
     def _take_news(self) -> None:
-        """A table may become whole after the last epoch that there is."""
-        with self._lock:
+        """A table may become whole after the last epoch that there is.
+
+        While a batch is taken there is time yet: the caller has a stop to look out for.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if self._last is not None and self._registry_version != self._newest_registry():
                 self._take_in_order([])
+        finally:
+            self._lock.release()
 
     def _take_in_order(self, found: Iterable[Epoch]) -> None:
         last = 0 if self._last is None else self._last.epoch

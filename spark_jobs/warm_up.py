@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.errors import OperatorError
-from spark_jobs.class_archive import options_to_make
+from spark_jobs.class_archive import has_plain_path, options_to_make, remove_older
 from spark_jobs.command import EXIT_DONE, run_job
 from spark_jobs.session import (
     JAVA_OPTIONS,
@@ -46,6 +46,11 @@ def main(arguments: Sequence[str]) -> int:
             "Delta's jars are not cached yet",
             remedy="run any job once on this machine, then this again",
         )
+    if not has_plain_path(archive):
+        raise OperatorError(
+            f"{archive}: a JVM can't be given a path with blanks",
+            remedy="XDG_CACHE_HOME=/a/folder python -m spark_jobs.warm_up, and so for the jobs",
+        )
     if archive.exists():
         sys.stdout.write(f"{archive} is there\n")
         return EXIT_DONE
@@ -55,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
             made = Path(folder) / archive.name
             _train(made, folder)
             made.replace(archive)
+        remove_older(archive)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OperatorError(
             f"{archive} can't be made: {error}",
@@ -68,12 +74,20 @@ def _train(archive: Path, folder: str) -> None:
     """Run what a mirror runs, in a JVM that writes its classes to `archive`, to the JVM's end."""
     options = LOCAL_SETTINGS[JAVA_OPTIONS] + options_to_make(archive)
     session = local_session("ingestd warm-up", settings={JAVA_OPTIONS: options})
-    _run(session, f"{folder}/from", f"{folder}/to")
     gateway: Any = session.sparkContext._gateway  # noqa: SLF001 - pyspark has no other way to it
-    session.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # which ends the JVM
-    gateway.proc.wait(_LIMIT_S)
+    jvm: subprocess.Popen[bytes] = gateway.proc
+    try:
+        _run(session, f"{folder}/from", f"{folder}/to")
+        session.stop()
+        gateway.shutdown()
+        assert jvm.stdin is not None
+        jvm.stdin.close()  # which ends it
+        code = jvm.wait(_LIMIT_S)
+    finally:
+        jvm.kill()
+    if code != 0:
+        msg = f"its JVM ended with {code}"
+        raise OSError(msg)
 
 
 def _run(session: SparkSession, source: str, target: str) -> None:

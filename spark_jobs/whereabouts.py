@@ -110,7 +110,7 @@ def moved(
     version = current_version(session, path)
     for commit in commits_above(session, path, -1 if before is None else before.version):
         if commit.signature == signature:
-            break
+            continue
         is_step = commit.signature is not None and commit.signature.epoch <= above
         if commit.is_foreign or not (is_step or commit.signature is None):
             raise TableError(

@@ -133,6 +133,15 @@ class Simulated:
         return sorted((key, *row) for key, row in self.rows.items())
 
 
+WAYS = (
+    (50_000, 0, 0),  # folded in the driver, then a MERGE
+    (-1, 0, 0),  # folded by Spark, then a MERGE
+    (50_000, 1 << 20, 0),  # in the driver, then a plain write as one file
+    (-1, 0, 1 << 40),  # by Spark, then a plain write
+)
+"""FEW_ROWS, SMALL_BYTES, CHANGED_SHARE."""
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_mirror_equals_its_source_after_every_batch(
     mirror: Mirror, raw: RawLake, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -144,10 +153,10 @@ def test_mirror_equals_its_source_after_every_batch(
     chance = random.Random(seed)
     tables = [Simulated(table("a"), chance), Simulated(table("b", oid=2), chance)]
     for batch in range(4):
-        by_spark, is_small = divmod((batch + seed) % 4, 2)
-        monkeypatch.setattr(mirroring, "FEW_ROWS", -1 if by_spark else 50_000)
-        monkeypatch.setattr(mirror_table, "CHANGED_SHARE", 0)
-        monkeypatch.setattr(mirror_table, "SMALL_BYTES", 1 << 20 if is_small else 0)
+        few_rows, small_bytes, changed_share = WAYS[(batch + seed) % len(WAYS)]
+        monkeypatch.setattr(mirroring, "FEW_ROWS", few_rows)
+        monkeypatch.setattr(mirror_table, "SMALL_BYTES", small_bytes)
+        monkeypatch.setattr(mirror_table, "CHANGED_SHARE", changed_share)
         for _ in range(chance.randint(1, 3)):
             for one in tables:
                 for _ in range(8):

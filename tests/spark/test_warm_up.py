@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from ingestd.errors import OperatorError
 from spark_jobs.class_archive import archive_path
+from spark_jobs.warm_up import main
 
 SESSION = """
 from pathlib import Path
@@ -45,12 +49,18 @@ def test_an_archive_is_made_once_and_taken_by_sessions(tmp_path: Path) -> None:
     assert "cds" not in said
 
 
-def test_another_java_spark_or_jar_is_another_archive() -> None:
-    one = archive_path("java 17.0.1", "4.2.0", [Path("a.jar")])
-    assert one == archive_path("java 17.0.1", "4.2.0", [Path("a.jar")])
-    others = {
-        archive_path("java 17.0.2", "4.2.0", [Path("a.jar")]),
-        archive_path("java 17.0.1", "4.2.1", [Path("a.jar")]),
-        archive_path("java 17.0.1", "4.2.0", [Path("b.jar")]),
-    }
-    assert len(others - {one}) == 3
+def test_another_java_or_jar_is_another_archive(tmp_path: Path) -> None:
+    jar, other = tmp_path / "a.jar", tmp_path / "b.jar"
+    jar.touch()
+    other.touch()
+    one = archive_path("java 17.0.1", [jar])
+    assert one == archive_path("java 17.0.1", [jar])
+    found = {one, archive_path("java 17.0.2", [jar]), archive_path("java 17.0.1", [other])}
+    os.utime(jar, (1, 1))
+    assert len(found | {archive_path("java 17.0.1", [jar])}) == 4
+
+
+def test_a_path_with_blanks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a folder"))
+    with pytest.raises(OperatorError, match="blanks"):
+        main([])
