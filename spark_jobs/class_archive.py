@@ -2,7 +2,8 @@
 
 Loading some ten thousand classes takes a third of a short job. `python -m spark_jobs.warm_up` makes
 the archive (some 200 MB) once for a Java, a Spark and a Delta; local sessions take it if it is
-there. Without it, or with one that does not fit, everything works as well.
+there. Without it everything works as well. It is put in place whole: one that is cut off would keep
+the JVM from starting.
 Source: Java's "Class Data Sharing" (`-XX:ArchiveClassesAtExit`, JEP 350).
 """
 
