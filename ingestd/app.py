@@ -103,7 +103,8 @@ def _supervised(
     connector = _connector(config, name, settings)
 
     def make_pipeline() -> Pipeline:
-        return Pipeline(connector.capture(), _lake(config, name), policy, watch)
+        lake = _lake(config, name)
+        return Pipeline(connector.capture(lake), lake, policy, watch)
 
     return Supervised(make_pipeline, watch)
 

@@ -54,12 +54,15 @@ def change_schema(table: Table) -> pa.Schema:
 class TableBatch:
     """Change rows of one table in the order of (`_cdc_lsn`, `_cdc_seq`).
 
-    `rows` has the change schema of `table`; `nbytes` is what the source sent for them.
+    `rows` has the change schema of `table`; `nbytes` is what the source sent for them. `resume`:
+    where its capture goes on with this table once these rows, and all before, are durable; only the
+    capture knows what it says. It is kept in one commit with the rows (`RegisteredTable.resume`).
     """
 
     table: Table
     rows: pa.RecordBatch
     nbytes: int
+    resume: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,8 @@ class TableSettings(Section):
         return tuple(c for c, kind in self.mask_columns.items() if kind == "sha256")
 
 
+UNSTREAMED = {"snapshot_only", "manual"}
+"""Of these references only the current rows are in the lake."""
 NO_CONTROLS = TableSettings()
 """What holds for a table without a section of its own."""
 
@@ -205,6 +207,13 @@ class SourceSettings(Section):
     def includes(self, schema: str, name: str) -> bool:
         """Say whether `tables` asks for this table: by one pattern, and excluded by none."""
         return included(self.tables, schema, name)
+
+    def streams(self, table: TableId) -> bool:
+        """Say whether a table's changes are captured: of some only the current rows are kept."""
+        return (
+            self.includes(table.schema, table.name)
+            and self.controls(table).reference not in UNSTREAMED
+        )
 
     def controls(self, table: TableId) -> TableSettings:
         """Give the settings of a table: those of its section, or the defaults."""

@@ -102,7 +102,8 @@ class Lag:
 
     `current_lsn`: the server's own position. `lag_bytes`: from the confirmed position to there.
     `retained_bytes`: WAL the slot holds back. `safe_bytes`: WAL that may still be written before
-    the slot is in danger.
+    the slot is in danger. `seconds`: age of the oldest change that was not given yet, where the
+    capture can tell (else the pipeline goes by what was delivered).
     """
 
     current_lsn: Lsn
@@ -110,6 +111,7 @@ class Lag:
     lag_bytes: int | None
     retained_bytes: int | None
     safe_bytes: int | None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +333,20 @@ class ChangeCapture(Protocol):
         ...
 
 
+class ChangeLog(Protocol):
+    """What the lake has of a source's changes."""
+
+    def changes(
+        self, table: TableId, columns: Sequence[str]
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Give the durable change rows of a table, in any order: these columns of its raw table.
+
+        As of when the call is made; nothing of a table that the lake has not. A column that it
+        lacks is left out. Bounded memory. Close it always. Raises TransientError, OperatorError.
+        """
+        ...
+
+
 # --- reading a table -------------------------------------------------------------------------
 
 
@@ -444,7 +460,9 @@ class Connector(Protocol):
         """
         ...
 
-    def capture(self) -> ChangeCapture: ...
+    def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
+        """Make a capture. `log`: the lake that its changes go to, for one that looks back."""
+        ...
 
     def splits(self, *, resumable: bool = False) -> SplitManager:
         """Give what cuts tables in the way that is read fastest.
@@ -568,7 +586,9 @@ class EpochWriter(Protocol):
         """Take rows; those the table's raw table holds already are counted and dropped (I3).
 
         A row is held already when its `_cdc_lsn` is below the table's watermark at `Sink.open`; but
-        not one that was read (`is_read`): no replay brings that again.
+        not one that was read (`is_read`): no replay brings that again. The newest `resume` of the
+        table's batches is kept with their commit, also of a batch without rows; if none of an
+        epoch's has one, that of before stays.
         Returns when there is room for more. Raises TableError if this table can't take them.
         """
         ...
@@ -593,7 +613,7 @@ class EpochWriter(Protocol):
         ...
 
 
-class Sink(Protocol):
+class Sink(ChangeLog, Protocol):
     """The lake of one source."""
 
     async def open(self) -> Committed:

@@ -81,6 +81,7 @@ class RegisteredTable:
 
     `columns`: those of the last row that has any. `lake_columns`: the newest entry of every lake
     column that the table ever had, by its name: what was dropped in the source stays in the lake.
+    `resume`: the last `TableBatch.resume` that is durable, from the raw table; empty without one.
     """
 
     table: TableId
@@ -94,6 +95,7 @@ class RegisteredTable:
     storage: str = ""
     replica_identity: str = "d"
     progress: str = ""
+    resume: str = ""
 
     def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
         """Give it with what an earlier row had and this one leaves open."""

@@ -13,6 +13,7 @@ from ingestd.fakes.snapshot import Reach
 from ingestd.fakes.tables import FakeMetadata, FakePageSource, FakeSplitManager, FakeTables
 from ingestd.ports import (
     ChangeCapture,
+    ChangeLog,
     Connector,
     Coverage,
     Metadata,
@@ -57,8 +58,9 @@ class FakeConnector:
         del known, timeout_s
         return Coverage(tuple(self._database.tables), tuple(self._database.refused))
 
-    def capture(self) -> ChangeCapture:
-        """Make a capture."""
+    def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
+        """Make a capture, which looks back at nothing."""
+        del log
         made = FakeCapture(self._database, reach=self._reach)
         self._captures.append(made)
         return made

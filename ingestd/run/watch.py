@@ -350,5 +350,7 @@ class Watch:
         """Take a lag; `oldest_us`: commit time of the oldest change that is not durable."""
         self._is_measured = True
         seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)
+        if lag.seconds is not None:
+            seconds = max(seconds, lag.seconds)
         self._status.measured(lag, seconds)
         self._metrics.lag(self.source, lag, seconds)

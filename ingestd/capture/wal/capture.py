@@ -76,7 +76,7 @@ class WalCapture:
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._tables = SourceTables(settings)
-        self._relations = Relations(self._describe, lambda t: settings.includes(t.schema, t.name))
+        self._relations = Relations(self._describe, settings.streams)
         self._delivery = Delivery(
             source,
             settings,

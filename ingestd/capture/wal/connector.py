@@ -18,6 +18,7 @@ from ingestd.capture.wal.preflight import preflight
 from ingestd.checks import CheckLine
 from ingestd.ports import (
     ChangeCapture,
+    ChangeLog,
     Connector,
     Coverage,
     Metadata,
@@ -52,8 +53,9 @@ class WalConnector:
         """Ask the catalog, and hold it against the config."""
         return await coverage_of(self._source, self._settings, known, timeout_s=timeout_s)
 
-    def capture(self) -> ChangeCapture:
-        """Make a capture."""
+    def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
+        """Make a capture, which looks back at nothing."""
+        del log
         return WalCapture(
             self._source,
             self._settings,

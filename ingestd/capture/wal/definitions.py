@@ -106,7 +106,7 @@ async def read_catalog(settings: WalSettings) -> Catalog:
 async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
     lsn = await insert_position(connection)
     every = await list_tables(connection)
-    wanted = tuple(r for r in every if settings.includes(r.schema, r.name))
+    wanted = tuple(r for r in every if settings.streams(r.id))
     oids = [r.oid for r in wanted]
     names = {r.id for r in wanted}
     version = connection.info.server_version

@@ -1,0 +1,1 @@
+"""Changes by ordinary queries: no replication right, no logical WAL (design section 8.6)."""
