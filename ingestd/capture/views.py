@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.positions import insert_position
 from ingestd.capture.rewrites import ensure_described, ensure_named, lock_unless_rewritten
 from ingestd.capture.splits import enter_snapshot
-from ingestd.capture.wal.positions import insert_position
 from ingestd.errors import TableReplacedError
 from ingestd.positions import Lsn
 from ingestd.schema import Table

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
+from ingestd.capture.positions import insert_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal import discovery
 from ingestd.capture.wal.definitions import read_catalog
-from ingestd.capture.wal.positions import insert_position
 from ingestd.capture.wal.server import inspect_server
 from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState, registered

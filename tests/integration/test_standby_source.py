@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
+from ingestd.capture.positions import insert_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal import slot_making
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.capture.wal.positions import insert_position
 from ingestd.capture.wal.preflight import preflight
 from ingestd.capture.wal.slot_making import temporary_point
 from ingestd.demo.comparison import compare_source

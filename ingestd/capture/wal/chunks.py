@@ -21,13 +21,13 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.conditions import check_condition, joined
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
+from ingestd.capture.positions import insert_position
 from ingestd.capture.readers import SplitReaders
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import cut, read_error
 from ingestd.capture.unread import Unread, unread
 from ingestd.capture.views import OwnView
-from ingestd.capture.wal.positions import insert_position
 from ingestd.errors import TableError, TableReplacedError
 from ingestd.keys import Key
 from ingestd.ports import SnapshotItem, SnapshotPage, Split

@@ -23,11 +23,11 @@ from ingestd.capture.catalog import (
     table_of,
 )
 from ingestd.capture.columns import as_published, controlled
+from ingestd.capture.positions import insert_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
 from ingestd.capture.type_parts import TypeParts, read_type_parts
-from ingestd.capture.wal.positions import insert_position
 from ingestd.capture.wal.published import (
     Publication,
     Published,

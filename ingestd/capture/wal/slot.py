@@ -15,7 +15,7 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
-from ingestd.capture.wal.positions import CURRENT, FLUSHED
+from ingestd.capture.positions import CURRENT, FLUSHED
 from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
+from ingestd.capture.positions import flush_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.positions import flush_position
 from ingestd.capture.wal.slot import (
     ExportedPoint,
     busy_slot,

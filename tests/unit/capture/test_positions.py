@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.capture.wal.positions import end_of_record
+from ingestd.capture.positions import end_of_record
 from ingestd.positions import Lsn
 
 PAGE = 8192
