@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -33,7 +34,7 @@ from ingestd.references import KeyPath, Resolver
 from ingestd.schema import TableId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -196,7 +197,7 @@ class SourceSettings(Section):
     dsn: Secret
     tables: list[TablePattern] = Field(min_length=1)
     mask_key: Secret | None = None
-    table: dict[str, TableSettings] = {}
+    table: Mapping[str, TableSettings] = {}
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:

@@ -66,9 +66,24 @@ def address(text: object) -> Address | None:
 
 def size_or_zero(text: object) -> int:
     """Read a size as `size_bytes` does, or ``0`` (a number or a text). Raises ValueError."""
-    return 0 if text in {"0", 0} and not isinstance(text, bool) else size_bytes(text)
+    return 0 if text in ("0", 0) and not isinstance(text, bool) else size_bytes(text)
+
+
+def seconds_or_zero(text: object) -> float:
+    """Read a duration as `seconds` does, or ``0`` (a number or a text). Raises ValueError."""
+    return 0.0 if text in ("0", 0) and not isinstance(text, bool) else seconds(text)
+
+
+def seconds_or_off(text: object) -> float | None:
+    """Read a duration as `seconds` does; ``off`` is None. Raises ValueError."""
+    try:
+        return None if text == "off" else seconds(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'off'") from None
 
 
 Seconds = Annotated[float, BeforeValidator(seconds)]
+SecondsOrZero = Annotated[float, BeforeValidator(seconds_or_zero)]
+SecondsOrOff = Annotated[float | None, BeforeValidator(seconds_or_off)]
 SizeBytes = Annotated[int, BeforeValidator(size_bytes)]
 SizeOrZero = Annotated[int, BeforeValidator(size_or_zero)]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import Field, SecretStr, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
-from ingestd.config import SourceSettings
-from ingestd.quantities import Seconds, SizeBytes, SizeOrZero
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ingestd.config import UNSTREAMED, SourceSettings, TableSettings
+from ingestd.config_errors import KeyPathError
+from ingestd.quantities import Seconds, SecondsOrOff, SecondsOrZero, SizeBytes, SizeOrZero
+from ingestd.schema import TableId
 
 _MAX_IDENTIFIER_BYTES = 63
 """NAMEDATALEN - 1 of a standard server."""
@@ -21,35 +28,43 @@ SlotName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
 """Source: PostgreSQL, ReplicationSlotValidateName."""
 
 
-class WalSettings(SourceSettings):
-    """`kind = "wal"`: a logical replication slot and a publication (design section 4).
+def _identifier(name: str) -> str:
+    if not 1 <= len(name.encode()) <= _MAX_IDENTIFIER_BYTES:
+        msg = f"must be 1-{_MAX_IDENTIFIER_BYTES} bytes long"
+        raise ValueError(msg)
+    return name
+
+
+Identifier = Annotated[str, AfterValidator(_identifier)]
+
+
+class PostgresSettings(SourceSettings):
+    """What every capture of a Postgres database is told.
 
     `discover_interval`: how often, in seconds, the catalog is asked for tables that are new or
-    others than before. `snapshot_chunked_above`: a table of so many bytes is read in chunks at its
-    first load too; `snapshot_chunk`: about how much of it at a time.
+    others than before. `snapshot_chunk`: about how many bytes of a table are read at a time.
     """
 
-    kind: Literal["wal"]
-    slot: SlotName
-    publication: str
-    manage: bool = True
     snapshot: Literal["initial", "never"] = "initial"
     snapshot_workers: int = Field(default=2, ge=1, le=64)
-    snapshot_chunked_above: SizeOrZero = 1_000_000_000
     snapshot_chunk: SizeBytes = 32_000_000
-    before: Literal["key", "full"] = "key"
-    slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"
     discover_interval: Seconds = 15.0
 
-    @classmethod
-    def defaults(cls, source: str) -> Mapping[str, object]:
-        """Name slot and publication after the source."""
-        return {"slot": f"ingestd_{source}", "publication": f"ingestd_{source}"}
+    @property
+    def sent_by(self) -> str | None:
+        """The publication that says what is captured of a table; None: all that can be read."""
+        return None
 
-    def exclusive(self) -> tuple[str, object]:
-        """Give the slot: it has one reader."""
-        return "slot", (self.slot, self.dsn.get_secret_value())
+    @property
+    def may_publish(self) -> bool:
+        """Whether the publication is altered to what the config asks for."""
+        return False
+
+    @property
+    def keeps_old_rows(self) -> bool:
+        """Whether `_cdc_before` is to have whole rows, where the source sends them."""
+        return False
 
     @field_validator("dsn")
     @classmethod
@@ -65,14 +80,126 @@ class WalSettings(SourceSettings):
             raise ValueError(msg)
         return dsn
 
-    @field_validator("publication")
+
+class WalSettings(PostgresSettings):
+    """`kind = "wal"`: a logical replication slot and a publication (design section 4).
+
+    `snapshot_chunked_above`: a table of so many bytes is read in chunks at its first load too.
+    """
+
+    kind: Literal["wal"]
+    slot: SlotName
+    publication: Identifier
+    manage: bool = True
+    snapshot_chunked_above: SizeOrZero = 1_000_000_000
+    before: Literal["key", "full"] = "key"
+    slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
+
     @classmethod
-    def _publication_name(cls, name: str) -> str:
-        if not 1 <= len(name.encode()) <= _MAX_IDENTIFIER_BYTES:
-            msg = f"must be 1-{_MAX_IDENTIFIER_BYTES} bytes long"
-            raise ValueError(msg)
-        return name
+    def defaults(cls, source: str) -> Mapping[str, object]:
+        """Name slot and publication after the source."""
+        return {"slot": f"ingestd_{source}", "publication": f"ingestd_{source}"}
+
+    def exclusive(self) -> tuple[str, object]:
+        """Give the slot: it has one reader."""
+        return "slot", (self.slot, self.dsn.get_secret_value())
+
+    @property
+    def sent_by(self) -> str:
+        """The publication."""
+        return self.publication
+
+    @property
+    def may_publish(self) -> bool:
+        """As `manage` says."""
+        return self.manage
+
+    @property
+    def keeps_old_rows(self) -> bool:
+        """As `before` says."""
+        return self.before == "full"
 
 
-SETTINGS: Mapping[str, type[SourceSettings]] = {"wal": WalSettings}
+def _one_or_more(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _column_names(names: list[str]) -> list[str]:
+    if not names or not all(names):
+        msg = "is empty; write a column's name, or a list of them"
+        raise ValueError(msg)
+    if len(set(names)) < len(names):
+        msg = "names a column twice"
+        raise ValueError(msg)
+    return names
+
+
+ColumnNames = Annotated[list[str], AfterValidator(_column_names)]
+
+
+class PolledTableSettings(TableSettings):
+    """A table's section of a polled source; columns by the source's names, times in seconds.
+
+    `cursor`: the column that grows whenever a row is written, and others that order rows that are
+    equal in it; none: every poll looks through the whole table. `key`: what tells rows apart, by
+    default the primary key. `detect_deletes`: how often its keys are compared with the lake's; None
+    for never. `deleted`: the column that is neither null nor false in a row that counts as deleted.
+    `interval`: how often it is polled, instead of as the source says.
+    """
+
+    cursor: Annotated[ColumnNames, BeforeValidator(_one_or_more)] | None = None
+    key: ColumnNames | None = None
+    detect_deletes: SecondsOrOff = None
+    deleted: Identifier | None = None
+    interval: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _pollable(self) -> PolledTableSettings:
+        if self.reference in UNSTREAMED:
+            for name in ("cursor", "detect_deletes", "deleted", "interval"):
+                if getattr(self, name) is not None:
+                    why = (
+                        f"its changes are not captured: reference = {self.reference!r}; take it out"
+                    )
+                    raise KeyPathError((name,), why)
+        for number, column in enumerate(self.key or ()):
+            at = ("key", number)
+            if column in self.exclude_columns:
+                why = "is in 'exclude_columns' too; rows can't be told apart without it"
+                raise KeyPathError(at, why)
+            if self.mask_columns.get(column) == "null":
+                why = "is masked with null, and rows can't be told apart without it; use sha256"
+                raise KeyPathError(at, why)
+            if column == self.deleted:
+                raise KeyPathError(at, "is 'deleted' too, which changes when a row is deleted")
+        return self
+
+
+NOT_DESCRIBED = PolledTableSettings()
+"""What holds for a polled table without a section of its own."""
+
+
+class PollingSettings(PostgresSettings):
+    """`kind = "polling"`: ordinary queries, on any server and with any role that may read.
+
+    Times are in seconds. `interval`: how often each table is polled while it changes.
+    `page_rows`: how many rows a query gives. `statement_timeout`, `lock_timeout`: for each query of
+    a poll, 0 for none. `listen`: a channel of NOTIFY that starts a poll at once.
+    """
+
+    kind: Literal["polling"]
+    interval: Seconds = 10.0
+    statement_timeout: SecondsOrZero = 60.0
+    lock_timeout: SecondsOrZero = 5.0
+    page_rows: int = Field(default=10_000, ge=1, le=10_000_000)
+    listen: Identifier | None = None
+    table: Mapping[str, PolledTableSettings] = {}
+
+    def controls(self, table: TableId) -> PolledTableSettings:
+        """Give the settings of a table: those of its section, or the defaults."""
+        found = (s for text, s in self.table.items() if TableId.parse(text) == table)
+        return next(found, NOT_DESCRIBED)
+
+
+SETTINGS: Mapping[str, type[SourceSettings]] = {"wal": WalSettings, "polling": PollingSettings}
 """A kind's settings model, by `kind`: what `ingestd.config.load_config` is given."""

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.capture.settings import SETTINGS, WalSettings
+from ingestd.capture.settings import (
+    SETTINGS,
+    PolledTableSettings,
+    PollingSettings,
+    WalSettings,
+)
 from ingestd.config import Config, TableSettings, load_config
 from ingestd.errors import ConfigError
 from ingestd.quantities import Address
@@ -151,8 +156,8 @@ def test_a_missing_variable_of_a_typed_key_is_told_once(
         (("tables =", "tabels ="), "sources.shop.tabels: unknown key; did you mean 'tables'?"),
         (("[lake]", "[lakes]"), "lakes: unknown key; did you mean 'lake'?"),
         (("kind =", "zzz = 1\nkind ="), "sources.shop.zzz: unknown key; valid keys: kind, dsn, "),
-        (('kind = "wal"\n', ""), "sources.shop.kind: is missing; available: 'wal'"),
-        (('"wal"', '"polling"'), "sources.shop.kind: unknown or not available; available: 'wal'"),
+        (('kind = "wal"\n', ""), "sources.shop.kind: is missing; available: 'polling', 'wal'"),
+        (('"wal"', '"cdc"'), "sources.shop.kind: unknown or not available; available: 'polling',"),
         (("dsn =", "manage = 'yes'\ndsn ="), "sources.shop.manage: must be true or false"),
         (
             ("dsn =", "snapshot = 'no'\ndsn ="),
@@ -382,8 +387,123 @@ def test_the_example_loads() -> None:
 def test_the_example_names_every_key() -> None:
     text = (ROOT / "config.example.toml").read_text("utf-8")
     models = [*(f.annotation for f in Config.model_fields.values()), *SETTINGS.values()]
-    models.append(TableSettings)
+    models += [TableSettings, PolledTableSettings]
     keys = {key for model in models for key in getattr(model, "model_fields", {})}
     missing = [k for k in keys - {"table"} if not re.search(rf"^(# )?{k} = ", text, re.MULTILINE)]
     assert missing == ["storage_options"]
     assert "[lake.storage_options]" in text
+
+
+POLLED = BASE.replace('"wal"', '"polling"')
+
+
+def polling(config: Config, name: str = "shop") -> PollingSettings:
+    source = config.sources[name]
+    assert isinstance(source, PollingSettings)
+    return source
+
+
+def test_defaults_of_polling(load: Callable[..., Config]) -> None:
+    source = polling(load(POLLED))
+    assert (source.interval, source.discover_interval, source.page_rows) == (10.0, 15.0, 10_000)
+    assert (source.statement_timeout, source.lock_timeout, source.listen) == (60.0, 5.0, None)
+    assert (source.snapshot, source.snapshot_workers, source.on_rewrite) == (
+        "initial",
+        2,
+        "resnapshot",
+    )
+    controls = source.controls(TableId("public", "orders"))
+    assert (controls.cursor, controls.key, controls.deleted) == (None, None, None)
+    assert (controls.detect_deletes, controls.interval) == (None, None)
+
+
+def test_a_polled_table_says_how(load: Callable[..., Config]) -> None:
+    text = f"""{POLLED}
+interval = "1s"
+statement_timeout = "0"
+lock_timeout = "500ms"
+listen = "Orders changed"
+{ORDERS}
+cursor = "updated_at"
+key = ["shop", "id"]
+detect_deletes = "10m"
+deleted = "deleted_at"
+interval = "1m"
+exclude_columns = ["note", "deleted_at"]
+[sources.shop.table."public.lines"]
+cursor = ["day", "id"]
+detect_deletes = "off"
+"""
+    source = polling(load(text))
+    assert (source.statement_timeout, source.lock_timeout) == (0.0, 0.5)
+    assert source.listen == "Orders changed"
+    orders = source.controls(TableId("public", "orders"))
+    assert (orders.cursor, orders.key) == (["updated_at"], ["shop", "id"])
+    assert (orders.detect_deletes, orders.deleted, orders.interval) == (600.0, "deleted_at", 60.0)
+    lines = source.controls(TableId("public", "lines"))
+    assert (lines.cursor, lines.detect_deletes) == (["day", "id"], None)
+
+
+def test_two_polled_sources_may_share_a_database(load: Callable[..., Config]) -> None:
+    twice = POLLED + POLLED[POLLED.index("[sources") :].replace("shop]", "crm]")
+    assert set(load(twice).sources) == {"shop", "crm"}
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ('slot = "s"', "slot: unknown key; "),
+        ('before = "full"', "before: unknown key; "),
+        ('interval = "0s"', "interval: not a duration; "),
+        ("page_rows = 0", "page_rows: must be at least 1"),
+        ('statement_timeout = "5"', "statement_timeout: not a duration; "),
+        ("lock_timeout = [1]", "lock_timeout: not a duration; "),
+        ('listen = ""', "listen: must be 1-63 bytes long"),
+        (f"listen = '{64 * 'x'}'", "listen: must be 1-63 bytes long"),
+    ],
+)
+def test_faults_of_a_polled_source(refusal: Callable[..., list[str]], key: str, line: str) -> None:
+    (found,) = refusal(f"{POLLED}{key}\n")
+    assert found.startswith(f"sources.shop.{line}")
+
+
+@pytest.mark.parametrize(
+    ("controls", "line"),
+    [
+        ("cursor = 5", "cursor: must be a list, like ['a', 'b']"),
+        ("cursor = [5]", "cursor[0]: must be a string"),
+        ("cursor = []", "cursor: is empty; write a column's name"),
+        ('cursor = ""', "cursor: is empty; write a column's name"),
+        ('cursor = ["a", "a"]', "cursor: names a column twice"),
+        ("key = []", "key: is empty; write a column's name"),
+        ('key = "id"', "key: must be a list, like ['a', 'b']"),
+        ('detect_deletes = "no"', "detect_deletes: not a duration; "),
+        ("detect_deletes = false", "detect_deletes: not a duration; "),
+        ('deleted = ""', "deleted: must be 1-63 bytes long"),
+        (
+            'key = ["a", "id"]\nexclude_columns = ["id"]',
+            "key[1]: is in 'exclude_columns' too; rows can't be told apart without it",
+        ),
+        (
+            'key = ["id"]\nmask_columns = { id = "null" }',
+            "key[0]: is masked with null, and rows can't be told apart without it; use sha256",
+        ),
+        ('key = ["id"]\ndeleted = "id"', "key[0]: is 'deleted' too, which changes when"),
+        ('curser = "id"', "curser: unknown key; did you mean 'cursor'?"),
+    ],
+)
+def test_faults_of_a_polled_table(
+    refusal: Callable[..., list[str]], controls: str, line: str
+) -> None:
+    (found,) = refusal(f"{POLLED}{ORDERS}\n{controls}\n")
+    assert found.startswith(f'sources.shop.table."public.orders".{line}')
+
+
+@pytest.mark.parametrize(
+    "key",
+    ['cursor = "a"', 'key = ["a"]', 'detect_deletes = "1h"', 'deleted = "a"', 'interval = "1m"'],
+)
+def test_a_streamed_table_is_not_polled(refusal: Callable[..., list[str]], key: str) -> None:
+    (found,) = refusal(f"{BASE}{ORDERS}\n{key}\n")
+    name = key.split(" ", 1)[0]
+    assert found.startswith(f'sources.shop.table."public.orders".{name}: unknown key; ')
