@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -27,10 +27,11 @@ from ingestd.schema import Table, TableId
 
 @dataclass(slots=True)
 class MemoryTable:
-    """A raw table: rows of every version, the watermark, and who wrote last."""
+    """A raw table: rows of every version, the watermark, and where its capture goes on."""
 
     versions: list[pa.Table] = field(default_factory=list)
     watermark: Lsn | None = None
+    resume: str = ""
 
     @property
     def version(self) -> int:
@@ -100,10 +101,14 @@ class MemoryLake:
             epoch,
             disk.position,
             dict(self.watermarks),
-            dict(disk.registered),
+            {name: self._as_it_is(entry) for name, entry in disk.registered.items()},
             disk.origin,
             _unlisted([disk.tables[table].rows() for table in self.held], epoch + 1),
         )
+
+    def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
+        held = self.disk.tables.get(entry.table)
+        return entry if held is None else replace(entry, resume=held.resume)
 
     async def adopt(self, origin: str) -> None:
         """Record the origin."""
@@ -149,6 +154,16 @@ class MemoryLake:
             self.swap("_epochs")
             self.disk.position = position
 
+    async def changes(
+        self, table: TableId, columns: Sequence[str]
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Give the rows as they are now, epoch by epoch."""
+        held = self.disk.tables.get(table)
+        if held is not None:
+            rows = held.rows()
+            for batch in rows.select([n for n in columns if n in rows.schema.names]).to_batches():
+                yield batch
+
     async def close(self) -> None:
         """Forget what was not committed."""
         self._is_open = False
@@ -174,6 +189,7 @@ class MemoryEpochWriter:
         self._number = number
         self._previous = previous
         self._batches: dict[TableId, list[pa.Table]] = {}
+        self._resumes: dict[TableId, str] = {}
         self._taken: dict[TableId, int] = {}
         self._over = asyncio.Event()
         self.is_committing = False
@@ -202,16 +218,19 @@ class MemoryEpochWriter:
         watermark = self._lake.watermarks.get(table)
         if watermark is not None and not is_read:
             rows = rows.filter(pc.greater_equal(rows["_cdc_lsn"], int(watermark)))
-        if rows.num_rows:
+        if rows.num_rows or batch.resume is not None:
             self._refuse_other_types(table, rows)
             epochs = pa.repeat(pa.scalar(self._number, pa.int64()), rows.num_rows)
             at = rows.schema.get_field_index("_cdc_ts") + 1
             self._batches.setdefault(table, []).append(rows.add_column(at, EPOCH_FIELD, epochs))
+        if batch.resume is not None:
+            self._resumes[table] = batch.resume
 
     async def discard(self, table: TableId) -> None:
         """Forget a table's rows."""
         self._taken.pop(table, None)
         self._batches.pop(table, None)
+        self._resumes.pop(table, None)
 
     async def commit(self, summary: EpochSummary) -> CommittedEpoch:
         """Put the rows on the disk, table by table, then the epoch."""
@@ -232,7 +251,7 @@ class MemoryEpochWriter:
         """Drop the epoch."""
         if not self.is_committing:
             self._over.set()
-            self._batches, self._taken = {}, {}
+            self._batches, self._taken, self._resumes = {}, {}, {}
 
     def _refuse_if_closed(self) -> None:
         if self.is_committing or self.is_over:
@@ -265,10 +284,12 @@ class MemoryEpochWriter:
             stored = disk.tables.setdefault(table, MemoryTable())
             stored.versions.append(pa.concat_tables(batches, promote_options="default"))
             stored.watermark = summary.end_lsn
+            stored.resume = self._resumes.get(table, stored.resume)
             rows[table] = rows.get(table, 0) + stored.versions[-1].num_rows
         tables = tuple(
             TableInEpoch(table, disk.tables[table].version, count)
             for table, count in sorted(rows.items())
+            if count
         )
         lake.swap("_epochs")
         committed = CommittedEpoch(self._number, replace(summary), lake.now(), tables)

@@ -34,6 +34,10 @@ ATTEMPTS = 10
 """How often a commit is tried when others without data (OPTIMIZE) come between."""
 
 _TOKEN = "ingestdCommit"  # noqa: S105 - a key in commitInfo
+_RESUME = "ingestdResume"
+"""Beside it: where the capture goes on once this commit is durable."""
+_RESUMES = "ingestd.resumes"
+"""Table property: its commits have such texts. No others need be opened to look for one."""
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
 
@@ -47,7 +51,7 @@ class Interposed(Enum):
 
 def judge(commit_json: str, token: str) -> Interposed:
     """Tell from the actions of a commit whose it is and whether it changed data."""
-    actions = [json.loads(line) for line in commit_json.splitlines() if line.strip()]
+    actions = _actions(commit_json)
     if any(a.get("commitInfo", {}).get(_TOKEN) == token for a in actions):
         return Interposed.OURS
     for action in actions:
@@ -57,6 +61,10 @@ def judge(commit_json: str, token: str) -> Interposed:
         if changes or writes or stamped:
             return Interposed.FOREIGN
     return Interposed.WITHOUT_DATA
+
+
+def _actions(commit_json: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in commit_json.splitlines() if line.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +130,33 @@ class AppendLog:
         """Version of the app transaction: the watermark."""
         return None if self._table is None else self._table.transaction_version(self.app_id)
 
+    def resume(self) -> str:
+        """Read the text that the newest commit of ours carries; empty if it has none.
+
+        Commits without an app transaction of ours (OPTIMIZE, new columns) are looked through; what
+        the log has not any more is none.
+        """
+        if _RESUMES not in self.configuration():
+            return ""
+        for number in range(self._version, -1, -1):
+            if self.store.size(self._log_file(number)) is None:
+                return ""
+            actions = _actions(self._commit_json(number))
+            if any(a.get("txn", {}).get("appId") == self.app_id for a in actions):
+                found = (a.get("commitInfo", {}).get(_RESUME) for a in actions)
+                return next((text for text in found if text), "")
+        return ""
+
     def configuration(self) -> dict[str, str]:
         """Table properties."""
         return {} if self._table is None else dict(self._table.metadata().configuration)
 
     def create(
-        self, creation: Creation, fragments: Sequence[Fragment] = (), app_version: int | None = None
+        self,
+        creation: Creation,
+        fragments: Sequence[Fragment] = (),
+        app_version: int | None = None,
+        resume: str = "",
     ) -> int:
         """Make the table, with its first rows in the same commit. Gives the version."""
         known = {k: v for k, v in creation.configuration.items() if k.startswith("delta.")}
@@ -135,7 +164,7 @@ class AppendLog:
 
         def attempt(token: str) -> None:
             if self._table is not None:
-                self._append(fragments, app_version, token)
+                self._append(fragments, token, app_version, resume)
                 return
             self.store.make_folder(self.folder)
             create_table_with_add_actions(
@@ -145,7 +174,7 @@ class AppendLog:
                 mode="error",
                 configuration=known,
                 storage_options=self.store.storage_options,
-                commit_properties=self._properties(token, app_version),
+                commit_properties=self._properties(token, app_version, resume),
                 post_commithook_properties=_NO_CLEANUP,
             )
 
@@ -177,24 +206,42 @@ class AppendLog:
 
         return self._commit(attempt)
 
-    def append(self, fragments: Sequence[Fragment], app_version: int | None = None) -> int:
-        """Commit files, and the app transaction; also one of the two alone. Gives the version."""
-        return self._commit(lambda token: self._append(fragments, app_version, token))
+    def expect_resumes(self) -> None:
+        """Have `resume` look for such texts from now on: once in a table's life, a commit."""
+        if _RESUMES not in self.configuration():
+            self.set_properties({_RESUMES: "true"})
 
-    def _append(self, fragments: Sequence[Fragment], app_version: int | None, token: str) -> None:
+    def append(
+        self, fragments: Sequence[Fragment], app_version: int | None = None, resume: str = ""
+    ) -> int:
+        """Commit files, and the app transaction; also one of the two alone. Gives the version.
+
+        `resume`: what `resume` reads back, empty for none; only with the app transaction, and
+        after `expect_resumes`.
+        """
+        return self._commit(lambda token: self._append(fragments, token, app_version, resume))
+
+    def _append(
+        self, fragments: Sequence[Fragment], token: str, app_version: int | None, resume: str
+    ) -> None:
         self.handle.create_write_transaction(
             [_add(f) for f in fragments],
             "append",
             self.handle.schema(),
-            commit_properties=self._properties(token, app_version),
+            commit_properties=self._properties(token, app_version, resume),
             post_commithook_properties=_NO_CLEANUP,
         )
 
-    def _properties(self, token: str, app_version: int | None) -> CommitProperties:
+    def _properties(
+        self, token: str, app_version: int | None, resume: str = ""
+    ) -> CommitProperties:
         # No last_updated: with it, log cleanup may forget the transaction (I3).
         carried = None if app_version is None else [Transaction(self.app_id, app_version)]
+        stamps = {_TOKEN: token}
+        if resume:
+            stamps[_RESUME] = resume
         return CommitProperties(
-            custom_metadata={_TOKEN: token}, max_commit_retries=0, app_transactions=carried
+            custom_metadata=stamps, max_commit_retries=0, app_transactions=carried
         )
 
     def _commit(self, attempt: Callable[[str], None]) -> int:
@@ -246,9 +293,11 @@ class AppendLog:
         self._version = self._table.version()
 
     def _commit_json(self, version: int) -> str:
-        log_file = f"{self.folder}/_delta_log/{version:020}.json"
-        with storage_faults(self.uri), self.store.open(log_file) as file:
+        with storage_faults(self.uri), self.store.open(self._log_file(version)) as file:
             return bytes(file.read()).decode()
+
+    def _log_file(self, version: int) -> str:
+        return f"{self.folder}/_delta_log/{version:020}.json"
 
     def settle(self) -> None:
         """Make durable what `load` read: a kill may have come between a commit and its fsync (I1).

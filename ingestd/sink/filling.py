@@ -53,12 +53,16 @@ class OwningLake(Protocol):
 
 @dataclass(slots=True)
 class _Part:
-    """A table's part of the epoch. `schema`: what the raw table must have to take it."""
+    """A table's part of the epoch. `schema`: what the raw table must have to take it.
+
+    `resume`: the newest of its batches, None if none has one.
+    """
 
     raw: RawTable
     table: Table
     schema: pa.Schema
     sink: FragmentSink
+    resume: str | None = None
 
 
 class DeltaEpochWriter:
@@ -98,7 +102,7 @@ class DeltaEpochWriter:
         raw = self._lake.raw_table(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
         rows = batch.rows if is_read else _above(batch.rows, raw.watermark)
-        if rows.num_rows == 0:
+        if rows.num_rows == 0 and batch.resume is None:
             return
         rows = with_epoch(rows, self._number)
         schema = raw.admit(rows.schema)
@@ -106,6 +110,8 @@ class DeltaEpochWriter:
         if part is None:
             part = self._parts[table] = _Part(raw, batch.table, schema, self._fragments(batch, raw))
         part.table, part.schema = batch.table, schema
+        if batch.resume is not None:
+            part.resume = batch.resume
         part.sink.add(rows)
         await self._spill()
 
@@ -198,18 +204,18 @@ class DeltaEpochWriter:
     async def _commit_tables(
         self, fragments: Sequence[tuple[_Part, Sequence[Fragment]]], summary: EpochSummary
     ) -> tuple[TableInEpoch, ...]:
-        return tuple(
-            await together(
-                self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn)
-                for part, files in fragments
-            )
+        tables = await together(
+            self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn)
+            for part, files in fragments
         )
+        # One that only says where its capture goes on has not changed.
+        return tuple(table for table in tables if table.rows)
 
     def _commit_table(
         self, part: _Part, fragments: Sequence[Fragment], end_lsn: Lsn
     ) -> TableInEpoch:
         self._lake.before_commit(str(part.raw.id))
-        version = part.raw.commit(part.table, part.schema, fragments, end_lsn)
+        version = part.raw.commit(part.table, part.schema, fragments, end_lsn, part.resume)
         return TableInEpoch(part.raw.id, version, part.sink.rows)
 
 

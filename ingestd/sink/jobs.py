@@ -7,8 +7,9 @@ it had not: `settle` waits until all work begun has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ParamSpec, TypeVar
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,6 +43,24 @@ class Jobs:
         self._running.discard(future)
         if not future.cancelled():
             future.exception()  # seen: who waited was cancelled, or has it raised
+
+
+class Turns(Generic[T]):
+    """An iterator that threads take turns with: one goes on with it, then perhaps one closes it."""
+
+    def __init__(self, items: Generator[T, None, None]) -> None:
+        self._items = items
+        self._lock = threading.Lock()
+
+    def next(self) -> T | None:
+        """Give the next item, None after the last. Blocks."""
+        with self._lock:
+            return next(self._items, None)
+
+    def close(self) -> None:
+        """End it, when whoever goes on with it is done. Blocks."""
+        with self._lock:
+            self._items.close()
 
 
 async def together(works: Iterable[Coroutine[object, object, T]]) -> list[T]:

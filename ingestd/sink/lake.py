@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,9 +20,10 @@ from ingestd.sink.durable import Durability
 from ingestd.sink.epochs import EpochTable
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.filling import DeltaEpochWriter
-from ingestd.sink.jobs import Jobs
+from ingestd.sink.jobs import Jobs, Turns
 from ingestd.sink.paths import Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
+from ingestd.sink.read import read_batches
 from ingestd.sink.registry import RegistryTable
 from ingestd.sink.store import open_store
 
@@ -132,6 +133,24 @@ class DeltaLake:
         async with self._epochs_lock:
             await self.jobs.run(self._epochs.advance, position)
 
+    async def changes(
+        self, table: TableId, columns: Sequence[str]
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Read the newest version, by a handle of its own, a batch ahead of who asks.
+
+        It is the newest when the first batch is asked for.
+        """
+        rows = Turns(read_batches(self.store, self.layout.raw(table), columns))
+        ahead = asyncio.ensure_future(self.jobs.run(rows.next))
+        try:
+            while (batch := await ahead) is not None:
+                ahead = asyncio.ensure_future(self.jobs.run(rows.next))
+                yield batch
+        finally:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
+            await self.jobs.run(rows.close)
+
     async def close(self) -> None:
         """Free everything. At any time, twice."""
         await self._forget()
@@ -235,8 +254,7 @@ class DeltaLake:
             position=self._epochs.position,
             watermarks=watermarks,
             tables={
-                entry.table: self._with_raw_columns(entry)
-                for entry in self._registry.tables().values()
+                entry.table: self._as_it_is(entry) for entry in self._registry.tables().values()
             },
             origin=self._epochs.origin,
             unlisted=_unlisted(self._held.values()),
@@ -250,8 +268,8 @@ class DeltaLake:
             found = pool.map(lambda raw: raw.held_of(number), raws.values())
             return {t: held for t, held in zip(raws, found, strict=True) if held is not None}
 
-    def _with_raw_columns(self, entry: RegisteredTable) -> RegisteredTable:
-        """Give it with the types that the raw table's columns really have.
+    def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
+        """Give it with what its raw table says: where to go on, the types of its columns.
 
         `_tables` may say more than was ever written: that a column has another type now, of a
         table that stopped for just that reason.
@@ -269,7 +287,7 @@ class DeltaLake:
                     if known is None
                     else replace(known, delta_type=type_)
                 )
-        return replace(entry, lake_columns=columns)
+        return replace(entry, lake_columns=columns, resume=raw.resume)
 
     def _found(self) -> list[TableId]:
         """List the raw tables by their folders.

@@ -62,6 +62,13 @@ class Layout:
 
     def raw(self, table: TableId) -> str:
         """The raw table. Raises TableError if a name is too long for a path."""
+        return self._of(table, self.root)
+
+    def reference(self, table: TableId) -> str:
+        """The table of current rows, in `_ref`. Raises TableError as `raw` does."""
+        return self._of(table, f"{self.root}/_ref")
+
+    def _of(self, table: TableId, folder: str) -> str:
         parts = [segment(table.schema), segment(table.name)]
         for part in parts:
             if len(part.encode()) > MAX_SEGMENT_BYTES:
@@ -71,7 +78,7 @@ class Layout:
                     f" more than the {MAX_SEGMENT_BYTES} that file systems allow",
                     remedy="rename it in the source, or leave it out with a `!pattern` in `tables`",
                 )
-        return "/".join([self.root, *parts])
+        return "/".join([folder, *parts])
 
     def table_of(self, schema_segment: str, table_segment: str) -> TableId:
         """Give the table whose raw table lies in these two folders."""
@@ -80,3 +87,7 @@ class Layout:
     def app_id(self, table: TableId | None = None) -> str:
         """Name of the Delta app transaction of a raw table, or of the source's epochs (I3)."""
         return f"ingestd/{self.source}" if table is None else f"ingestd/{self.source}/{table}"
+
+    def reference_app_id(self, table: TableId) -> str:
+        """Name of the Delta app transaction of a reference table."""
+        return f"ingestd/{self.source}/_ref/{table}"

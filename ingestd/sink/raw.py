@@ -67,6 +67,7 @@ class RawTable:
         self.log = log
         self.plan: pa.Schema | None = None
         self.watermark: Lsn | None = None
+        self.resume = ""
         self._admitted: pa.Schema | None = None
 
     def load(self) -> None:
@@ -75,6 +76,7 @@ class RawTable:
         self.plan = self.log.schema()
         version = self.log.app_version()
         self.watermark = None if version is None else Lsn(version)
+        self.resume = self.log.resume()
 
     def held_of(self, epoch: int) -> Held | None:
         """Look for the rows that the lake has of an epoch; None if it has none. Blocks.
@@ -162,21 +164,45 @@ class RawTable:
         return self.plan
 
     def commit(
-        self, table: Table, schema: pa.Schema, fragments: Sequence[Fragment], end_lsn: Lsn
+        self,
+        table: Table,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        end_lsn: Lsn,
+        resume: str | None = None,
     ) -> int:
         """Append an epoch's fragments, durably, and give the Delta version (I1, I3). Blocks.
 
+        `resume`: kept in the same commit (`TableBatch.resume`); None: that of before once more.
         New columns are a commit of their own, just before: a kill between the two leaves columns
         without rows, which the next epoch fills.
         """
+        resume = self.resume if resume is None else resume
+        version = self._append(table, schema, fragments, end_lsn, resume)
+        self.resume = resume
+        return version
+
+    def _append(
+        self,
+        table: Table,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        end_lsn: Lsn,
+        resume: str,
+    ) -> int:
         if not self.log.exists:
-            return self.log.create(_creation(table, schema), fragments, int(end_lsn))
+            version = self.log.create(_creation(table, schema), fragments, int(end_lsn), resume)
+            if resume:  # a kill before that leaves rows without one, never one without its rows
+                self.log.expect_resumes()
+            return version
         present = self.log.schema()
         assert present is not None
         added = additions(present, schema)
         if added:
             self.log.add_columns(added)
-        return self.log.append(fragments, int(end_lsn))
+        if resume:
+            self.log.expect_resumes()
+        return self.log.append(fragments, int(end_lsn), resume)
 
 
 def _time(bound: datetime | str) -> datetime:

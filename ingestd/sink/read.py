@@ -5,13 +5,14 @@ Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from ingestd.schema import TableId
 from ingestd.sink.append_log import parse_statistics
@@ -19,6 +20,7 @@ from ingestd.sink.faults import storage_faults
 from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
 
+BATCH_ROWS = 1 << 17
 KeepFile = Callable[[Mapping[str, Any]], bool]
 """Whether to read a file, by its statistics (empty if it has none)."""
 
@@ -74,15 +76,40 @@ def read_each(
 ) -> Iterator[pa.Table]:
     """Give the rows file by file, as `read_files` does; not of files where a column is all null."""
     with storage_faults(store.uri(folder)):
-        for path, statistics in _files(pa.table(handle.get_add_actions())):
+        for path, statistics, _ in list_files(handle):
             if keep is None or keep(statistics):
                 found = _read_file(store, f"{folder}/{path}", schema, unless_null)
                 if found is not None:
                     yield conform(found, schema)
 
 
-def _files(actions: pa.Table) -> list[tuple[str, dict[str, Any]]]:
-    return [(a["path"], _statistics(a)) for a in actions.to_pylist()]
+def read_batches(
+    store: Store, folder: str, columns: Sequence[str]
+) -> Generator[pa.RecordBatch, None, None]:
+    """Give these columns of the newest version, in batches of BATCH_ROWS; none without a table.
+
+    What the table lacks of them is left out.
+    """
+    uri = store.uri(folder)
+    with storage_faults(uri):
+        try:
+            handle = DeltaTable(uri, storage_options=store.storage_options)
+        except TableNotFoundError:
+            return
+        whole = pa.schema(handle.schema().to_arrow())
+        schema = pa.schema([whole.field(name) for name in columns if name in whole.names])
+        for path in pa.table(handle.get_add_actions())["path"].to_pylist():
+            with store.open(f"{folder}/{path}") as source, pq.ParquetFile(source) as file:
+                present = [name for name in schema.names if name in file.schema_arrow.names]
+                for batch in file.iter_batches(BATCH_ROWS, columns=present):
+                    rows = conform(pa.Table.from_batches([batch]), schema)
+                    yield from rows.to_batches()
+
+
+def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
+    """Give each file's path inside the table, its statistics (empty if it has none) and bytes."""
+    actions = pa.table(handle.get_add_actions()).to_pylist()
+    return [(a["path"], _statistics(a), a["size_bytes"]) for a in actions]
 
 
 def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:

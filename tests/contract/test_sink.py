@@ -482,3 +482,181 @@ async def test_progress_of_a_snapshot_is_kept_until_it_is_recorded_otherwise(lak
     assert (await lake.sink().open()).tables[A.id].progress == "blocks"
     await sink.record([replace(reading, state=TableState.LIVE, progress="")])
     assert (await lake.sink().open()).tables[A.id].progress == ""
+
+
+# --- where captures go on ---------------------------------------------------------------------
+
+
+def resuming(batch: TableBatch, resume: str | None) -> TableBatch:
+    return replace(batch, resume=resume)
+
+
+async def live(lake: Lake, before_commit: Callable[[str], None] = lambda _: None) -> Sink:
+    """A sink of a lake whose tables are both registered."""
+    sink = await opened(lake, before_commit)
+    if not (await sink.open()).tables:
+        await sink.record([TableEvent(t, TableState.LIVE, AT, Lsn(0)) for t in (A, B)])
+    return sink
+
+
+async def resumes(lake: Lake) -> dict[str, str]:
+    sink = lake.sink()
+    committed = await sink.open()
+    await sink.close()
+    return {table.name: entry.resume for table, entry in committed.tables.items()}
+
+
+def listed(lake: Lake) -> list[list[tuple[str, int]]]:
+    """Tables and rows of each epoch."""
+    return [[(name, rows) for name, _, rows in e["tables"]] for e in lake.epochs()]
+
+
+async def test_the_newest_resume_is_read_back(lake: Lake) -> None:
+    sink = await live(lake)
+    writer = sink.begin()
+    await writer.append(resuming(inserts(A, 100, 1), "a1"))
+    await writer.append(resuming(inserts(A, 100, 2), 'a2 "ä\n'))
+    await writer.append(inserts(A, 100, 3))
+    await writer.append(inserts(B, 100, 1))
+    await writer.commit(summary(100, 105))
+    assert await resumes(lake) == {"a": 'a2 "ä\n', "b": ""}
+
+
+async def test_a_resume_stays_until_there_is_another(lake: Lake) -> None:
+    sink = await live(lake)
+    writer = sink.begin()
+    await writer.append(resuming(inserts(A, 100, 1), "a1"))
+    await writer.commit(summary(100, 105))
+    await commit(sink, 200, a=(2,))
+    assert await resumes(lake) == {"a": "a1", "b": ""}
+    await sink.close()
+    sink = await live(lake)
+    await commit(sink, 300, a=(3,))
+    assert await resumes(lake) == {"a": "a1", "b": ""}
+    writer = sink.begin()
+    await writer.append(resuming(inserts(A, 400, 4), "a4"))
+    await writer.commit(summary(400, 405))
+    assert await resumes(lake) == {"a": "a4", "b": ""}
+
+
+async def test_a_resume_without_rows_is_kept_and_the_table_is_not_listed(lake: Lake) -> None:
+    sink = await live(lake)
+    await commit(sink, 100, a=(1,))
+    for number, lsn in enumerate((200, 300), 1):
+        writer = sink.begin()
+        await writer.append(resuming(inserts(A, lsn), f"a{number}"))
+        await writer.append(inserts(B, lsn, number))
+        await writer.commit(summary(lsn, lsn + 5))
+    assert await resumes(lake) == {"a": "a2", "b": ""}
+    await commit(sink, 400, a=(2,))
+    assert listed(lake) == [
+        [("public.a", 1)],
+        [("public.b", 1)],
+        [("public.b", 1)],
+        [("public.a", 1)],
+    ]
+    assert ids(lake, A) == [1, 2]
+
+
+async def test_a_resume_of_a_table_that_never_had_a_row_is_kept(lake: Lake) -> None:
+    sink = await live(lake)
+    writer = sink.begin()
+    await writer.append(resuming(inserts(A, 100), "a1"))
+    await writer.append(inserts(B, 100, 1))
+    await writer.commit(summary(100, 105))
+    assert await resumes(lake) == {"a": "a1", "b": ""}
+    assert listed(lake) == [[("public.b", 1)]]
+    await commit(sink, 200, a=(1,))
+    assert ids(lake, A) == [1]
+
+
+async def test_isolated_the_resume_of_a_discarded_table_is_forgotten(lake: Lake) -> None:
+    sink = await live(lake)
+    writer = sink.begin()
+    await writer.append(resuming(inserts(A, 100, 1), "a1"))
+    await writer.append(resuming(inserts(B, 100, 1), "b1"))
+    await writer.discard(A.id)
+    await writer.append(inserts(A, 100, 2))
+    await writer.commit(summary(100, 105))
+    assert await resumes(lake) == {"a": "", "b": "b1"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_exactly_once_the_resume_is_that_of_the_rows_after_a_kill(
+    lake: Lake, step: str
+) -> None:
+    def die(at: str) -> None:
+        if at == step:
+            raise KilledError
+
+    async def bring(sink: Sink, lsn: int, number: int) -> None:
+        writer = sink.begin()
+        for table in (A, B):
+            await writer.append(resuming(inserts(table, lsn, number), f"up to {number}"))
+        await writer.commit(summary(lsn, lsn + 5))
+
+    sink = await live(lake)
+    await bring(sink, 100, 1)
+    await sink.close()
+    sink = await live(lake, die)
+    with pytest.raises(KilledError):
+        await bring(sink, 200, 2)
+    await sink.close()
+    for table in (A, B):
+        assert (await resumes(lake))[table.id.name] == f"up to {max(ids(lake, table))}"
+    sink = await live(lake)
+    await bring(sink, 300, 3)
+    assert set((await resumes(lake)).values()) == {"up to 3"}
+
+
+# --- looking back -----------------------------------------------------------------------------
+
+
+async def changes(sink: Sink, table: Table, *columns: str) -> list[dict[str, Any]]:
+    found = []
+    async for rows in sink.changes(table.id, columns):
+        found += rows.to_pylist()
+    return found
+
+
+async def test_changes_gives_what_is_durable_and_leaves_out_what_it_has_not(lake: Lake) -> None:
+    sink = await opened(lake)
+    assert await changes(sink, A, "id") == []
+    await commit(sink, 100, a=(1, 2))
+    await commit(sink, 200, a=(3,))
+    writer = sink.begin()
+    await writer.append(inserts(A, 300, 4))
+    found = await changes(sink, A, "id", "_cdc_op", "none", "_cdc_epoch")
+    assert sorted(found, key=lambda row: row["id"]) == [
+        {"id": 1, "_cdc_op": "c", "_cdc_epoch": 1},
+        {"id": 2, "_cdc_op": "c", "_cdc_epoch": 1},
+        {"id": 3, "_cdc_op": "c", "_cdc_epoch": 2},
+    ]
+    await writer.commit(summary(300, 305))
+    assert len(await changes(sink, A, "_cdc_raw")) == 4
+
+
+async def test_changes_of_a_column_that_came_later_are_null_before(lake: Lake) -> None:
+    wider = replace(A, columns=(*A.columns, Column("more", 20, -1, pa.int64())))
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,))
+    writer = sink.begin()
+    await writer.append(make_batch(wider, [{"id": 2, "more": 5, "_cdc_lsn": 200, "_cdc_seq": 1}]))
+    await writer.commit(summary(200, 205))
+    found = await changes(sink, A, "id", "more")
+    assert sorted(found, key=lambda row: row["id"]) == [
+        {"id": 1, "more": None},
+        {"id": 2, "more": 5},
+    ]
+
+
+async def test_changes_can_be_left_at_any_time(lake: Lake) -> None:
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1, 2))
+    await commit(sink, 200, a=(3,))
+    reading = sink.changes(A.id, ["id"])
+    await anext(reading)
+    await reading.aclose()
+    await commit(sink, 300, a=(4,))
+    assert len(await changes(sink, A, "id")) == 4
+    await sink.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -90,6 +92,61 @@ async def test_a_log_goes_on_past_reopening_and_checkpoints(tmp_path: Path) -> N
     log = tmp_path / "shop/_epochs/_delta_log"
     assert list(log.glob("*.checkpoint.parquet"))
     assert (await DeltaLake(str(tmp_path), "shop").open()).position == 2 * REOPEN_EVERY + 19
+
+
+async def resuming(lake: DeltaLake, lsn: int, resume: str | None, *ids: int) -> None:
+    writer = lake.begin()
+    await writer.append(replace(inserts(A, lsn, *ids), resume=resume))
+    await writer.commit(summary(lsn, lsn + 5))
+
+
+def commit_infos(folder: Path) -> list[dict[str, object]]:
+    files = sorted((folder / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for f in files for line in f.read_text("utf-8").splitlines()]
+    return [a["commitInfo"] for a in actions if "commitInfo" in a]
+
+
+def resume_of(root: Path) -> str:
+    log = AppendLog(LocalStore(root, Fsync()), "shop/public/a", "ingestd/shop/public.a")
+    log.load()
+    return log.resume()
+
+
+async def test_a_resume_is_found_behind_commits_that_are_not_an_epochs(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    await resuming(lake, 100, "first", 1)
+    await resuming(lake, 200, "second", 2)
+    other = DeltaTable(tmp_path / "shop/public/a")
+    other.optimize.compact()
+    other.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    assert resume_of(tmp_path) == "second"
+    await resuming(lake, 300, None, 3)
+    assert resume_of(tmp_path) == "second"
+    lake = await opened(tmp_path)
+    await resuming(lake, 400, "", 4)
+    assert resume_of(tmp_path) == ""
+
+
+async def test_a_resume_whose_commit_is_cleaned_up_is_none(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    await resuming(lake, 100, "first", 1)
+    await resuming(lake, 200, "second", 2)
+    other = DeltaTable(tmp_path / "shop/public/a")
+    other.optimize.compact()
+    other.create_checkpoint()
+    log = tmp_path / "shop/public/a/_delta_log"
+    for version in range(other.version()):
+        (log / f"{version:020}.json").unlink()
+    assert resume_of(tmp_path) == ""
+
+
+async def test_commits_without_a_resume_say_nothing_of_it(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+    await commit(lake, 200, 2)
+    assert not any("ingestdResume" in info for info in commit_infos(tmp_path / "shop/public/a"))
+    assert len(commit_infos(tmp_path / "shop/public/a")) == 2
+    assert resume_of(tmp_path) == ""
 
 
 class Notes:
