@@ -19,7 +19,8 @@ from ingestd.errors import TableError
 from ingestd.ports import Refused
 from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
 
-# A deferrable key can't identify rows in the stream: the server leaves it out (indimmediate).
+# A deferrable key can't identify rows in the stream: the server leaves it out (indimmediate). What
+# an index INCLUDEs, beyond indnkeyatts, is no part of the key.
 _TABLES = """
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relpersistence::text AS persistence,
@@ -27,8 +28,10 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        has_schema_privilege(n.oid, 'USAGE') AS reachable,
        has_table_privilege(c.oid, 'SELECT') AS readable,
        pg_has_role(c.relowner, 'USAGE') AS owned,
-       pk.indkey::int2[] AS primary_key,
-       coalesce(ri.indkey, CASE WHEN pk.indimmediate THEN pk.indkey END)::int2[] AS identity_key
+       (pk.indkey::int2[])[0:pk.indnkeyatts - 1] AS primary_key,
+       CASE WHEN ri.indkey IS NOT NULL THEN (ri.indkey::int2[])[0:ri.indnkeyatts - 1]
+            WHEN pk.indimmediate THEN (pk.indkey::int2[])[0:pk.indnkeyatts - 1]
+       END AS identity_key
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_catalog.pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary AND pk.indisvalid
@@ -70,6 +73,13 @@ SELECT attrelid::int8, array_agg(attname::text ORDER BY attnum) FROM pg_catalog.
  WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''
  GROUP BY attrelid
 """
+
+# Whatever row_security is set to.
+_HIDING = """
+SELECT c.oid::int8 FROM pg_catalog.pg_class c
+ WHERE c.oid = ANY(%s::oid[]) AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
+"""
+_ENDED = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::int8"
 
 # With all that they are made of: elements of arrays, bases of domains, fields of composites.
 _TYPES = """
@@ -182,6 +192,19 @@ async def list_generated(
     return {oid: tuple(names) for oid, names in await cursor.fetchall()}
 
 
+async def list_hiding(connection: AsyncConnection[Any], tables: Iterable[int]) -> frozenset[int]:
+    """Give which of these tables (OIDs) have policies that hide rows from this role."""
+    cursor = await connection.execute(_HIDING, (list(tables),))
+    return frozenset([oid for (oid,) in await cursor.fetchall()])
+
+
+async def ended_below(connection: AsyncConnection[Any]) -> int:
+    """Give the transaction id (64 bits) below which all have ended for the present snapshot."""
+    row = await (await connection.execute(_ENDED)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 async def list_types(connection: AsyncConnection[Any], oids: Iterable[int]) -> dict[int, PgType]:
     """Give these types, and all that they are made of; one that is gone is not there."""
     cursor = await connection.execute(_TYPES, (list(oids),))
@@ -249,7 +272,7 @@ def refusal(row: TableRow, table: Table, role: str) -> Refused | None:
         what = f"column {reserved[0]!r}: names that begin with {RESERVED_PREFIX} are reserved"
         remedy: str | None = "rename the column, or exclude the table in `tables`"
     elif row.persistence == "u":
-        what = "an unlogged table writes no WAL"
+        what = "an unlogged table writes no WAL, and a crash empties it"
         remedy = f"ALTER TABLE {name} SET LOGGED;"
     elif not row.reachable:
         what = f"no right to use schema {row.schema!r}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, LiteralString
 
 import psycopg
@@ -56,6 +56,10 @@ _OLDER_THAN_FILE = """
 SELECT EXISTS (SELECT FROM ONLY {table} r CROSS JOIN pg_catalog.pg_class c
                 WHERE c.oid = {oid} AND (age(r.xmin) > age(c.xmin) OR age(r.xmin) < 0))
 """
+_OLDER_THAN_XID = """
+SELECT EXISTS (SELECT FROM ONLY {table} r
+                WHERE age(r.xmin) > age({xid}::text::xid) OR age(r.xmin) < 0)
+"""
 # TRUNCATE and ALTER TABLE leave the number of rows unknown (14 and later), VACUUM FULL and CLUSTER
 # count them.
 _UNCOUNTED = "SELECT bool_or(reltuples = -1) FROM pg_catalog.pg_class WHERE oid = ANY(%s::oid[])"
@@ -64,6 +68,9 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
 """
 
+_XIDS = 1 << 32
+_COMPARABLE_XIDS = 2_000_000_000
+"""Transaction ids further apart can't be told by their age, of 32 bits."""
 _TEXTS = {25, 1043}
 """text and varchar."""
 
@@ -92,7 +99,8 @@ class Storage:
     of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
     `former`: digests of the names that columns once had and none has now. `membership`: OID of the
     publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
-    columns are made of.
+    columns are made of. `ended`: the transaction id (64 bits) below which all had ended then; 0
+    where a TRUNCATE of the table is told of otherwise.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -101,6 +109,7 @@ class Storage:
     former: frozenset[str] = frozenset()
     membership: int = 0
     types: tuple[TypeParts, ...] = ()
+    ended: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
@@ -111,13 +120,14 @@ class Storage:
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
         lists = [columns, files, [self.row_filter], sorted(self.former), [self.membership]]
-        return "|".join(",".join(map(str, part)) for part in (*lists, self.types))
+        ended = [[self.ended]] if self.ended else []
+        return "|".join(",".join(map(str, part)) for part in (*lists, self.types, *ended))
 
     @classmethod
     def parse(cls, text: str) -> Storage | None:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
-            columns, files, row_filter, former, membership, types = text.split("|")
+            columns, files, row_filter, former, membership, types, *ended = text.split("|")
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
                 {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
@@ -125,6 +135,7 @@ class Storage:
                 frozenset(f for f in former.split(",") if f),
                 int(membership),
                 tuple(TypeParts.parse(t) for t in types.split(",") if t),
+                *map(int, ended[:1]),
             )
         except ValueError:
             return None
@@ -226,9 +237,11 @@ async def difference(
     if _forgets_missing(then, now) and await _are_uncounted(connection, replaced):
         return "rewritten by ALTER TABLE"
     reason = reassigned(then, now)
-    if reason is not None:
-        return reason
-    return None if oid in now.files else await _of_partitions(connection, then, now, replaced)
+    if reason is None and oid not in now.files:
+        return await _of_partitions(connection, then, now, replaced)
+    if reason is None and then.ended and replaced:
+        return "truncated" if await _was_truncated(connection, oid, then, now) else None
+    return reason
 
 
 async def _of_partitions(
@@ -240,7 +253,7 @@ async def _of_partitions(
         if await _holds(connection, partition, _CAME_WITH_ROWS, unknown=True):
             return "a partition was attached with its rows"
     for partition in replaced:
-        if await _was_truncated(connection, partition):
+        if await _was_truncated(connection, partition, then, now):
             return "a partition was truncated by itself"
     return None
 
@@ -252,24 +265,40 @@ async def _are_uncounted(connection: AsyncConnection[Any], files: Iterable[int])
     return row is not None and bool(row[0])
 
 
-async def _was_truncated(connection: AsyncConnection[Any], partition: int) -> bool:
-    """Whether a partition's file was replaced by TRUNCATE. An ANALYZE after it counts the rows."""
-    if await _are_uncounted(connection, [partition]):
+async def _was_truncated(
+    connection: AsyncConnection[Any], table: int, then: Storage, now: Storage
+) -> bool:
+    """Whether the file of a table without partitions was replaced by TRUNCATE.
+
+    A row of before the last look tells that it was not, and is soon found; only where all rows were
+    written anew since, or there are none, a VACUUM FULL is taken for a TRUNCATE. If that time is
+    not known, what a TRUNCATE leaves in the catalog has to tell; an ANALYZE after it counts the
+    rows.
+    """
+    if then.ended and now.ended - then.ended < _COMPARABLE_XIDS:
+        xid = then.ended % _XIDS
+        return not await _holds(connection, table, _OLDER_THAN_XID, unknown=False, xid=xid)
+    if await _are_uncounted(connection, [table]):
         return True
-    if await _holds(connection, partition, _REMADE, unknown=False):
+    if await _holds(connection, table, _REMADE, unknown=False):
         return False
-    return not await _holds(connection, partition, _OLDER_THAN_FILE, unknown=False)
+    return not await _holds(connection, table, _OLDER_THAN_FILE, unknown=False)
 
 
 async def _holds(
-    connection: AsyncConnection[Any], partition: int, query: LiteralString, *, unknown: bool
+    connection: AsyncConnection[Any],
+    table: int,
+    query: LiteralString,
+    *,
+    unknown: bool,
+    xid: int = 0,
 ) -> bool:
-    """Whether `query` holds for a partition; `unknown` if its rows can't be looked at."""
-    cursor = await connection.execute(_NAME, (partition,))
+    """Whether `query` holds for a table; `unknown` if its rows can't be looked at."""
+    cursor = await connection.execute(_NAME, (table,))
     name = await cursor.fetchone()
     if name is None:
         return unknown
-    question = sql.SQL(query).format(table=sql.Identifier(*name), oid=partition)
+    question = sql.SQL(query).format(table=sql.Identifier(*name), oid=table, xid=xid)
     try:
         row = await (await connection.execute(question)).fetchone()
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):

@@ -15,9 +15,9 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.catalog import describe, list_tables
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.pages import TablePages
+from ingestd.capture.published import published
 from ingestd.capture.session import connect
 from ingestd.capture.views import ExportedView, Place
-from ingestd.capture.wal.published import published
 from ingestd.config import TableSettings
 from ingestd.decode.types import BUILT_IN
 from ingestd.demo.comparison import await_caught_up

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
+from ingestd.capture.definitions import read_catalog
 from ingestd.capture.positions import insert_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal import discovery
-from ingestd.capture.wal.definitions import read_catalog
 from ingestd.capture.wal.server import inspect_server
 from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState, registered
 
 if TYPE_CHECKING:
-    from ingestd.capture.wal.definitions import Catalog
+    from ingestd.capture.definitions import Catalog
     from ingestd.ports import Discovery
     from tests.harness.databases import Database
 

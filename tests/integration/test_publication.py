@@ -10,9 +10,9 @@ import pytest
 
 from ingestd.capture.catalog import describe, list_tables
 from ingestd.capture.columns import controlled
+from ingestd.capture.published import Published, only_inserts, published, unidentified
 from ingestd.capture.session import connect
 from ingestd.capture.wal.publication import column_list, keep_publication
-from ingestd.capture.wal.published import Published, only_inserts, published, unidentified
 from ingestd.config import TableSettings
 from ingestd.decode.types import BUILT_IN
 from ingestd.schema import Table, TableId

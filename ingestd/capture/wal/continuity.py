@@ -27,8 +27,8 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from ingestd.capture.positions import current_position
+from ingestd.capture.published import find_publication
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.published import find_publication
 from ingestd.capture.wal.server import (
     FIRST_DECODING_STANDBY,
     Server,

@@ -8,14 +8,13 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
+from ingestd.capture.alterations import Looks, is_wider, to_record
 from ingestd.capture.catalog import TableRow, refusal
+from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.patterns import missing_tables
-from ingestd.capture.session import connect
+from ingestd.capture.published import Publication, unidentified
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.storage import Storage, difference
-from ingestd.capture.wal.definitions import LOCK_TIMEOUT_S, Catalog, Definitions, read_catalog
 from ingestd.capture.wal.publication import add_statement
-from ingestd.capture.wal.published import Publication, unidentified
 from ingestd.capture.wal.server import Server
 from ingestd.decode.relation import Relation
 from ingestd.errors import TableError
@@ -36,7 +35,7 @@ class SourceTables:
         self._settings = settings
         self._definitions = Definitions(settings)
         self._catalog = Catalog()
-        self._seen: dict[int, Storage] = {}
+        self._looks = Looks(settings.dsn.get_secret_value())
         self._replaced: set[int] = set()
         self._is_told = True
 
@@ -58,25 +57,25 @@ class SourceTables:
             if isinstance(found, Refused):
                 refused.append(found)
                 continue
-            then = self._stored(row.oid, known.get(row.id))
+            then = self._looks.last(row.oid, known.get(row.id))
             if then and self._is_put_back(then.membership, catalog.storage(row).membership):
                 absent.add(row.oid)
             now = catalog.storage(row)
             now = seen[row.oid] = now if then is None else now.after(then)
-            reason = await self._rewritten(row, then, now)
+            reason = await self._looks.difference(row.oid, then, now)
             if reason is not None:
                 rewritten[row.id] = reason
-            storage = _storage(now, row.oid, known.get(row.id))
+            storage = to_record(now, row.oid, known.get(row.id))
             accepted.append(replace(found, storage=storage))
         interrupted = frozenset(
             t.id
             for t in accepted
             if t.oid in absent
             or self._is_interrupted(t, catalog)
-            or _is_wider(t, catalog, known.get(t.id))
+            or is_wider(t, catalog.columns.get(t.oid, ()), known.get(t.id))
         )
         # Only now: what differs would else be forgotten where looking at it failed.
-        self._seen |= seen
+        self._looks.keep(seen)
         self._catalog = catalog
         self._is_told = True
         return Discovery(
@@ -137,22 +136,6 @@ class SourceTables:
                 return Refused(table, unpublishable)
         return table
 
-    def _stored(self, oid: int, known: RegisteredTable | None) -> Storage | None:
-        """Give how it was stored at the last look in this run, or what `_tables` says."""
-        then = self._seen.get(oid)
-        if then is None and known is not None and known.oid == oid:
-            then = Storage.parse(known.storage)
-        return then
-
-    async def _rewritten(self, row: TableRow, then: Storage | None, now: Storage) -> str | None:
-        """Say why a table's rows have other values than the stream told; None if they have not."""
-        if then is None or then == now:
-            return None
-        # It may look through a partition: not on the connection that answers the decoder.
-        dsn = self._settings.dsn.get_secret_value()
-        async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as own:
-            return await difference(own, row.oid, then, now)
-
     def _is_put_back(self, then: int, now: int) -> bool:
         """Whether the publication lacked the table for a time: its entry is another."""
         return bool(then) and then != now and now not in self._replaced
@@ -163,25 +146,6 @@ class SourceTables:
         if now is None or (then is not None and then.entry != now.entry):
             return True
         return now.columns is not None and not now.columns.issuperset(c.name for c in table.columns)
-
-
-def _is_wider(table: Table, catalog: Catalog, known: RegisteredTable | None) -> bool:
-    """Whether it has a column that was there before and not captured: the config, a column list.
-
-    Not one with another name than before, which pg_attribute shows by its xmin. A generated column
-    is never without values.
-    """
-    then = None
-    if known is not None and known.oid == table.oid:
-        then = Storage.parse(known.storage)
-    if known is None or then is None:
-        return False
-    present = {(c.number, c.xmin) for c in then.columns}
-    captured = {c.name for c in table.columns} - {c.source_name for c in known.columns}
-    columns = catalog.columns.get(table.oid, ())
-    return any(
-        c.name in captured and (c.generated or (c.number, c.xmin) in present) for c in columns
-    )
 
 
 def _unpublishable(
@@ -209,12 +173,3 @@ def _unpublishable(
         f"{absent}, and only the owner of {whose} can add it",
         remedy=f"{statement};  -- as the owner of both",
     )
-
-
-def _storage(now: Storage, oid: int, known: RegisteredTable | None) -> str:
-    """Give what `_tables` is to say: what it says already, if nothing but the files is new."""
-    if known is not None and known.oid == oid:
-        then = Storage.parse(known.storage)
-        if then is not None and not now.differs_durably(then):
-            return known.storage
-    return str(now)

@@ -9,10 +9,17 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import refusal, table_of
+from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.patterns import missing_tables, unmatched
+from ingestd.capture.published import (
+    find_publication,
+    identify,
+    only_inserts,
+    published,
+    unidentified,
+)
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.definitions import Definitions, read_catalog
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
@@ -22,13 +29,6 @@ from ingestd.capture.wal.publication import (
     owners_statement,
     partitioned_of,
     possible_lists,
-)
-from ingestd.capture.wal.published import (
-    find_publication,
-    identify,
-    only_inserts,
-    published,
-    unidentified,
 )
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import Slot, find_slot, missing_slot

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 
-from ingestd.capture.wal.published import (
+from ingestd.capture.published import (
     FIRST_WITH_PARTS,
     Publication,
     Published,

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
+from ingestd.capture.published import find_publication
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.publication import (
@@ -20,7 +21,6 @@ from ingestd.capture.wal.publication import (
     owners_statement,
     partitioned_of,
 )
-from ingestd.capture.wal.published import find_publication
 from ingestd.errors import OperatorError, TransientError
 from ingestd.schema import Table, TableId
 

@@ -1,39 +1,44 @@
 """What the captured tables look like: the catalog, the config and the lake taken together.
 
 The catalog says what a column is, the config whether and how it is captured, the lake which of its
-columns takes the values. Each RELATION message of the stream is described in the same way, with its
-own columns: it may be older than the catalog, or newer than what was last read of it.
+columns takes the values. Where a publication sends the changes, it says what it sends; each
+RELATION message of that stream is described in the same way, with its own columns: it may be older
+than the catalog, or newer than what was last read of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg import AsyncConnection
 
+from ingestd.capture.alterations import LOCK_TIMEOUT_S
 from ingestd.capture.catalog import (
     ColumnRow,
     TableRow,
+    ended_below,
     list_columns,
     list_generated,
+    list_hiding,
     list_tables,
     list_types,
     table_of,
 )
 from ingestd.capture.columns import as_published, controlled
+from ingestd.capture.indexes import IndexRow, list_indexes
 from ingestd.capture.positions import insert_position
-from ingestd.capture.session import connect
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
-from ingestd.capture.type_parts import TypeParts, read_type_parts
-from ingestd.capture.wal.published import (
+from ingestd.capture.published import (
     Publication,
     Published,
     find_publication,
     published,
 )
+from ingestd.capture.session import connect
+from ingestd.capture.settings import PostgresSettings
+from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
+from ingestd.capture.type_parts import TypeParts, read_type_parts
 from ingestd.decode.lake_names import allocate
 from ingestd.decode.relation import Relation
 from ingestd.decode.types import BUILT_IN, PgType
@@ -42,8 +47,6 @@ from ingestd.recorded import RegisteredColumn, RegisteredTable, registered_colum
 from ingestd.schema import Table, TableId, with_before
 
 WHOLE = Published(None, None, None)
-LOCK_TIMEOUT_S = 2.0
-"""How long reading the catalog waits for a table's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ class Catalog:
 
     `present`: every table, asked for or not. `columns` and `files` by OID, `types` by theirs;
     `published` by name; `unsent`: generated columns, sent or not, by OID of the table.
-    `lsn`: all of it holds at that position.
+    `lsn`: all of it holds at that position. Where no publication says what is sent: `indexes`, the
+    unique ones by OID of the table; `hiding`, the OIDs of the tables of which row security hides
+    rows from this role; `ended`, the transaction id below which all had ended.
     """
 
     present: tuple[TableId, ...] = field(default=(), compare=False)
@@ -63,6 +68,9 @@ class Catalog:
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
     unsent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
+    hiding: frozenset[int] = frozenset()
+    ended: int = field(default=0, compare=False)
     lsn: Lsn = field(default=Lsn(0), compare=False)
 
     def storage(self, row: TableRow) -> Storage:
@@ -88,10 +96,11 @@ class Catalog:
             frozenset(map(digest, self.unsent.get(row.oid, ()))) - {c.name for c in columns},
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
+            ended=self.ended,
         )
 
 
-async def read_catalog(settings: WalSettings) -> Catalog:
+async def read_catalog(settings: PostgresSettings) -> Catalog:
     """Read it, on a connection of its own: the server locks published tables for a moment.
 
     All as it was at one instant: columns and files belong together, or a rewrite would go
@@ -103,42 +112,63 @@ async def read_catalog(settings: WalSettings) -> Catalog:
         return await _read_catalog(connection, settings)
 
 
-async def _read_catalog(connection: AsyncConnection[Any], settings: WalSettings) -> Catalog:
+async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSettings) -> Catalog:
     lsn = await insert_position(connection)
     every = await list_tables(connection)
     wanted = tuple(r for r in every if settings.streams(r.id))
     oids = [r.oid for r in wanted]
-    names = {r.id for r in wanted}
-    version = connection.info.server_version
-    files = await read_files(connection, oids)
-    sent = await published(connection, settings.publication, version)
-    generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
-    columns = await list_columns(connection, oids, generated)
-    unsent = await list_generated(connection, oids)
-    type_oids = {c.type_oid for found in columns.values() for c in found}
-    return Catalog(
+    catalog = Catalog(
         present=tuple(r.id for r in every),
         rows=wanted,
-        columns=columns,
-        files=files,
-        types=await read_type_parts(connection, type_oids),
-        unsent=unsent,
-        published={name: how for name, how in sent.items() if name in names},
-        publication=await find_publication(connection, settings.publication),
+        files=await read_files(connection, oids),
+        unsent=await list_generated(connection, oids),
         lsn=lsn,
+    )
+    if settings.sent_by is None:
+        catalog = await _with_indexes(connection, catalog, oids)
+        generated: Mapping[int, Collection[str]] = catalog.unsent
+    else:
+        catalog = await _with_publication(connection, catalog, settings.sent_by)
+        sent = catalog.published
+        generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
+    columns = await list_columns(connection, oids, generated)
+    type_oids = {c.type_oid for found in columns.values() for c in found}
+    return replace(catalog, columns=columns, types=await read_type_parts(connection, type_oids))
+
+
+async def _with_publication(
+    connection: AsyncConnection[Any], catalog: Catalog, name: str
+) -> Catalog:
+    sent = await published(connection, name, connection.info.server_version)
+    names = {r.id for r in catalog.rows}
+    return replace(
+        catalog,
+        published={table: how for table, how in sent.items() if table in names},
+        publication=await find_publication(connection, name),
+    )
+
+
+async def _with_indexes(
+    connection: AsyncConnection[Any], catalog: Catalog, oids: Sequence[int]
+) -> Catalog:
+    return replace(
+        catalog,
+        indexes=await list_indexes(connection, oids),
+        hiding=await list_hiding(connection, oids),
+        ended=await ended_below(connection),
     )
 
 
 class Definitions:
     """Describes tables. Used on the event loop only."""
 
-    def __init__(self, settings: WalSettings) -> None:
+    def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
         self._types: dict[int, PgType] = dict(BUILT_IN)
         self._rows: dict[int, TableRow] = {}
         self._columns: dict[int, tuple[ColumnRow, ...]] = {}
         self._published: Mapping[TableId, Published] = {}
-        self._is_ours = settings.manage
+        self._is_ours = settings.may_publish
         self._lake: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
 
@@ -165,7 +195,7 @@ class Definitions:
         """Describe by what this catalog has published, and no more of it."""
         self._published = catalog.published
         owned = catalog.publication is None or catalog.publication.owned
-        self._is_ours = self._settings.manage and owned
+        self._is_ours = self._settings.may_publish and owned
 
     async def _learn(self, connection: AsyncConnection[Any], oids: set[int]) -> None:
         new = oids - self._types.keys()
@@ -205,7 +235,7 @@ class Definitions:
 
     @property
     def _is_full(self) -> bool:
-        return self._settings.before == "full"
+        return self._settings.keeps_old_rows
 
     def _captured(self, table: Table, *, strict: bool) -> Table:
         """Apply the config and the publication, and choose the lake's columns."""
