@@ -103,6 +103,12 @@ class CopyOut:
         finally:
             await self._connection.close()
 
+    async def drain(self) -> None:
+        """Take what follows an error, so that the connection can be used again."""
+        while await self._result() is not None:
+            pass
+        self._is_running = False
+
     async def _end(self) -> None:
         """Take what follows the data: an error, or the command's end."""
         while (result := await self._result()) is not None:

@@ -43,7 +43,7 @@ class Rows(Protocol):
 
 def rows_query(table: Table, rows: Rows) -> sql.Composed:
     """Give the COPY of the table's columns, each the text of its value: for CopyDecoder."""
-    columns = sql.SQL(", ").join(map(_sendable, table.columns))
+    columns = sql.SQL(", ").join(map(sendable, table.columns))
     return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT binary)").format(
         columns, rows.relation, _where([*rows.bounds, *_row_filter(table)])
     )
@@ -61,7 +61,8 @@ def _row_filter(table: Table) -> list[sql.Composable]:
     return [] if table.row_filter is None else [sql.SQL("({})").format(sql.SQL(table.row_filter))]
 
 
-def _sendable(column: Column) -> sql.Composable:
+def sendable(column: Column) -> sql.Composable:
+    """Give the SQL whose binary form is the text of the column's value."""
     if _is_hidden(column):
         return _nothing(_TEXT)
     if column.type_oid in _TEXT_AS_IS:
@@ -87,8 +88,13 @@ def as_text(column: Column) -> sql.Composable:
     name = sql.Identifier(column.name)
     if column.type_oid in _TEXT_BY_CAST:
         return sql.SQL("{}::pg_catalog.text").format(name)
+    return output_of(name)
+
+
+def output_of(value: sql.Composable) -> sql.Composable:
+    """Give the SQL, of type text, of what the output function of any type writes."""
     return sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.concat({0}) END").format(
-        name
+        value
     )
 
 

@@ -7,6 +7,7 @@ of its type's output function; then one mapping of types serves snapshots and st
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from ingestd.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.decode.rows import Places, Tuples, table_batch
-from ingestd.decode.texts import Source
+from ingestd.decode.texts import Source, Texts
 from ingestd.decode.tuples import Field, walk_copy_rows
 from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
@@ -26,22 +27,30 @@ _TRAILER = b"\xff\xff"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class CopyDecoder:
-    """Decodes one COPY of a table's columns, in the table's order, read at `point` and time `at`.
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows of a COPY: `count` of them, the bytes they came in, and their columns."""
 
-    `at` is aware. After a ProtocolError it can't go on.
+    count: int
+    nbytes: int
+    columns: list[Texts]
+
+
+class CopyRows:
+    """Cuts one COPY of `columns` texts a row into fields. After a ProtocolError it can't go on.
+
+    `what` is copied, for messages.
     """
 
-    def __init__(self, table: Table, point: Lsn, at: datetime) -> None:
-        self._table = table
-        self._point = int(point)
-        self._at_us = (at - _EPOCH) // timedelta(microseconds=1)
+    def __init__(self, what: str, columns: int) -> None:
+        self._what = what
+        self._columns = columns
         self._begun = self._ended = False
 
     def feed(
         self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> TableBatch | None:
-        """Decode whole CopyData messages, one row each; None if they have no row.
+    ) -> CopiedRows | None:
+        """Take whole CopyData messages, one row each; None if there is no row.
 
         The header comes with the first message, or alone. Raises ProtocolError.
         """
@@ -68,20 +77,39 @@ class CopyDecoder:
         if len(starts) and buffer[int(starts[-1]) : int(ends[-1])] == _TRAILER:
             self._ended = True
             starts, ends = starts[:-1], ends[:-1]
-        return self._rows(Source(buffer), starts, ends) if len(starts) else None
+        if not len(starts):
+            return None
+        columns = walk_copy_rows(Source(buffer), starts, ends, self._columns)
+        return CopiedRows(len(starts), int((ends - starts).sum()), columns)
 
     def finish(self) -> None:
         """Raise ProtocolError if the trailer did not come: rows may be missing."""
         if not self._ended:
-            msg = f"COPY of {self._table.id} ended without its trailer"
+            msg = f"COPY of {self._what} ended without its trailer"
             raise ProtocolError(msg)
 
-    def _rows(
-        self, source: Source, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> TableBatch:
-        columns, count = self._table.columns, len(starts)
-        walked = walk_copy_rows(source, starts, ends, len(columns))
-        fields = {c.name: Field(t) for c, t in zip(columns, walked, strict=True)}
+
+class CopyDecoder:
+    """Decodes one COPY of a table's columns, in the table's order, read at `point` and time `at`.
+
+    `at` is aware. After a ProtocolError it can't go on.
+    """
+
+    def __init__(self, table: Table, point: Lsn, at: datetime) -> None:
+        self._table = table
+        self._point = int(point)
+        self._at_us = microseconds(at)
+        self._rows = CopyRows(str(table.id), len(table.columns))
+
+    def feed(
+        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> TableBatch | None:
+        """Decode whole CopyData messages; see `CopyRows.feed`."""
+        rows = self._rows.feed(buffer, starts, ends)
+        if rows is None:
+            return None
+        count = rows.count
+        fields = {c.name: Field(t) for c, t in zip(self._table.columns, rows.columns, strict=True)}
         places = Places(
             np.full(count, ord(SNAPSHOT), np.uint8),
             np.full(count, self._point),
@@ -89,8 +117,16 @@ class CopyDecoder:
             None,
             np.full(count, self._at_us),
         )
-        nbytes = int((ends - starts).sum())
-        return table_batch(self._table, places, Tuples(fields), None, nbytes)
+        return table_batch(self._table, places, Tuples(fields), None, rows.nbytes)
+
+    def finish(self) -> None:
+        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        self._rows.finish()
+
+
+def microseconds(at: datetime) -> int:
+    """Give an aware time as microseconds since 1970 UTC."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 def _header_length(message: bytes) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
+from ingestd.capture.advisory import claim_key
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUpPolicy
@@ -33,7 +34,6 @@ from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import (
     ExportedPoint,
-    claim_key,
     find_slot,
     missing_slot,
     vanished_slot,

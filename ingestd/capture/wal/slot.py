@@ -6,7 +6,6 @@ IDENTIFY_SYSTEM) and the view pg_replication_slots.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
@@ -174,12 +173,6 @@ def unusable_slot(name: str, slot: Slot) -> OperatorError:
 def temporary_name(slot: str, purpose: str) -> str:
     """Name a temporary slot; a dead session may hold its own for a while, so never the same."""
     return f"{slot[:40]}_{purpose}_{uuid.uuid4().hex[:8]}"
-
-
-def claim_key(slot: str) -> int:
-    """Give the advisory lock's key for a slot: a signed 64-bit number."""
-    digest = hashlib.sha256(f"ingestd/{slot}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True)

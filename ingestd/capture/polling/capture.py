@@ -1,0 +1,427 @@
+"""The ChangeCapture of kind `polling`.
+
+Connections: one for control, which holds the claim and reads the catalog; one for lag; one for
+polls; those of a snapshot, or of a sweep, while it is read; one that listens, if asked to.
+
+Who may move a position: `Positions` gives each poll with rows, and each snapshot, a place of its
+own, above all before; `live` delivers up to its end; `confirm` only notes what the pipeline made
+durable, because the source keeps nothing for us. Where polling stands with a table (`Progress`)
+goes into the lake with its rows (`TableBatch.resume`), in one commit: so after a kill between two
+tables' commits each goes on where its own rows end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.advisory import claim_key
+from ingestd.capture.polling.key_set import KeySet
+from ingestd.capture.polling.lag import seconds_behind
+from ingestd.capture.polling.poll import backend_of, begin
+from ingestd.capture.polling.polls import FAULT_S, PolledState, Polls
+from ingestd.capture.polling.positions import Positions
+from ingestd.capture.polling.seen import Progress
+from ingestd.capture.polling.server import (
+    PolledServer,
+    detect_transaction_pooler,
+    inspect_polled_server,
+)
+from ingestd.capture.polling.snapshot import PollingSnapshot
+from ingestd.capture.polling.tables import PolledTables
+from ingestd.capture.positions import current_position
+from ingestd.capture.session import classify, connect
+from ingestd.capture.settings import PollingSettings
+from ingestd.changes import Chunk
+from ingestd.errors import OperatorError, TransientError
+from ingestd.ports import (
+    ChangeLog,
+    Continuity,
+    Discovery,
+    Fresh,
+    Lag,
+    Lost,
+    Refused,
+    Resumed,
+    Snapshot,
+)
+from ingestd.positions import ZERO, Lsn
+from ingestd.recorded import Committed, RegisteredTable
+from ingestd.schema import Table, TableId
+from ingestd.visibility import Visibility
+
+SLACK_BYTES = 1 << 16
+"""Positions run ahead of an idle server's WAL, by one for each poll with rows."""
+
+
+class PollingCapture:
+    """Changes found by queries; see `ingestd.ports.ChangeCapture` for the contract."""
+
+    supports_replay = False
+
+    def __init__(
+        self,
+        source: str,
+        settings: PollingSettings,
+        *,
+        memory_bytes: int,
+        log: ChangeLog | None = None,
+    ) -> None:
+        self._source = source
+        self._where = f"source {source}"
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._control: AsyncConnection[Any] | None = None
+        self._monitor: AsyncConnection[Any] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._snapshots: list[PollingSnapshot] = []
+        self._tables = PolledTables(settings)
+        self._positions = Positions()
+        self._polls = Polls(source, settings, self._positions, log, memory_bytes=memory_bytes)
+        self._progress: dict[TableId, Progress] = {}
+        self._delivered = ZERO
+        self._claimed = False
+
+    async def claim(self) -> None:
+        """Take the session-level advisory lock that goes with the source's name."""
+        control = await self._connected()
+        if self._claimed:
+            return
+        with self._errors("claim"):
+            await detect_transaction_pooler(self._dsn)
+            key = claim_key(f"polling/{self._source}")
+            row = await (
+                await control.execute("SELECT pg_catalog.pg_try_advisory_lock(%s)", (key,))
+            ).fetchone()
+        if not (row and row[0]):
+            raise TransientError(
+                f"{self._where}: another ingestd polls this database under the same name",
+                reason="claimed",
+                remedy="stop the other one; this one takes over as soon as it is gone. Or give the "
+                "source another name",
+            )
+        self._claimed = True
+
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
+        """Read the catalog, hold it against `tables` and against what the lake has."""
+        control = await self._connected()
+        with self._errors("discover"):
+            server = await self._checked_server(control)
+            found = await self._tables.discover(control, known)
+        self._polls.noticed.clear()
+        # Whoever waits for what was found must not wait for the next poll.
+        self._positions.pass_by(found.lsn)
+        self._polls.wake.set()
+        return self._without_faulty(replace(found, origin=server.origin))
+
+    def _without_faulty(self, found: Discovery) -> Discovery:
+        """Refuse the tables that can't be polled, for a time."""
+        now = time.monotonic()
+        faults = {
+            name: state.fault
+            for name, state in self._polls.states.items()
+            if state.fault is not None and now - state.fault_at < FAULT_S
+        }
+        refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
+        tables = tuple(t for t in found.tables if t.id not in faults)
+        return replace(found, tables=tables, refused=(*found.refused, *refused))
+
+    async def tables_changed(self) -> None:
+        """Compare the catalog with that of the last discovery: now and then, or when told to."""
+        while True:
+            noticed = self._polls.noticed
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.discover_interval):
+                    await noticed.wait()
+            if noticed.is_set() or self._is_fault_over():
+                return
+            with self._errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
+                if await self._tables.have_changed():
+                    return
+
+    def _is_fault_over(self) -> bool:
+        now = time.monotonic()
+        states = self._polls.states.values()
+        return any(s.fault is not None and now - s.fault_at >= FAULT_S for s in states)
+
+    async def continuity(self, committed: Committed) -> Continuity:
+        """Compare the server with the one that the lake's rows came from."""
+        control = await self._connected()
+        with self._errors("continuity"):
+            server = await self._checked_server(control)
+            current = await current_position(control)
+            row = await (
+                await control.execute("SELECT pg_catalog.pg_current_snapshot()::text")
+            ).fetchone()
+        assert row is not None
+        reached = max(committed.position or ZERO, committed.floor or ZERO)
+        self._positions.begin_at(reached)
+        self._progress = _progress_of(committed)
+        verdict = self._judge(committed, server, current, Visibility.parse(row[0]).xmax)
+        if not isinstance(verdict, Resumed):
+            self._progress = {}
+        return verdict
+
+    def _judge(
+        self, committed: Committed, server: PolledServer, current: Lsn, xmax: int
+    ) -> Continuity:
+        reached = max(committed.position or ZERO, committed.floor or ZERO)
+        is_behind = current + SLACK_BYTES < reached
+        is_behind |= any(p.below > xmax for p in self._progress.values())
+        if is_behind and server.in_recovery:
+            raise TransientError(
+                f"{self._where}: the standby has not replayed all that the lake has ({reached})",
+                reason="standby_behind",
+                remedy="wait, or look at what holds up its replay",
+            )
+        if committed.position is None or not committed.needs_continuity:
+            if is_behind:
+                raise self._behind(reached, current)
+            return Fresh()
+        if is_behind:
+            error = self._behind(reached, current)
+            return Lost(error.what, remedy=error.remedy, is_behind=current < reached)
+        system, _, timeline = (committed.origin or server.origin).partition("/")
+        if system != server.system_identifier:
+            return Lost(
+                "this is another server (system identifier "
+                f"{server.system_identifier}) than the one that the lake's rows came from "
+                f"({system})"
+            )
+        if timeline != str(server.timeline):
+            return Lost(
+                f"the server was promoted or restored (timeline {timeline}, now "
+                f"{server.timeline}): transactions that the lake has may not have come along"
+            )
+        return Resumed()
+
+    def _behind(self, reached: Lsn, current: Lsn) -> OperatorError:
+        return OperatorError(
+            f"{self._where}: the lake ends at {reached}, the server is at {current}: it was "
+            "restored from an older backup, or is another one",
+            remedy="give this server a lake.uri or a source name of its own",
+        )
+
+    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
+        """Poll these tables from now on; nothing is made in the source."""
+        if renew:
+            self._progress = {}
+            self._polls.keep([], {})
+        polled = [replace(self._tables.polled(t.id), table=t) for t in tables]
+        self._polls.keep(polled, self._progress)
+        return frozenset()
+
+    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+        """None: tables are read at one point."""
+        del tables, initial
+        return frozenset()
+
+    async def snapshot(
+        self,
+        tables: Sequence[Table],
+        *,
+        chunked: bool = False,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+    ) -> Snapshot:
+        """Export a snapshot of now."""
+        del are_new
+        if chunked or left or where is not None:
+            msg = "polled tables are read at one point only"
+            raise RuntimeError(msg)
+        self._snapshots = [s for s in self._snapshots if not s.is_closed]
+        with self._errors("snapshot"):
+            connection = await connect(self._dsn, autocommit=False)
+            try:
+                now = await begin(connection, await backend_of(connection))
+                row = await (
+                    await connection.execute("SELECT pg_catalog.pg_export_snapshot()")
+                ).fetchone()
+                assert row is not None
+            except BaseException:
+                await connection.close()
+                raise
+        point = self._positions.take(now.lsn)
+        self._delivered = max(self._delivered, point)
+        states = {t.id: self._polls.states[t.id] for t in tables}
+        made = PollingSnapshot(
+            self._settings,
+            connection,
+            row[0],
+            now,
+            point,
+            [replace(states[t.id].polled, table=t) for t in tables],
+            _Reads(self._polls, states, point),
+            self._polls.key_bytes_for(tables[0].id) // len(tables),
+            self._move_on,
+        )
+        self._snapshots.append(made)
+        self._polls.wake.set()
+        return made
+
+    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+        """Poll, for ever. `after` is where the positions go on."""
+        if after is not None:
+            self._positions.begin_at(after)
+        if self._settings.listen is not None and self._listener is None:
+            self._listener = asyncio.create_task(self._listen(self._settings.listen))
+        async with contextlib.aclosing(self._polls.chunks()) as chunks:
+            async for chunk in chunks:
+                self._delivered = max(self._delivered, chunk.position)
+                yield chunk
+
+    async def seen(self) -> Visibility:
+        """Ask on the connection that holds the claim."""
+        control = await self._connected()
+        with self._errors("snapshot"):
+            row = await (
+                await control.execute("SELECT pg_catalog.pg_current_snapshot()::text")
+            ).fetchone()
+        assert row is not None
+        return Visibility.parse(row[0])
+
+    def checkpoint_requested(self) -> bool:
+        """Never: the source waits for nobody."""
+        return False
+
+    async def confirm(self, position: Lsn) -> None:
+        """Note what is durable; the source keeps nothing for us."""
+        if position > self._delivered:
+            msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
+            raise ValueError(msg)
+        self._polls.confirmed = max(self._polls.confirmed, position)
+
+    async def lag(self) -> Lag:
+        """Ask the server how far it is, and the tables how far their cursors are."""
+        with self._errors("lag"):
+            if self._monitor is None or self._monitor.closed:
+                timeout_s = self._settings.statement_timeout
+                self._monitor = await connect(self._dsn, statement_timeout_s=timeout_s)
+            current = await current_position(self._monitor)
+            seconds = await seconds_behind(self._monitor, self._polls.states.values())
+        confirmed = self._polls.confirmed or None
+        behind = None if confirmed is None else max(0, current - confirmed)
+        return Lag(current, confirmed, behind, None, None, seconds)
+
+    async def health(self) -> None:
+        """Ask the connection that holds the claim."""
+        if self._control is None or self._control.closed:
+            raise self._claim_lost()
+        with self._errors("health"):
+            await self._control.execute("SELECT")
+        if self._listener is not None and self._listener.done():
+            listener, self._listener = self._listener, None
+            listener.result()
+
+    async def close(self) -> None:
+        """Close all connections; the lock goes with them."""
+        self._claimed = False
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+        await self._polls.close()
+        for snapshot in self._snapshots:
+            await snapshot.close()
+        for connection in (self._monitor, self._control):
+            if connection is not None:
+                await connection.close()
+        self._monitor = self._control = None
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _move_on(self) -> None:
+        self._positions.move_on()
+        self._polls.wake.set()
+
+    async def _listen(self, channel: str) -> None:
+        """Poll whenever the source notifies. Raises IngestdError."""
+        with self._errors("listen"):
+            async with await connect(self._dsn) as connection:
+                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                async for _ in connection.notifies():
+                    self._polls.poll_now()
+        raise TransientError(f"{self._where}: LISTEN ended", reason="connection_lost")
+
+    async def _connected(self) -> AsyncConnection[Any]:
+        if self._control is not None and self._control.closed and self._claimed:
+            raise self._claim_lost()
+        if self._control is None or self._control.closed:
+            with self._errors("connect"):
+                self._control = await connect(self._dsn)
+        return self._control
+
+    def _claim_lost(self) -> TransientError:
+        return TransientError(
+            f"{self._where}: the connection that holds the claim is gone",
+            reason="connection_lost",
+        )
+
+    async def _checked_server(self, control: AsyncConnection[Any]) -> PolledServer:
+        server = await inspect_polled_server(control)
+        for fault in server.faults():
+            raise OperatorError(f"{self._where}: {fault.what}", remedy=fault.remedy)
+        return server
+
+    @contextlib.contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise classify(error, f"{self._where}, {doing}", self._dsn) from error
+
+
+class _Reads:
+    """What becomes of the tables of a snapshot at `point`; `states` from before it was taken."""
+
+    def __init__(self, polls: Polls, states: Mapping[TableId, PolledState], point: Lsn) -> None:
+        self._polls = polls
+        self._states = states
+        self._point = point
+        self._before = {name: state.progress for name, state in states.items()}
+        for state in states.values():
+            if state.progress is not None:
+                state.pending = []
+
+    def notes_keys(self, table: TableId) -> bool:
+        """Whether the snapshot is to note a table's keys: no poll does meanwhile."""
+        return self._before[table] is None
+
+    def resume_of(self, table: TableId, first: Progress) -> str | None:
+        """Give where a table stands, unless the lake knows of something later.
+
+        One that was polled before goes on where it was: rows that changed between come once more.
+        """
+        if self._states[table].resumes_at < self._polls.confirmed:
+            return None
+        return (self._before[table] or first).to_text()
+
+    def has_read(self, table: TableId, first: Progress, keys: KeySet | None) -> None:
+        """Begin to poll it; or, if it was polled meanwhile, load its keys when they are durable."""
+        state = self._states[table]
+        if state.progress is None:
+            state.progress = first
+            state.turn.due_at = time.monotonic() + state.turn.interval_s
+            state.keys, state.knows_keys = keys, True
+            state.resumes_at = self._point
+        else:
+            state.keys, state.knows_keys, state.load_above = None, False, self._point
+        self._polls.wake.set()
+
+
+def _progress_of(committed: Committed) -> dict[TableId, Progress]:
+    """Read where polling stood with the tables that are live."""
+    read = {
+        name: Progress.parse(known.resume)
+        for name, known in committed.tables.items()
+        if committed.is_live(name) and known.resume
+    }
+    return {name: progress for name, progress in read.items() if progress is not None}

@@ -1,0 +1,256 @@
+"""One poll: looks at some tables in one repeatable-read, read-only transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.copy_out import CopyOut
+from ingestd.capture.leaves import leaves_of
+from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.polling.queries import Near, look_query, peak_query, xids_query
+from ingestd.capture.polling.rows import FoundRows
+from ingestd.capture.polling.seen import MAX_AGE, Moment, Progress, Seen, Xids
+from ingestd.capture.positions import insert_position
+from ingestd.capture.rewrites import ensure_described
+from ingestd.decode.copy import CopyRows
+from ingestd.errors import OperatorError, TableReplacedError
+from ingestd.positions import Lsn
+from ingestd.visibility import Visibility
+
+PAGE_BLOCKS = 16_384
+"""Of a whole look, at a time: 128 MB of the table."""
+_XIDS = 1 << 32
+
+# age() counts back from the next transaction id, which stays the same for the transaction; 3 is the
+# first ordinary one.
+_MOMENT = """
+SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp(),
+       pg_catalog.age('3'::pg_catalog.xid)::int8 + 3, pg_catalog.pg_backend_pid()
+"""
+_CURSOR = """
+SELECT a.atttypid::int8,
+       EXISTS (SELECT FROM pg_catalog.pg_index i
+                WHERE i.indrelid = a.attrelid AND i.indkey[0] = a.attnum AND i.indisvalid
+                  AND i.indpred IS NULL)
+  FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = %s::oid AND a.attname = %s AND NOT a.attisdropped
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a poll's snapshot is of. `at`: the server's clock, aware; all it sees is below `lsn`."""
+
+    moment: Moment
+    at: datetime
+    lsn: Lsn
+
+
+@dataclass(slots=True)
+class Look:
+    """One table in a poll: how it is looked at, and, when that has ended, what follows.
+
+    `is_whole`: all of it, else from the floor on. `progress`: of before, then of after. `peak`:
+    the highest cursor, if an index tells.
+    """
+
+    polled: PolledTable
+    progress: Progress
+    is_whole: bool
+    page_rows: int
+    found: list[Xids] = field(default_factory=list)
+    peak: str | None = None
+
+    def saw(self, rows: FoundRows) -> FoundRows:
+        """Note rows that are given."""
+        self.found.append(np.unique(rows.xids))
+        return rows
+
+
+async def begin(connection: AsyncConnection[Any], backend: int) -> Now:
+    """Begin the transaction, on a connection that is in none, and take its snapshot.
+
+    `backend`: the pid that the connection began with. Raises psycopg.Error, OperatorError where a
+    pooler has given it to another.
+    """
+    await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    row = await (await connection.execute(_MOMENT)).fetchone()
+    assert row is not None
+    seen = Visibility.parse(row[0])
+    if row[3] != backend:
+        raise pooled()
+    return Now(moment_of(seen, row[2]), row[1], await insert_position(connection))
+
+
+async def backend_of(connection: AsyncConnection[Any]) -> int:
+    """Give the server process that serves a connection that is in no transaction."""
+    row = await (await connection.execute("SELECT pg_catalog.pg_backend_pid()")).fetchone()
+    await connection.rollback()
+    assert row is not None
+    pid: int = row[0]
+    return pid
+
+
+def moment_of(seen: Visibility, next_xid: int) -> Moment:
+    """Give the moment of a snapshot; `next_xid`: its low 32 bits."""
+    return Moment(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
+
+
+def pooled() -> OperatorError:
+    """Say that a pooler is in the way."""
+    return OperatorError(
+        "the connection changes its server session: a pooler in transaction (or statement) mode, "
+        "where settings, snapshots and locks do not live",
+        remedy="set pool_mode = session for this database, or give the server's own address",
+    )
+
+
+async def look_at(
+    connection: AsyncConnection[Any], look: Look, now: Now
+) -> AsyncGenerator[FoundRows, None]:
+    """Give the rows of a look; then its `progress` is that of after.
+
+    Raises psycopg.Error, TableChangedError (other columns than it was described with), TableError.
+    """
+    polled, moment = look.polled, now.moment
+    if moment.next - look.progress.below > MAX_AGE:
+        raise TableReplacedError(
+            polled.table.id, "more than 2 billion transactions have passed since it was polled"
+        )
+    await ensure_described(connection, polled.table)
+    type_oid, is_indexed = await _cursor_of(connection, polled)
+    if look.is_whole or not is_indexed or look.progress.floor is None:
+        look.is_whole = True
+        async for rows in _whole(connection, look, moment):
+            yield look.saw(rows)
+        look.peak = await _peak(connection, polled, type_oid) if is_indexed else None
+        look.progress = look.progress.after_whole(moment, _all(look.found), look.peak)
+    else:
+        async for rows in _near(connection, look, moment):
+            yield look.saw(rows)
+        look.peak = await _peak(connection, polled, type_oid)
+        look.progress = look.progress.after_near(moment, _all(look.found))
+
+
+async def first_progress(
+    connection: AsyncConnection[Any], polled: PolledTable, now: Now
+) -> Progress:
+    """Give what follows once all rows that this snapshot sees have been given by others.
+
+    Raises psycopg.Error.
+    """
+    everything = Seen(now.moment.oldest).unseen(now.moment)
+    table = sql.Identifier(polled.table.id.schema, polled.table.id.name)
+    cursor = await connection.execute(xids_query(table, everything))
+    ages = [age for (age,) in await cursor.fetchall()]
+    type_oid, is_indexed = await _cursor_of(connection, polled)
+    peak = await _peak(connection, polled, type_oid) if is_indexed else None
+    return Progress.begun(now.moment, now.moment.next - np.array(ages, np.int64), peak)
+
+
+async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:
+    """Give the text of the highest cursor; None if no index tells. Raises psycopg.Error."""
+    type_oid, is_indexed = await _cursor_of(connection, polled)
+    return await _peak(connection, polled, type_oid) if is_indexed else None
+
+
+# --- looks -----------------------------------------------------------------------------------
+
+
+async def _whole(
+    connection: AsyncConnection[Any], look: Look, moment: Moment
+) -> AsyncGenerator[FoundRows, None]:
+    """Go through the blocks of the table and its partitions, some at a time."""
+    if look.progress.is_current(moment):
+        return
+    cursor = look.polled.cursor
+    column = None if cursor is None else sql.Identifier(cursor.columns[0])
+    condition = look.progress.whole_condition(column, moment)
+    for leaf in await leaves_of(connection, look.polled.table):
+        if leaf.is_whole:
+            ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True)]
+        else:
+            starts = range(0, max(1, leaf.blocks), PAGE_BLOCKS)
+            ends: list[int | None] = [*starts[1:], None]
+            ranges = [
+                BlockRange(leaf.schema, leaf.name, s, e) for s, e in zip(starts, ends, strict=True)
+            ]
+        for blocks in ranges:
+            query = look_query(look.polled, condition, blocks=blocks)
+            async for rows in _copy(connection, look.polled, query, 0, moment):
+                yield rows
+
+
+async def _near(
+    connection: AsyncConnection[Any], look: Look, moment: Moment
+) -> AsyncGenerator[FoundRows, None]:
+    """Go along the index from the floor on, a page at a time."""
+    assert look.polled.cursor is not None
+    column = sql.Identifier(look.polled.cursor.columns[0])
+    condition = look.progress.near_condition(column, moment)
+    after: tuple[str, ...] | None = None
+    while True:
+        near = Near(look.page_rows, after)
+        query = look_query(look.polled, condition, near=near)
+        count = 0
+        async for rows in _copy(connection, look.polled, query, _places(look), moment):
+            count += rows.rows.count
+            after = rows.last_place
+            yield rows
+        if count < look.page_rows:
+            return
+
+
+def _places(look: Look) -> int:
+    assert look.polled.cursor is not None
+    return len({look.polled.cursor.columns[0], *look.polled.table.key})
+
+
+async def _copy(
+    connection: AsyncConnection[Any],
+    polled: PolledTable,
+    query: sql.Composed,
+    places: int,
+    moment: Moment,
+) -> AsyncGenerator[FoundRows, None]:
+    copy = CopyOut(connection)
+    cutter = CopyRows(str(polled.table.id), len(polled.table.columns) + 2 + places)
+    try:
+        await copy.start(query, is_small=True)
+        is_last = False
+        while not is_last:
+            block = await copy.read_block()
+            is_last = block.is_last
+            rows = cutter.feed(block.buffer, block.starts, block.ends)
+            if rows is not None:
+                yield FoundRows.of(polled, rows, moment.next)
+    except psycopg.Error:
+        await copy.drain()
+        raise
+    cutter.finish()
+
+
+async def _cursor_of(connection: AsyncConnection[Any], polled: PolledTable) -> tuple[int, bool]:
+    """Give the cursor's type, and whether an index begins with it."""
+    if polled.cursor is None:
+        return 0, False
+    found = await connection.execute(_CURSOR, (polled.table.oid, polled.cursor.columns[0]))
+    row = await found.fetchone()
+    return (0, False) if row is None else (row[0], row[1])
+
+
+async def _peak(connection: AsyncConnection[Any], polled: PolledTable, type_oid: int) -> str | None:
+    row = await (await connection.execute(peak_query(polled, type_oid))).fetchone()
+    return None if row is None else row[0]
+
+
+def _all(found: Sequence[Xids]) -> Xids:
+    return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)

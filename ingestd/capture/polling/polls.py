@@ -1,0 +1,446 @@
+"""The polls of one source, one after another: when, of which tables, and what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import AsyncConnection
+
+from ingestd.capture.polling.key_set import KeySet
+from ingestd.capture.polling.poll import Look, Now, backend_of, begin, first_progress, look_at
+from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.polling.positions import Positions
+from ingestd.capture.polling.rows import Place, vanished_rows
+from ingestd.capture.polling.schedule import Turn
+from ingestd.capture.polling.seen import Progress
+from ingestd.capture.polling.sweep import Sweep, absent
+from ingestd.capture.session import classify, connect
+from ingestd.capture.settings import PollingSettings
+from ingestd.capture.splits import read_error
+from ingestd.changes import NO_COMMITS, Chunk, TableBatch, idle_chunk
+from ingestd.decode.copy import microseconds
+from ingestd.errors import TableChangedError, TableError, TransientError
+from ingestd.ports import ChangeLog
+from ingestd.positions import ZERO, Lsn
+from ingestd.schema import TableId
+
+NEVER = Lsn((1 << 63) - 1)
+FAULT_S = 60.0
+"""When a table that can't be polled is tried again, from its rows on."""
+FAILURES = 5
+"""So often in a row a lock or a statement's time limit may be in a table's way."""
+_WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
+
+
+@dataclass(slots=True)
+class PolledState:
+    """A table that is polled. `progress`: None before it has been read.
+
+    `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
+    `missing`: keys that a sweep did not find, for the next poll to look for. `deleted_at`: position
+    of the last rows that came of those. `resumes_at`: position of the first rows that carried where
+    it stands. `fault`: why it is not polled, since `fault_at`. After it was read anew its keys are
+    loaded once what was read, at `load_above`, is durable; what was given since is `pending`.
+    `peak`: the highest cursor at the last poll, which began at `polled_at` (monotonic).
+    """
+
+    polled: PolledTable
+    turn: Turn
+    progress: Progress | None = None
+    keys: KeySet | None = None
+    knows_keys: bool = False
+    missing: list[pa.RecordBatch] = field(default_factory=list)
+    deleted_at: Lsn = ZERO
+    resumes_at: Lsn = NEVER
+    pending: list[TableBatch] | None = None
+    load_above: Lsn = ZERO
+    fault: TableError | None = None
+    fault_at: float = 0.0
+    peak: str | None = None
+    polled_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a poll found in one table."""
+
+    state: PolledState
+    look: Look
+    batches: list[TableBatch] = field(default_factory=list)
+    whole_s: float | None = None
+    deleted: bool = False
+
+
+class _Poll:
+    """One poll: what it found so far; `waiting`: of tables that were looked at, not given yet."""
+
+    def __init__(self, connection: AsyncConnection[Any], now: Now, positions: Positions) -> None:
+        self.connection = connection
+        self.now = now
+        self.place = Place(positions.take(now.lsn), now.at)
+        self.waiting: list[TableBatch] = []
+        self.outcomes: list[_Outcome] = []
+
+    def end(self, outcome: _Outcome) -> None:
+        """Take what came of a table; its last rows carry where it stands."""
+        if outcome.batches:
+            resume = outcome.look.progress.to_text()
+            outcome.batches[-1] = replace(outcome.batches[-1], resume=resume)
+        self.waiting += outcome.batches
+        self.outcomes.append(outcome)
+
+    def open_chunk(self, more: Sequence[TableBatch]) -> Chunk:
+        """Give what waits, and more, before the poll is over."""
+        batches, self.waiting = (*self.waiting, *more), []
+        nbytes, at = sum(b.nbytes for b in batches), self.place.position
+        return Chunk(
+            batches, at, is_open=True, first_lsn=at, commit_times=NO_COMMITS, nbytes=nbytes
+        )
+
+    def last_chunk(self) -> Chunk:
+        """Give the rest of the poll, which is one transaction."""
+        at = self.place.position
+        return Chunk(
+            tuple(self.waiting),
+            Lsn(at + 1),
+            is_open=False,
+            first_lsn=at,
+            commit_times=np.array([microseconds(self.place.at)], np.int64),
+            nbytes=sum(b.nbytes for b in self.waiting),
+        )
+
+
+class Polls:
+    """Polls the tables it is to `keep`. Used on one event loop; `close` it always.
+
+    `wake` ends a wait; `noticed` is set when the catalog is to be looked at. `key_bytes`: for the
+    keys of all tables. Raises TransientError, OperatorError, ProtocolError.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        settings: PollingSettings,
+        positions: Positions,
+        log: ChangeLog | None,
+        *,
+        memory_bytes: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._where = f"source {source}, poll"
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._positions = positions
+        self._log = log
+        self._hold_bytes = memory_bytes // 8
+        self._key_bytes = memory_bytes * 3 // 4
+        self._monotonic = monotonic
+        self._connection: AsyncConnection[Any] | None = None
+        self._backend = 0
+        self._sweep: asyncio.Task[None] | None = None
+        self._swept = asyncio.Event()
+        self.states: dict[TableId, PolledState] = {}
+        self.confirmed = ZERO
+        self.wake = asyncio.Event()
+        self.noticed = asyncio.Event()
+
+    def keep(self, tables: Sequence[PolledTable], progress: Mapping[TableId, Progress]) -> None:
+        """Poll these from now on, and no others; `progress`: of those that were polled before."""
+        before, self.states = self.states, {}
+        now = self._monotonic()
+        for polled in tables:
+            name = polled.table.id
+            state = before.get(name)
+            if state is None or state.polled.table.oid != polled.table.oid:
+                state = PolledState(polled, Turn(polled.interval_s, now))
+                state.turn.swept_at = now
+                state.progress = progress.get(name)
+                if state.progress is not None:
+                    state.resumes_at = ZERO
+            state.polled, state.turn.interval_s = polled, polled.interval_s
+            self.states[name] = state
+        self._swept.set()
+        self.wake.set()
+
+    def poll_now(self) -> None:
+        """Poll all tables at once."""
+        for state in self.states.values():
+            state.turn.due_at = 0.0
+        self.wake.set()
+
+    def key_bytes_for(self, table: TableId) -> int:
+        """Give how much the keys of a table may take, of what others have left."""
+        others = (s.keys for name, s in self.states.items() if name != table)
+        taken: int = sum(k.nbytes for k in others if k is not None)
+        return max(0, self._key_bytes - taken)
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Give what the polls find, for ever; a chunk without rows when nothing is found."""
+        given = self._positions.end
+        yield idle_chunk(given)
+        while True:
+            due = await self._wait()
+            if due:
+                async with aclosing(self._poll(due)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                        given = max(given, chunk.position)
+            if self._positions.end > given:
+                given = self._positions.end
+                yield idle_chunk(given)
+            self._start_sweep()
+
+    async def close(self) -> None:
+        """Free everything. At any time, twice."""
+        sweep, self._sweep = self._sweep, None
+        if sweep is not None:
+            sweep.cancel()
+            await asyncio.gather(sweep, return_exceptions=True)
+        await self._disconnect()
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    async def _wait(self) -> list[PolledState]:
+        """Give the tables to be polled now; none if something else is to be told."""
+        self._raise_sweeps_fault()
+        now = self._monotonic()
+        active = [s for s in self.states.values() if s.fault is None and self._may_begin(s)]
+        due = [s for s in active if s.turn.due_at <= now or s.missing]
+        if due:
+            return due
+        until = min((s.turn.due_at for s in active), default=None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if until is None else max(0.0, until - now)):
+                await self.wake.wait()
+        self.wake.clear()
+        return []
+
+    def _may_begin(self, state: PolledState) -> bool:
+        """Whether it has been read; if nothing is ever read, it is polled from now on."""
+        return state.progress is not None or self._settings.snapshot == "never"
+
+    # --- one poll ----------------------------------------------------------------------------
+
+    async def _poll(self, due: Sequence[PolledState]) -> AsyncGenerator[Chunk, None]:
+        """Look at tables in one transaction: one chunk for all, more if that is too much."""
+        try:
+            connection = await self._connected()
+            started = self._monotonic()
+            poll = _Poll(connection, await begin(connection, self._backend), self._positions)
+            for state in due:
+                async with aclosing(self._look(poll, state)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            await connection.rollback()
+            for outcome in poll.outcomes:
+                await self._note(outcome, poll.place, started)
+            if poll.place.seq > 1:
+                yield poll.last_chunk()
+            else:
+                self._positions.give_back(poll.place.position)
+                self._positions.pass_by(poll.now.lsn)
+        except psycopg.Error as error:
+            await self._disconnect()
+            raise classify(error, self._where, self._dsn) from error
+        except BaseException:
+            await self._disconnect()
+            raise
+
+    async def _look(self, poll: _Poll, state: PolledState) -> AsyncGenerator[Chunk, None]:
+        """Look at one table. What is only in its own way leaves the poll as it was."""
+        first_seq, is_given = poll.place.seq, False
+        await poll.connection.execute("SAVEPOINT a_table")
+        try:
+            outcome = await self._begin(poll, state)
+            if outcome is None:
+                return
+            async with aclosing(self._changes(poll, outcome)) as found:
+                async for batch in found:
+                    if self._is_full((*poll.waiting, *outcome.batches)):
+                        is_given = True
+                        await self._given(state, outcome.batches)
+                        yield poll.open_chunk(outcome.batches)
+                        outcome.batches = []
+                    outcome.batches.append(batch)
+        except (psycopg.Error, TableError) as error:
+            if is_given or not await self._passes(poll.connection, state, error):
+                raise
+            poll.place.seq = first_seq
+        else:
+            poll.end(outcome)
+
+    def _is_full(self, batches: Sequence[TableBatch]) -> bool:
+        return sum(b.nbytes for b in batches) > self._hold_bytes
+
+    async def _begin(self, poll: _Poll, state: PolledState) -> _Outcome | None:
+        """Prepare a look; None where nothing was ever read, and polling begins with this."""
+        if state.progress is None:
+            state.progress = await first_progress(poll.connection, state.polled, poll.now)
+            return None
+        is_whole = state.turn.is_whole_due(self._monotonic())
+        look = Look(state.polled, state.progress, is_whole, self._settings.page_rows)
+        return _Outcome(state, look)
+
+    async def _changes(self, poll: _Poll, outcome: _Outcome) -> AsyncGenerator[TableBatch, None]:
+        """Give a table's changes: rows that were written, then those that are gone."""
+        state, look, place = outcome.state, outcome.look, poll.place
+        table = state.polled.table
+        started = self._monotonic()
+        async with aclosing(look_at(poll.connection, look, poll.now)) as pages:
+            async for rows in pages:
+                keys = await self._keys_of(state)
+                for batch in await asyncio.to_thread(rows.changes, place, keys):
+                    yield batch
+        if look.is_whole:
+            outcome.whole_s = self._monotonic() - started
+        while state.missing:
+            gone = await absent(poll.connection, table, state.missing[0])
+            keys = await self._keys_of(state)
+            if keys is not None and gone.num_rows:
+                probe = vanished_rows(table, gone, Place(place.position, place.at))
+                gone = gone.filter(pa.array(keys.held(probe.rows)))
+            if gone.num_rows:
+                outcome.deleted = True
+                yield vanished_rows(table, gone, place)
+            del state.missing[0]
+        self._swept.set()
+
+    async def _passes(
+        self, connection: AsyncConnection[Any], state: PolledState, error: Exception
+    ) -> bool:
+        """Take what is in the way of one table, if it is no more than that: the poll goes on."""
+        table = state.polled.table.id
+        fault: Exception = error
+        if isinstance(error, psycopg.Error):
+            fault = read_error(error, table, self._dsn)
+        if connection.broken or connection.closed:
+            return False
+        if isinstance(fault, TransientError):
+            if fault.reason not in _WAITING:
+                return False
+            if state.turn.failed(self._monotonic()) >= FAILURES:
+                what = f"could not be polled {FAILURES} times in a row: {fault.what}"
+                remedy = "raise `statement_timeout` or `lock_timeout`, or see what holds the table"
+                self._fault(state, TableError(table, what, remedy=remedy))
+        elif isinstance(fault, TableChangedError):
+            state.turn.failed(self._monotonic())
+            self.noticed.set()
+        elif isinstance(fault, TableError):
+            self._fault(state, fault)
+        else:
+            return False
+        await connection.execute("ROLLBACK TO SAVEPOINT a_table")
+        return True
+
+    def _fault(self, state: PolledState, fault: TableError) -> None:
+        state.fault, state.fault_at = fault, self._monotonic()
+        self._swept.set()
+        self.noticed.set()
+
+    async def _note(self, outcome: _Outcome, place: Place, started: float) -> None:
+        """Take that what a look found is given."""
+        state = outcome.state
+        state.progress, state.peak = outcome.look.progress, outcome.look.peak
+        state.polled_at = started
+        found = bool(outcome.batches)
+        state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
+        if found:
+            state.resumes_at = min(state.resumes_at, place.position)
+        if outcome.deleted:
+            state.deleted_at = place.position
+        await self._given(state, outcome.batches)
+
+    # --- keys and sweeps ---------------------------------------------------------------------
+
+    async def _keys_of(self, state: PolledState) -> KeySet | None:
+        """Give the keys that the lake holds of a table, and what was given since."""
+        is_early = state.load_above > ZERO and state.load_above >= self.confirmed
+        if state.knows_keys or self._log is None or is_early:
+            return state.keys
+        table = state.polled.table
+        limit = self.key_bytes_for(table.id)
+        state.keys = await KeySet.load(self._log, table, limit_bytes=limit)
+        state.knows_keys = True
+        pending, state.pending = state.pending or [], None
+        await self._given(state, pending)
+        return state.keys
+
+    async def _given(self, state: PolledState, batches: Sequence[TableBatch]) -> None:
+        """Take note of the keys of rows that are given."""
+        if state.pending is not None:
+            state.pending += batches
+        keys = state.keys
+        if keys is None:
+            return
+        for batch in batches:
+            await asyncio.to_thread(keys.take, batch.rows)
+        if keys.nbytes > self.key_bytes_for(state.polled.table.id):
+            state.keys = None
+
+    def _start_sweep(self) -> None:
+        if self._sweep is not None or self._log is None:
+            return
+        now = self._monotonic()
+        for state in self.states.values():
+            every = state.polled.sweep_s
+            is_free = state.fault is None and state.progress is not None
+            # Until the lake has what the last one found, another would find it again.
+            is_known = state.deleted_at < self.confirmed or state.deleted_at == ZERO
+            if every is not None and is_free and is_known and now - state.turn.swept_at >= every:
+                state.turn.swept_at = now
+                self._sweep = asyncio.create_task(self._run_sweep(state, self._log))
+                self._sweep.add_done_callback(lambda _: self.wake.set())
+                return
+
+    async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:
+        keys = await self._keys_of(state)
+        sweep = Sweep(self._settings, state.polled.table, keys, log, key_bytes=self._key_bytes)
+        async with aclosing(sweep.missing()) as found:
+            async for candidates in found:
+                self._swept.clear()
+                state.missing.append(candidates)
+                self.wake.set()
+                await self._swept.wait()
+                if state.fault is not None or state not in self.states.values():
+                    return
+
+    def _raise_sweeps_fault(self) -> None:
+        """Forget a sweep that has ended. Raises what ended it, unless it passes by itself."""
+        sweep = self._sweep
+        if sweep is None or not sweep.done():
+            return
+        self._sweep = None
+        error = None if sweep.cancelled() else sweep.exception()
+        if error is None or isinstance(error, TransientError | TableChangedError):
+            return
+        state = self.states.get(error.table) if isinstance(error, TableError) else None
+        if state is None or not isinstance(error, TableError):
+            raise error
+        self._fault(state, error)
+
+    # --- connection --------------------------------------------------------------------------
+
+    async def _connected(self) -> AsyncConnection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect(
+                self._dsn,
+                autocommit=False,
+                statement_timeout_s=self._settings.statement_timeout,
+                lock_timeout_s=self._settings.lock_timeout,
+            )
+            self._backend = await backend_of(self._connection)
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,102 @@
+"""The queries of a look at a table: the columns as texts, and what tells which rows they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.copy_queries import output_of, sendable
+from ingestd.capture.polling.polled import PolledTable
+
+AGE, DELETED, PLACE = range(3)
+"""Fields after the table's columns: age of xmin; whether the row counts as deleted; of a near look,
+from here on cursor and key."""
+
+_TEXT = sql.SQL("pg_catalog.text")
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """So many rows of a near look, ordered by cursor and key, that follow `after` (their texts)."""
+
+    limit: int
+    after: tuple[str, ...] | None = None
+
+
+def look_query(
+    polled: PolledTable,
+    condition: sql.Composable,
+    *,
+    blocks: BlockRange | None = None,
+    near: Near | None = None,
+) -> sql.Composed:
+    """Give the COPY, in binary format, of the rows for which `condition` holds.
+
+    Of the table, or of a range of its blocks.
+    """
+    table = polled.table
+    fields = [sendable(c) for c in table.columns]
+    fields += [
+        sql.SQL("age(xmin)::{}").format(_TEXT),
+        sql.SQL("{}::{}").format(is_deleted(polled), _TEXT),
+    ]
+    relation: sql.Composable = sql.Identifier(table.id.schema, table.id.name)
+    conditions = [condition]
+    tail: sql.Composable = sql.SQL("")
+    if blocks is not None:
+        relation = blocks.relation
+        conditions = [*blocks.bounds, condition]
+    if near is not None:
+        order = [sql.Identifier(name) for name in place_columns(polled)]
+        fields += [output_of(name) for name in order]
+        listed = sql.SQL(", ").join(order)
+        if near.after is not None:
+            values = sql.SQL(", ").join(map(sql.Literal, near.after))
+            conditions.append(sql.SQL("({}) > ({})").format(listed, values))
+        tail = sql.SQL(" ORDER BY {} LIMIT {}").format(listed, sql.Literal(near.limit))
+    return sql.SQL("COPY (SELECT {} FROM {} WHERE {}{}) TO STDOUT (FORMAT binary)").format(
+        sql.SQL(", ").join(fields), relation, sql.SQL(" AND ").join(conditions), tail
+    )
+
+
+def place_columns(polled: PolledTable) -> Sequence[str]:
+    """Name what orders the rows of a near look: the cursor, then the key."""
+    assert polled.cursor is not None
+    return list(dict.fromkeys([polled.cursor.columns[0], *polled.table.key]))
+
+
+def is_deleted(polled: PolledTable) -> sql.Composable:
+    """Give the SQL, of type boolean, of whether a row counts as deleted."""
+    if polled.deleted is None:
+        return sql.SQL("false")
+    column = sql.Identifier(polled.deleted)
+    return sql.SQL("(coalesce({}::{}, 'false') <> 'false')").format(column, _TEXT)
+
+
+def xids_query(table: sql.Composable, condition: sql.Composable) -> sql.Composed:
+    """Give the ages of the transactions of a table's rows for which the condition holds."""
+    return sql.SQL("SELECT DISTINCT age(xmin) FROM {} WHERE {}").format(table, condition)
+
+
+def peak_query(polled: PolledTable, type_oid: int) -> sql.Composed:
+    """Give the highest cursor's text, by an index; no time that is still to come."""
+    assert polled.cursor is not None
+    cursor = sql.Identifier(polled.cursor.columns[0])
+    latest = _LATEST.get(type_oid)
+    past = sql.SQL("") if latest is None else sql.SQL(" AND {} <= {}").format(cursor, latest)
+    return sql.SQL("SELECT {} FROM {} WHERE {} IS NOT NULL{} ORDER BY {} DESC LIMIT 1").format(
+        output_of(cursor),
+        sql.Identifier(polled.table.id.schema, polled.table.id.name),
+        cursor,
+        past,
+        cursor,
+    )
+
+
+_NOW = sql.SQL("pg_catalog.clock_timestamp()")
+_ANYWHERE = sql.SQL("pg_catalog.clock_timestamp() + interval '14 hours'")
+_LATEST = {1184: _NOW, 1114: _ANYWHERE, 1082: _ANYWHERE}
+"""By type: timestamptz; timestamp without time zone, which may be of any zone; date."""
