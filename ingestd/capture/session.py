@@ -16,6 +16,7 @@ import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 
+from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.errors import IngestdError, OperatorError, TransientError
 
 SETTINGS: Mapping[str, str] = {
@@ -31,18 +32,27 @@ SETTINGS: Mapping[str, str] = {
     # Others would have publications refused, or a snapshot wait or be refused (on a standby).
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    "default_transaction_isolation": r"read\ committed",
+    "default_transaction_isolation": "read committed",
     # A COPY of many columns looks expensive, and compiling it costs more than it gains.
     "jit": "off",
 }
 """Pinned on every connection, so that a value has the same text wherever it is read."""
 
 # Not every server has them (14 and 17 brought them), and one that has not refuses the connection.
-_NO_TIMEOUTS = """
-SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
- WHERE name IN ('idle_session_timeout', 'transaction_timeout')
-"""
+_UNTIMED = ("idle_session_timeout", "transaction_timeout")
 """The claim idles for long; a snapshot, and decoding a large transaction, last long."""
+_MARK = "ingestd.options"
+"""Set with the others: a pooler may leave them all out, and say nothing."""
+# No row if the options have not arrived.
+_NO_TIMEOUTS = sql.SQL(
+    "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings"
+    " WHERE name = ANY({}) AND pg_catalog.current_setting({}, true) = 'on'"
+).format(list(_UNTIMED), _MARK)
+_ALL = sql.SQL(
+    "SELECT pg_catalog.set_config(s.name, s.value, false)"
+    " FROM unnest({}::text[], {}::text[]) AS s(name, value)"
+    " JOIN pg_catalog.pg_settings p ON p.name = s.name"
+)
 
 DEFAULTS: Mapping[str, str] = {
     "application_name": "ingestd",
@@ -67,33 +77,64 @@ async def connect(
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
     A timeout of 0 means none. The settings go with the startup message, after any `options` of the
-    DSN (or PGOPTIONS), so they hold for replication connections too. Raises psycopg.Error, for
-    `classify`; OperatorError if the DSN can't be read.
+    DSN (or PGOPTIONS), so they hold for replication connections too. A pooler that takes no
+    `options` there gets them as statements, if the session is ours alone. Raises psycopg.Error, for
+    `classify`; OperatorError if the DSN can't be read, or for a pooler in transaction mode.
     """
-    parameters = {**DEFAULTS, **read_dsn(dsn)}
+    parameters = {**DEFAULTS, **read_dsn(dsn), "client_encoding": "UTF8"}
     settings = {
         **SETTINGS,
         "statement_timeout": str(round(statement_timeout_s * 1000)),
         "lock_timeout": str(round(lock_timeout_s * 1000)),
     }
     own = parameters.pop("options", None) or os.environ.get("PGOPTIONS", "")
-    pinned = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    parameters["options"] = f"{own} {pinned}".strip()
-    parameters["client_encoding"] = "UTF8"
     parameters.pop("replication", None)
     if replication:
         parameters["replication"] = "database"
-    # A walsender takes the simple query protocol only: nothing may be prepared there.
-    connection = await AsyncConnection.connect(
-        **parameters, autocommit=True, prepare_threshold=None
-    )
+    connection = await _open(parameters, own, settings, is_pooled=not (own or replication))
     try:
-        await connection.execute(_NO_TIMEOUTS)
         await connection.set_autocommit(autocommit)
     except BaseException:
         await connection.close()
         raise
     return connection
+
+
+async def _open(
+    parameters: Mapping[str, Any], own: str, settings: Mapping[str, str], *, is_pooled: bool
+) -> AsyncConnection[Any]:
+    """Connect, in autocommit; `is_pooled`: without `options`, where these are refused."""
+    pinned = " ".join(
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}"
+        for name, value in {**settings, _MARK: "on"}.items()
+    )
+    options = f"{own} {pinned}".strip()
+    # A walsender takes the simple query protocol only: nothing may be prepared there.
+    plain: dict[str, Any] = {**parameters, "autocommit": True, "prepare_threshold": None}
+    try:
+        connection = await AsyncConnection.connect(**plain, options=options)
+    except psycopg.OperationalError as error:
+        if not is_pooled or not refuses_options(error):
+            raise
+        connection = await AsyncConnection.connect(**plain, options="")
+    try:
+        cursor = await connection.execute(_NO_TIMEOUTS)
+        if not await cursor.fetchall() and "replication" not in parameters:
+            await _pin(connection, parameters, settings)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def _pin(
+    connection: AsyncConnection[Any], parameters: Mapping[str, Any], settings: Mapping[str, str]
+) -> None:
+    """Set what did not come with the startup message."""
+    if await shares_sessions(connection, {**parameters, "options": ""}):
+        raise pooled()
+    every = {**settings, **dict.fromkeys(_UNTIMED, "0")}
+    await connection.execute(_ALL.format(list(every), list(every.values())))
 
 
 async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool = True) -> None:
@@ -192,6 +233,7 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"the database system is not accepting connections", "restart"),
     (r"terminating connection due to administrator command", "restart"),
     (r"sorry, too many clients already", "full"),
+    (r"no more connections allowed|query_wait_timeout", "full"),  # PgBouncer
     (r"remaining connection slots are reserved", "full"),
     (r"too many connections for (role|database)", "full"),
     (r"number of requested standby connections exceeds max_wal_senders", "full"),
@@ -201,7 +243,7 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"no pg_hba\.conf entry|pg_hba\.conf rejects", _HBA),
     (r'role "[^\n]*" does not exist', _ROLE_MISSING),
     (r'role "[^\n]*" is not permitted to log in', _NO_LOGIN),
-    (r'database "[^\n]*" does not exist', _DATABASE_MISSING),
+    (r'database "[^\n]*" does not exist|no such database:', _DATABASE_MISSING),
     (r"must be superuser or replication role to start walsender", _NO_REPLICATION),
     (r"permission denied to start WAL sender", _NO_REPLICATION),
     (r"permission denied for database", _NO_CONNECT),
@@ -209,6 +251,7 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"Connection refused|No such file or directory", "unreachable"),
     (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
     (r"failed to resolve host|could not translate host name", "unreachable"),
+    (r"pgbouncer cannot connect to server|server login has been failing", "unreachable"),
     (r"server closed the connection|the connection is (closed|lost|bad)", "lost"),
     (r"Connection reset by peer|Broken pipe|EOF detected|unexpected eof", "lost"),
     (r"no connection to the server|connection not open|consuming input failed", "lost"),

@@ -1,0 +1,98 @@
+"""A PgBouncer between a test and its server."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from ingestd.demo.accounts import account_for_server, open_way
+from ingestd.demo.ports import free_port
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.databases import Database
+
+LIMIT_S = 15.0
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """A running PgBouncer. `dsn` leads through it to the test's database."""
+
+    dsn: str
+
+
+@contextmanager
+def pooler_of(
+    database: Database,
+    mode: Literal["session", "transaction", "statement"],
+    *,
+    ignored: str = "extra_float_digits",
+    pool_size: int = 20,
+    user: str | None = None,
+) -> Iterator[Pooler]:
+    """Run a PgBouncer for this database; `ignored`: startup parameters that it leaves out."""
+    program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
+    if program is None:
+        pytest.fail("no pgbouncer: apt install pgbouncer (.ci/run does), or brew install pgbouncer")
+    account = account_for_server()
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as made:
+        folder = Path(made)
+        config = folder / "pgbouncer.ini"
+        config.write_text(
+            f"""\
+[databases]
+{database.name} = host={HOST} port={database.server.port}
+[pgbouncer]
+listen_addr = {HOST}
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {mode}
+default_pool_size = {pool_size}
+ignore_startup_parameters = {ignored}
+logfile = {folder}/log
+"""
+        )
+        # auth_type any takes every client; towards the server all are this role
+        role = user or str(psycopg.conninfo.conninfo_to_dict(database.dsn).get("user", "postgres"))
+        text = config.read_text().replace(" port=", f" user={role} port=", 1)
+        config.write_text(text)
+        if account is not None:
+            open_way(folder, account)
+            account.own(folder)
+        process = subprocess.Popen(
+            [program, str(config)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **({} if account is None else account.popen_arguments()),
+        )
+        dsn = make_conninfo(host=HOST, port=port, dbname=database.name, user=role)
+
+        def answers() -> bool:
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                psycopg.connect(dsn).close()
+            except psycopg.OperationalError:
+                return False
+            return True
+
+        try:
+            await_until(answers, LIMIT_S, "pgbouncer to answer")
+            yield Pooler(dsn)
+        finally:
+            process.kill()
+            process.wait()

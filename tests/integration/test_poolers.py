@@ -1,0 +1,62 @@
+"""Connections through a pooler: in session mode as without, in transaction mode refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import psycopg
+import pytest
+
+from ingestd.capture.polling.server import detect_transaction_pooler
+from ingestd.capture.session import SETTINGS, connect
+from ingestd.errors import OperatorError
+from tests.harness.poolers import pooler_of
+
+if TYPE_CHECKING:
+    from tests.harness.databases import Database
+
+WITH_OPTIONS = "extra_float_digits,options"
+"""What many a pooler's config has it ignore: the settings get lost without a word."""
+
+
+@pytest.mark.parametrize("ignored", ["extra_float_digits", WITH_OPTIONS])
+async def test_settings_are_pinned_through_a_pooler_in_session_mode(
+    database: Database, ignored: str
+) -> None:
+    with pooler_of(database, "session", ignored=ignored) as pooler:
+        await detect_transaction_pooler(pooler.dsn)
+        async with (
+            await connect(pooler.dsn, statement_timeout_s=7) as through,
+            await connect(database.dsn, statement_timeout_s=7) as direct,
+        ):
+            for name in (*SETTINGS, "statement_timeout", "lock_timeout", "idle_session_timeout"):
+                shown = [
+                    await (await c.execute(f"SHOW {name}".encode())).fetchone()
+                    for c in (through, direct)
+                ]
+                assert shown[0] == shown[1], name
+
+
+@pytest.mark.parametrize("ignored", ["extra_float_digits", WITH_OPTIONS])
+@pytest.mark.parametrize("mode", ["transaction", "statement"])
+async def test_a_pooler_that_shares_sessions_is_refused_and_sees_no_setting(
+    database: Database, mode: Literal["transaction", "statement"], ignored: str
+) -> None:
+    with pooler_of(database, mode, ignored=ignored, pool_size=1) as pooler:
+        for attempt in (detect_transaction_pooler, connect):
+            with pytest.raises(OperatorError) as caught:
+                await attempt(pooler.dsn)
+            assert "transaction (or statement) mode" in caught.value.what
+            assert "pool_mode = session" in (caught.value.remedy or "")
+        with psycopg.connect(pooler.dsn, autocommit=True) as other:
+            assert other.execute("SHOW row_security").fetchone() == ("on",)
+            assert other.execute("SHOW IntervalStyle").fetchone() == ("postgres",)
+    with pooler_of(database, mode, ignored=ignored) as pooler, pytest.raises(OperatorError):
+        await detect_transaction_pooler(pooler.dsn)
+
+
+async def test_a_session_pool_with_one_session_left_is_no_fault(database: Database) -> None:
+    with pooler_of(database, "session", pool_size=1) as pooler:
+        await detect_transaction_pooler(pooler.dsn)
+        async with await connect(pooler.dsn) as connection:
+            await connection.execute("SELECT")
