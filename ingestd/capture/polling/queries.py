@@ -40,7 +40,7 @@ def look_query(
     table = polled.table
     fields = [sendable(c) for c in table.columns]
     fields += [
-        sql.SQL("age(xmin)::{}").format(_TEXT),
+        sql.SQL("pg_catalog.age(xmin)::{}").format(_TEXT),
         sql.SQL("{}::{}").format(is_deleted(polled), _TEXT),
     ]
     relation: sql.Composable = sql.Identifier(table.id.schema, table.id.name)
@@ -52,14 +52,15 @@ def look_query(
     if near is not None:
         order = [sql.Identifier(name) for name in place_columns(polled)]
         fields += [output_of(name) for name in order]
-        listed = sql.SQL(", ").join(order)
+        # By the columns, not by the texts of the same names that are selected.
+        listed = sql.SQL(", ").join(sql.SQL("polled.{}").format(name) for name in order)
         if near.after is not None:
             values = sql.SQL(", ").join(map(sql.Literal, near.after))
             conditions.append(sql.SQL("({}) > ({})").format(listed, values))
         tail = sql.SQL(" ORDER BY {} LIMIT {}").format(listed, sql.Literal(near.limit))
-    return sql.SQL("COPY (SELECT {} FROM {} WHERE {}{}) TO STDOUT (FORMAT binary)").format(
-        sql.SQL(", ").join(fields), relation, sql.SQL(" AND ").join(conditions), tail
-    )
+    return sql.SQL(
+        "COPY (SELECT {} FROM {} AS polled WHERE {}{}) TO STDOUT (FORMAT binary)"
+    ).format(sql.SQL(", ").join(fields), relation, sql.SQL(" AND ").join(conditions), tail)
 
 
 def place_columns(polled: PolledTable) -> Sequence[str]:
@@ -78,7 +79,7 @@ def is_deleted(polled: PolledTable) -> sql.Composable:
 
 def xids_query(table: sql.Composable, condition: sql.Composable) -> sql.Composed:
     """Give the ages of the transactions of a table's rows for which the condition holds."""
-    return sql.SQL("SELECT DISTINCT age(xmin) FROM {} WHERE {}").format(table, condition)
+    return sql.SQL("SELECT DISTINCT pg_catalog.age(xmin) FROM {} WHERE {}").format(table, condition)
 
 
 def peak_query(polled: PolledTable, type_oid: int) -> sql.Composed:
@@ -87,12 +88,14 @@ def peak_query(polled: PolledTable, type_oid: int) -> sql.Composed:
     cursor = sql.Identifier(polled.cursor.columns[0])
     latest = _LATEST.get(type_oid)
     past = sql.SQL("") if latest is None else sql.SQL(" AND {} <= {}").format(cursor, latest)
-    return sql.SQL("SELECT {} FROM {} WHERE {} IS NOT NULL{} ORDER BY {} DESC LIMIT 1").format(
-        output_of(cursor),
-        sql.Identifier(polled.table.id.schema, polled.table.id.name),
-        cursor,
-        past,
-        cursor,
+    return sql.SQL(
+        "SELECT {output} FROM {table} AS polled WHERE {cursor} IS NOT NULL{past}"
+        " ORDER BY polled.{cursor} DESC LIMIT 1"
+    ).format(
+        output=output_of(cursor),
+        table=sql.Identifier(polled.table.id.schema, polled.table.id.name),
+        cursor=cursor,
+        past=past,
     )
 
 

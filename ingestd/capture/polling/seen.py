@@ -83,11 +83,11 @@ class Seen:
         An age below 0 is that of a row so old that its id has come round.
         """
         oldest_age = min(max(moment.next - self.below, -1), MAX_AGE)
-        condition = sql.SQL("age(xmin) BETWEEN 0 AND {}").format(sql.Literal(oldest_age))
+        condition = sql.SQL("pg_catalog.age(xmin) BETWEEN 0 AND {}").format(sql.Literal(oldest_age))
         if not len(self.xids):
             return condition
         ages = ",".join(str(age) for age in (moment.next - self.xids).tolist())
-        return sql.SQL("({} AND NOT age(xmin) = ANY ({}::pg_catalog.int4[]))").format(
+        return sql.SQL("({} AND NOT pg_catalog.age(xmin) = ANY ({}::pg_catalog.int4[]))").format(
             condition, sql.Literal("{" + ages + "}")
         )
 
@@ -111,7 +111,7 @@ class Progress:
     def begun(cls, moment: Moment, xids: Xids, peak: str | None) -> Progress:
         """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
         seen = Seen().with_more(moment, xids)
-        return cls(seen, seen, None, peak, moment.end)
+        return cls(seen, seen, peak, peak, moment.end)
 
     @property
     def below(self) -> int:
