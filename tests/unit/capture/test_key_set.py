@@ -1,0 +1,357 @@
+"""Hashes of keys against a plain definition; sets of keys against sets."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.capture.polling import key_set, lake_keys, sorted_hashes
+from ingestd.capture.polling.key_hashes import key_hashes
+from ingestd.capture.polling.key_set import KeySet
+from ingestd.capture.polling.lake_keys import parts_held
+from ingestd.schema import TIMESTAMP, Column, Table, TableId
+
+RAW = pa.map_(pa.string(), pa.string())
+BITS = (1 << 64) - 1
+
+
+def table_of(*types: pa.DataType) -> Table:
+    columns = tuple(
+        Column(f"k{i}", 25, -1, kind, identity=True, stored_as=f"k{i}__v2" if i else None)
+        for i, kind in enumerate(types)
+    )
+    names = tuple(c.name for c in columns)
+    return Table(TableId("public", "t"), 1, columns, "d", names, names)
+
+
+def rows_of(
+    columns: Sequence[pa.Array], raw: Sequence[dict[str, str] | None] | None = None
+) -> pa.RecordBatch:
+    names = [f"k{i}__v2" if i else "k0" for i in range(len(columns))]
+    kept = [None] * len(columns[0]) if raw is None else raw
+    texts = pa.array([None if r is None else list(r.items()) for r in kept], RAW)
+    return pa.RecordBatch.from_arrays([*columns, texts], names=[*names, "_cdc_raw"])
+
+
+# --- the plain definition ---------------------------------------------------------------------
+
+
+def plain_mix(number: int) -> int:
+    number = (number + 0x9E3779B97F4A7C15) & BITS
+    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & BITS
+    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & BITS
+    return number ^ number >> 31
+
+
+def plain_bytes(value: bytes) -> int:
+    found = plain_mix(len(value))
+    for at in range(0, len(value), 8):
+        found = plain_mix(found ^ int.from_bytes(value[at : at + 8], "little"))
+    return found
+
+
+def plain_value(value: Any) -> int:  # noqa: PLR0911 - a line for each type
+    match value:
+        case None:
+            return 0x6A09E667F3BCC909
+        case str():
+            return plain_bytes(value.encode())
+        case bytes():
+            return plain_bytes(value)
+        case bool() | int():
+            return plain_mix(value & BITS)
+        case float():
+            plain = math.nan if math.isnan(value) else value + 0.0
+            return plain_mix(int.from_bytes(struct.pack("<d", plain), "little"))
+        case date():
+            return plain_mix((value - date(1970, 1, 1)).days & BITS)
+        case Decimal():
+            unscaled = int(value.scaleb(4)) & (1 << 128) - 1
+            return plain_mix(plain_mix(unscaled & BITS) ^ unscaled >> 64)
+    raise AssertionError(value)
+
+
+def plain_key(values: Sequence[Any]) -> int:
+    first, *others = map(plain_value, values)
+    for other in others:
+        first = plain_mix(first) ^ other
+    return first
+
+
+DECIMAL = pa.decimal128(20, 4)
+TEXTS = st.text("az09 äß€𝄞\0", max_size=40)
+VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
+    pa.int32(): st.integers(-(1 << 31), (1 << 31) - 1),
+    pa.int16(): st.integers(-(1 << 15), (1 << 15) - 1),
+    pa.bool_(): st.booleans(),
+    pa.string(): TEXTS,
+    pa.binary(): st.binary(max_size=40),
+    pa.date32(): st.dates(),
+    pa.float64(): st.floats(),
+    pa.float32(): st.floats(width=32),
+    DECIMAL: st.decimals(-(10**16) + 1, 10**16 - 1, places=4),
+}
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> tuple[list[pa.DataType], list[tuple[Any, ...]]]:
+    types = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3))
+    one = st.tuples(*(st.none() | VALUES[kind] for kind in types))
+    return types, draw(st.lists(one, min_size=1, max_size=20))
+
+
+@given(keys(), st.data())
+def test_hashes_are_those_of_the_definition(
+    drawn: tuple[list[pa.DataType], list[tuple[Any, ...]]], data: st.DataObject
+) -> None:
+    types, values = drawn
+    table = table_of(*types)
+    columns = [pa.array(c, t) for c, t in zip(zip(*values, strict=True), types, strict=True)]
+    found = key_hashes(table, rows_of(columns))
+    assert found.tolist() == [plain_key(v) for v in values]
+    start = data.draw(st.integers(0, len(values)))
+    part = rows_of(columns).slice(start)
+    assert key_hashes(table, part).tolist() == found.tolist()[start:]
+    encodable = [c if pa.types.is_boolean(c.type) else c.dictionary_encode() for c in columns]
+    assert key_hashes(table, rows_of(encodable)).tolist() == found.tolist()
+    wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    others = [c.cast(wide.get(c.type, c.type)) for c in columns]
+    assert key_hashes(table, rows_of(others)).tolist() == found.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.none() | TEXTS), min_size=1))
+def test_values_that_their_column_can_not_hold_hash_as_their_texts(
+    values: list[tuple[int, str | None]],
+) -> None:
+    table = table_of(pa.int32(), TIMESTAMP)
+    first = pa.array([number for number, _ in values], pa.int32())
+    second = pa.array([None if text else 0 for _, text in values], TIMESTAMP)
+    raw = [{"other": "x", "k1__v2": text} if text else None for _, text in values]
+    found = key_hashes(table, rows_of([first, second], raw))
+    assert found.tolist() == [plain_key((n, text or 0)) for n, text in values]
+
+
+def test_many_values_hash_in_blocks_as_alone() -> None:
+    texts = [f"{'x' * (i % 50)}{i}" for i in range(40_000)]
+    table = table_of(pa.string())
+    found = key_hashes(table, rows_of([pa.array(texts)]))
+    assert found[::997].tolist() == [plain_key((t,)) for t in texts[::997]]
+    assert len(set(found.tolist())) == len(texts)
+
+
+def test_the_width_of_an_integer_is_not_in_the_hash() -> None:
+    narrow = key_hashes(table_of(pa.int16()), rows_of([pa.array([-1, 7], pa.int16())]))
+    wide = key_hashes(table_of(pa.int64()), rows_of([pa.array([-1, 7], pa.int64())]))
+    assert narrow.tolist() == wide.tolist()
+
+
+def test_composite_keys_are_told_apart_by_their_order_and_their_cuts() -> None:
+    table = table_of(pa.string(), pa.string())
+    pairs = [("a", "b"), ("b", "a"), ("ab", ""), ("", "ab"), ("a", "a"), ("b", "b")]
+    columns = [pa.array(c, pa.string()) for c in zip(*pairs, strict=True)]
+    assert len(set(key_hashes(table, rows_of(columns)).tolist())) == len(pairs)
+
+
+def test_nested_keys_hash_by_their_texts() -> None:
+    table = table_of(pa.list_(pa.int32()))
+    found = key_hashes(table, rows_of([pa.array([[1, 2], [1], [1, 2]], pa.list_(pa.int32()))]))
+    assert found[0] == found[2]
+    assert found[0] != found[1]
+
+
+# --- sorted arrays ----------------------------------------------------------------------------
+
+HASHES = st.sets(st.integers(0, 400), max_size=60)
+
+
+def hashes_of(values: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return np.array(sorted(values), np.uint64)
+
+
+@given(HASHES, HASHES, st.integers(1, 7))
+def test_sorted_hashes_change_in_place_block_by_block(
+    there: set[int], others: set[int], block: int
+) -> None:
+    with mock.patch.object(sorted_hashes, "_BLOCK", block):
+        array = hashes_of(there)
+        sorted_hashes.add(array, hashes_of(others - there))
+        assert array.tolist() == sorted(there | others)
+        sorted_hashes.remove(array, hashes_of(others))
+        assert array.tolist() == sorted(there - others)
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 7), st.integers(0, 5))
+def test_distinct_leaves_each_once(values: list[int], block: int, more: int) -> None:
+    with mock.patch.object(sorted_hashes, "_BLOCK", block):
+        array = np.array([*values, *[0] * more], np.uint64)
+        count = sorted_hashes.distinct(array, len(values))
+        assert array[:count].tolist() == sorted(set(values))
+
+
+# --- the set ----------------------------------------------------------------------------------
+
+TABLE = table_of(pa.int64())
+
+Change = tuple[str, int]
+"""Op and key."""
+
+
+def change_rows(changes: Sequence[Change], places: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    ids = pa.array([None if op == "t" else key for op, key in changes], pa.int64())
+    return pa.RecordBatch.from_pydict(
+        {
+            "k0": ids,
+            "_cdc_op": pa.array([op for op, _ in changes], pa.string()),
+            "_cdc_lsn": pa.array([lsn for lsn, _ in places], pa.int64()),
+            "_cdc_seq": pa.array([seq for _, seq in places], pa.int64()),
+            "_cdc_epoch": pa.array([1] * len(changes), pa.int64()),
+            "_cdc_raw": pa.nulls(len(changes), RAW),
+        }
+    )
+
+
+def fold(changes: Sequence[Change], held: set[int]) -> set[int]:
+    held = set(held)
+    for op, key in changes:
+        match op:
+            case "t":
+                held.clear()
+            case "d":
+                held.discard(key)
+            case _:
+                held.add(key)
+    return held
+
+
+CHANGES = st.lists(st.tuples(st.sampled_from("rccuuddt"), st.integers(0, 12)), max_size=8)
+
+
+def held_of(keys: KeySet) -> set[int]:
+    everything = [("c", key) for key in range(70)]
+    flags = keys.held(change_rows(everything, [(0, 0)] * len(everything)))
+    return {key for key, is_held in enumerate(flags) if is_held}
+
+
+@given(st.lists(CHANGES, max_size=8), st.integers(0, 4), st.sets(st.integers(0, 9)))
+def test_a_set_holds_what_its_changes_leave(
+    batches: list[list[Change]], few: int, still: set[int]
+) -> None:
+    """Whatever is merged when, and while a sweep looks at it."""
+    expected: set[int] = set()
+    with mock.patch.object(key_set, "_FEW", few):
+        keys = KeySet(TABLE)
+        for number, batch in enumerate(batches):
+            if number in still:
+                with keys.still() as hashes:
+                    before = hashes.tolist()
+                    keys.take(change_rows(batch, [(0, 0)] * len(batch)))
+                    assert hashes.tolist() == before
+            else:
+                keys.take(change_rows(batch, [(0, 0)] * len(batch)))
+            expected = fold(batch, expected)
+            assert held_of(keys) == expected
+        assert len(keys) == len(expected)
+        with keys.still() as hashes:
+            assert hashes.tolist() == sorted(plain_key((key,)) for key in expected)
+
+
+@dataclass
+class Log:
+    """A lake's changes; `epochs`: those up to it are there, one more at each reading."""
+
+    batches: Sequence[pa.RecordBatch]
+    later: pa.RecordBatch | None = None
+    readings: int = 0
+
+    async def changes(
+        self, table: TableId, columns: Sequence[str]
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        assert table == TABLE.id
+        self.readings += 1
+        for batch in self.batches:
+            yield batch.select([n for n in columns if n in batch.schema.names])
+        if self.later is not None and self.readings > 1:
+            yield self.later.select(columns)
+
+
+@st.composite
+def logs(
+    draw: st.DrawFn, *, ops: str = "rccuuddt", least: int = 0, top: int = 9
+) -> tuple[set[int], list[pa.RecordBatch]]:
+    """Changes at growing positions, in any order; and what they leave."""
+    one = st.tuples(st.sampled_from(ops), st.integers(0, top))
+    changes = draw(st.lists(one, min_size=least, max_size=least + 24))
+    steps = draw(st.lists(st.booleans(), min_size=len(changes), max_size=len(changes)))
+    places, lsn, seq = [], 5, -2
+    for is_next in steps:
+        lsn, seq = (lsn + 1, -1) if is_next else (lsn, seq + 1)
+        places.append((lsn, seq))
+    held = fold(changes, set())
+    order = draw(st.permutations(range(len(changes))))
+    at = draw(st.integers(0, len(changes)))
+    batches = [
+        change_rows([changes[i] for i in part], [places[i] for i in part])
+        for part in (order[:at], order[at:])
+    ]
+    return held, batches
+
+
+@given(logs())
+async def test_loading_finds_what_the_changes_leave_in_any_order(
+    drawn: tuple[set[int], list[pa.RecordBatch]],
+) -> None:
+    held, batches = drawn
+    keys = await KeySet.load(Log(batches), TABLE, limit_bytes=1 << 20)
+    assert keys is not None
+    assert held_of(keys) == held
+    assert keys.nbytes == 8 * len(held)
+
+
+@settings(max_examples=25, deadline=None)
+@given(logs(ops="rcucucd", least=100, top=60), st.integers(256, 400))
+async def test_keys_that_do_not_fit_are_found_part_by_part(
+    drawn: tuple[set[int], list[pa.RecordBatch]], limit_bytes: int
+) -> None:
+    held, batches = drawn
+    with mock.patch.object(lake_keys, "_LEAST_BYTES", 256):
+        found = [h async for _, h in parts_held(Log(batches), TABLE, limit_bytes)]
+        assert [x for part in found for x in part.tolist()] == sorted(
+            plain_key((key,)) for key in held
+        )
+        assert all(part.nbytes <= limit_bytes for part in found)
+        keys = await KeySet.load(Log(batches), TABLE, limit_bytes=limit_bytes)
+        assert keys is None or held_of(keys) == held
+        if 8 * len(held) > limit_bytes:
+            assert keys is None
+
+
+async def test_loading_is_as_of_the_epochs_that_were_there_when_it_began() -> None:
+    first = change_rows([("c", 1), ("c", 2), ("d", 3)], [(10, 1), (10, 2), (10, 3)])
+    later = change_rows([("d", 1), ("c", 5)], [(20, 1), (20, 2)])
+    at = later.schema.get_field_index("_cdc_epoch")
+    later = later.set_column(at, "_cdc_epoch", pa.array([2, 2], pa.int64()))
+    keys = await KeySet.load(Log([first], later), TABLE, limit_bytes=1 << 20)
+    assert keys is not None
+    assert held_of(keys) == {1, 2}
+
+
+@pytest.mark.parametrize("rows", [[], [change_rows([("r", 1)], [(1, 0)]).drop_columns(["k0"])]])
+async def test_a_table_or_key_that_the_lake_has_not_holds_no_key(
+    rows: Sequence[pa.RecordBatch],
+) -> None:
+    keys = await KeySet.load(Log(rows), TABLE, limit_bytes=1 << 20)
+    assert keys is not None
+    assert len(keys) == 0
