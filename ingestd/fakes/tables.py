@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -147,92 +146,6 @@ class FakePageSource:
     async def close(self) -> None:
         """Give no more."""
         self._is_closed = True
-
-
-class FakeReferenceTable:
-    """A keyed table with the log of what was done to it."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.log: list[tuple[str, Row]] = []
-
-    def upsert(self, row: Row) -> None:
-        """Insert or update a row."""
-        self.log.append(("u", row))
-
-    def delete(self, row: Row) -> None:
-        """Delete the row with this key."""
-        self.log.append(("d", row))
-
-    def rows(self, version: int) -> list[Row]:
-        """Give the rows after the first `version` entries of the log."""
-        held: dict[tuple[object, ...], Row] = {}
-        for op, row in self.log[:version]:
-            key = tuple(row[name] for name in self.table.key)
-            if op == "d":
-                held.pop(key, None)
-            else:
-                held[key] = row
-        return list(held.values())
-
-
-class FakeReferenceTableSource:
-    """A ReferenceTableSource of a `FakeReferenceTable`, which outlives it.
-
-    Changes have the table's columns and `_cdc_op`: `u` (insert or update) or `d` (the key only).
-    """
-
-    def __init__(self, reference: FakeReferenceTable, *, rows_per_poll: int = 2) -> None:
-        self._reference = reference
-        self._rows_per_poll = rows_per_poll
-        schema = change_schema(reference.table)
-        columns = [schema.field(c.name) for c in reference.table.columns]
-        self._row_schema = pa.schema(columns)
-        self._change_schema = pa.schema([*columns, schema.field("_cdc_op")])
-        self._version: int | None = None
-        self._given = 0
-        self._is_complete = False
-
-    async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Give some rows; the first poll settles which."""
-        if self._is_complete:
-            return None
-        if self._version is None:  # what a real source does while the server prepares
-            self._version = len(self._reference.log)
-            return _batch(self._row_schema, [])
-        rows = self._reference.rows(self._version)[self._given :][: self._rows_per_poll]
-        self._given += len(rows)
-        self._is_complete = not rows
-        return _batch(self._row_schema, rows) if rows else None
-
-    def is_snapshot_complete(self) -> bool:
-        """Whether `poll_snapshot` gave None."""
-        return self._is_complete
-
-    async def poll_changes(self) -> pa.RecordBatch | None:
-        """Give what was logged since."""
-        if not self._is_complete:
-            return None
-        assert self._version is not None
-        found = self._reference.log[self._version :]
-        self._version += len(found)
-        key = self._reference.table.key
-        rows = [
-            {**(row if op == "u" else {name: row[name] for name in key}), "_cdc_op": op}
-            for op, row in found
-        ]
-        return _batch(self._change_schema, rows)
-
-    def checkpoint(self) -> bytes:
-        """Give the place in the log and in the snapshot."""
-        return json.dumps([self._version, self._given, self._is_complete]).encode()
-
-    def restore(self, checkpoint: bytes) -> None:
-        """Go on there."""
-        self._version, self._given, self._is_complete = json.loads(checkpoint)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 def _batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

@@ -1,0 +1,218 @@
+"""A table's current rows, read whole by COPY (ports.ReferenceTableSource).
+
+The table is locked (ACCESS SHARE) and then read at one exported snapshot, all of it while both are
+held: what would empty or rewrite it (TRUNCATE, ALTER TABLE) waits, writers do not. Only ordinary
+rights are needed, and a hot standby serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.catalog import (
+    TableRow,
+    list_columns,
+    list_generated,
+    list_tables,
+    list_types,
+    refusal,
+    table_of,
+)
+from ingestd.capture.columns import controlled
+from ingestd.capture.pages import TablePages
+from ingestd.capture.patterns import missing_tables
+from ingestd.capture.session import classify, connect
+from ingestd.capture.splits import read_error, splits_seen
+from ingestd.capture.views import ExportedView, Place
+from ingestd.config import SourceSettings
+from ingestd.decode.lake_names import allocate
+from ingestd.decode.types import BUILT_IN
+from ingestd.errors import TableError
+from ingestd.positions import ZERO
+from ingestd.schema import Table, TableId
+
+LOCK_TIMEOUT_S = 10.0
+"""How long it waits for a table that somebody alters: so long others wait behind."""
+SPLIT_BYTES = 64_000_000
+
+
+class CopiedReferenceSource:
+    """See above. It sees no changes: to know of them, read it anew.
+
+    Raises TransientError, OperatorError; TableError for a table that is not there, can't be read,
+    or has a value that its column can't hold. `progress`: how much of it has been given, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        settings: SourceSettings,
+        table: TableId,
+        *,
+        split_bytes: int = SPLIT_BYTES,
+    ) -> None:
+        self._where = f"source {source}, table {table}"
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._id = table
+        self._split_bytes = split_bytes
+        self._keeper: AsyncConnection[Any] | None = None
+        self._batches: AsyncGenerator[pa.RecordBatch, None] | None = None
+        self._schema: pa.Schema | None = None
+        self._is_complete = False
+        self.progress = 0.0
+        self.nbytes = 0
+
+    @property
+    def key(self) -> Sequence[str]:
+        """None: it gives no changes."""
+        return ()
+
+    @property
+    def position(self) -> int:
+        """0: it gives no changes."""
+        return 0
+
+    async def poll_snapshot(self) -> pa.RecordBatch | None:
+        """Give some rows; the first batch is empty."""
+        if self._is_complete:
+            return None
+        if self._batches is None:
+            self._batches = self._read()
+        try:
+            batch = await anext(self._batches, None)
+        except psycopg.Error as error:
+            raise classify(error, self._where, self._dsn) from error
+        if batch is None:
+            self._is_complete = True
+            await self.close()
+        return batch
+
+    def is_snapshot_complete(self) -> bool:
+        """Whether all rows were given."""
+        return self._is_complete
+
+    async def poll_changes(self) -> pa.RecordBatch | None:
+        """Give none."""
+        if not self._is_complete or self._schema is None:
+            return None
+        schema = self._schema.append(pa.field("_cdc_op", pa.string()))
+        return pa.RecordBatch.from_pylist([], schema)
+
+    def checkpoint(self) -> bytes:
+        """Say whether the snapshot is complete."""
+        return b"complete" if self._is_complete else b"begun" if self._batches else b""
+
+    def restore(self, checkpoint: bytes) -> bool:
+        """Begin anew unless all was given: who held the snapshot has ended."""
+        self._is_complete = checkpoint == b"complete"
+        return checkpoint != b"begun"
+
+    async def close(self) -> None:
+        """Let the snapshot and the lock go."""
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            await batches.aclose()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.close()
+
+    async def _read(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        keeper = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
+        self._keeper = keeper
+        await keeper.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await self._lock(keeper)
+        table = await describe(keeper, self._settings, self._id)
+        columns = [c.lake_name for c in table.columns]
+        self._schema = pa.schema([pa.field(c.lake_name, c.type) for c in table.columns])
+        yield pa.RecordBatch.from_pylist([], self._schema)
+        cursor = await keeper.execute("SELECT pg_catalog.pg_export_snapshot()")
+        row = await cursor.fetchone()
+        assert row is not None
+        snapshot = row[0]
+        splits = await splits_seen(keeper, table, snapshot, self._split_bytes)
+        view = ExportedView(self._dsn, snapshot, Place(ZERO, datetime.now(UTC)))
+        total = sum(s.estimated_bytes for s in splits)
+        done = 0
+        for split in splits:
+            async with contextlib.aclosing(TablePages(self._dsn, split, view).pages()) as pages:
+                async for page in pages:
+                    self.nbytes += page.batch.nbytes
+                    _refuse_unheld(table, page.batch.rows)
+                    yield page.batch.rows.select(columns)
+            done += split.estimated_bytes
+            self.progress = done / total if total else 1.0
+
+    async def _lock(self, connection: AsyncConnection[Any]) -> None:
+        """Lock the table, if it is there: before the snapshot, which is that of what comes next."""
+        name = sql.Identifier(self._id.schema, self._id.name)
+        lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(name)
+        try:
+            await connection.execute(lock)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            await connection.rollback()  # `describe` says it better
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise read_error(error, self._id, self._dsn) from error
+
+
+async def describe(
+    connection: AsyncConnection[Any], settings: SourceSettings, name: TableId
+) -> Table:
+    """Describe a table with all columns that can be read, as the config has it.
+
+    On a connection in a transaction. Raises TableError, psycopg.Error.
+    """
+    rows = {row.id: row for row in await list_tables(connection)}
+    row = rows.get(name)
+    if row is None:
+        only = settings.model_copy(update={"tables": [str(name)]})
+        raise missing_tables(only, rows)[0].error
+    generated = await list_generated(connection, [row.oid])
+    columns = (await list_columns(connection, [row.oid], generated)).get(row.oid, ())
+    types = {**BUILT_IN, **await list_types(connection, {c.type_oid for c in columns})}
+    table = _without_identity(table_of(row, columns, types))
+    _refuse(row, table, await _role(connection))
+    controls, key = settings.controls(name), settings.mask_key_bytes
+    table = controlled(table, controls, key, types, strict=True)
+    return replace(table, columns=allocate(table.columns, {}))
+
+
+def _without_identity(table: Table) -> Table:
+    """Nothing finds a row by its identity here: any column may be masked or left out."""
+    columns = tuple(replace(c, identity=False) for c in table.columns)
+    return replace(table, columns=columns, replica_identity="n", key=())
+
+
+def _refuse(row: TableRow, table: Table, role: str) -> None:
+    refused = refusal(replace(row, persistence="p"), table, role)  # unlogged tables can be read
+    if refused is not None:
+        raise refused.error
+
+
+async def _role(connection: AsyncConnection[Any]) -> str:
+    row = await (await connection.execute("SELECT current_user::text")).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _refuse_unheld(table: Table, rows: pa.RecordBatch) -> None:
+    raw = rows.column("_cdc_raw")
+    if raw.null_count == len(raw):
+        return
+    names = pc.unique(raw.drop_null().keys)
+    stored = names[0].as_py()
+    column = next((c.name for c in table.columns if c.lake_name == stored), stored)
+    raise TableError(
+        table.id,
+        f"column {column!r} has a value that its type in the lake can't hold",
+        remedy=f'set types = {{ {column} = "string" }} in the table\'s section: its text is kept',
+    )

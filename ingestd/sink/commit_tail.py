@@ -1,0 +1,87 @@
+"""What commits have added to a Delta table since a version, read from its log alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ingestd.sink.append_log import AppendLog, parse_statistics
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.read import list_files
+from ingestd.sink.store import Store
+
+File = tuple[str, Mapping[str, Any]]
+"""Path inside the table, and statistics."""
+
+
+def commit_path(folder: str, version: int) -> str:
+    """Name the file of a commit."""
+    return f"{folder}/_delta_log/{version:020}.json"
+
+
+class CommitTail:
+    """The files that commits after a version have added, with data; and those kept from before."""
+
+    def __init__(self, store: Store, folder: str, version: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._version = version
+        self._kept: list[File] = []
+
+    def keep(self, files: Iterable[File]) -> None:
+        """Give these again with the next ones."""
+        self._kept = list(files)
+
+    def files(self) -> list[File] | None:
+        """Give what was added since; None if a file of before is there no more."""
+        with storage_faults(self._store.uri(self._folder)):
+            while self._store.size(commit_path(self._folder, self._version + 1)) is not None:
+                with self._store.open(commit_path(self._folder, self._version + 1)) as log:
+                    text = bytes(log.read()).decode()
+                self._version += 1
+                for line in filter(None, text.splitlines()):
+                    add = json.loads(line).get("add")
+                    if add is not None and add.get("dataChange", True):
+                        self._kept.append((add["path"], parse_statistics(add.get("stats"))))
+            paths = [f"{self._folder}/{path}" for path, _ in self._kept]
+            is_missing = any(self._store.size(path) is None for path in paths)
+        return None if is_missing else list(self._kept)
+
+
+class EpochEnd:
+    """The number of the last epoch, followed by the commits of `_epochs`."""
+
+    def __init__(self, log: AppendLog) -> None:
+        self._log = log
+        self._tail: CommitTail | None = None
+        self._last = 0
+
+    def last(self) -> int:
+        """Give it; 0 if there is none."""
+        if self._tail is None:
+            self._log.load()
+            if not self._log.exists:
+                return 0
+            self._take((p, s) for p, s, _ in list_files(self._log.handle))
+            self._tail = CommitTail(self._log.store, self._log.folder, self._log.version)
+        files = self._tail.files()
+        if files is None:
+            self._tail = None
+            return self.last()
+        self._take(files)
+        self._tail.keep([])
+        return self._last
+
+    def _take(self, files: Iterable[File]) -> None:
+        for path, statistics in files:
+            high = statistics.get("maxValues", {}).get("epoch")
+            if high is None:
+                schema = pa.schema([("epoch", pa.int64())])
+                with self._log.store.open(f"{self._log.folder}/{path}") as source:
+                    high = pc.max(pq.read_table(source, schema=schema)["epoch"]).as_py()
+            self._last = max(self._last, high or 0)

@@ -1,0 +1,247 @@
+"""The current rows of one reference table on Delta (ports.ReferenceSink)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ingestd.changes import RESERVED_PREFIX
+from ingestd.ports import Fragment, ReferenceState
+from ingestd.schema import TableId, delta_type
+from ingestd.sink.content_digest import ContentDigest
+from ingestd.sink.durable import Durability
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.fragments import FragmentSink, FragmentWriter
+from ingestd.sink.jobs import Jobs
+from ingestd.sink.paths import Layout
+from ingestd.sink.read import conform, list_files
+from ingestd.sink.reference_changes import ReferenceChanges
+from ingestd.sink.reference_log import ReferenceLog
+from ingestd.sink.statistics import has_statistics
+from ingestd.sink.store import open_store
+
+FILE_BYTES = 16 << 20
+"""A change rewrites the file that its row is in: smaller than those of raw tables."""
+SMALL_BYTES = 1 << 20
+SMALL_FILES = 16
+"""So many files below SMALL_BYTES are joined by the next merge."""
+VACUUM_INTERVAL_S = 3600.0
+
+
+def _go_on(_step: str) -> None:
+    """Do nothing at a step."""
+
+
+class DeltaReferenceTable:
+    """See `ingestd.ports.ReferenceSink`. `uri`: the lake's.
+
+    Not with deltalake's own merge: what that writes is durable only after it can be read, a row
+    with another key can't take values from the row that it was, and names and types go through SQL.
+    Here the files that have a changed row are written anew, row group by row group, and exchanged
+    in one commit.
+
+    `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
+    come: whatever it raises ends the call there.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        table: TableId,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        buffer_bytes: int = 32 << 20,
+        file_bytes: int = FILE_BYTES,
+        durability: Durability | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        step: Callable[[str], None] = _go_on,
+    ) -> None:
+        layout = Layout(source)
+        self._store = open_store(uri, storage_options, durability)
+        self._log = ReferenceLog(
+            self._store, layout.reference(table), layout.reference_app_id(table)
+        )
+        self._buffer_bytes = buffer_bytes
+        self._file_bytes = file_bytes
+        self._monotonic = monotonic
+        self._step = step
+        self._jobs = Jobs(at_once=1)
+        self._vacuumed_s = monotonic()
+
+    async def open(self) -> ReferenceState | None:
+        """Read the newest version."""
+        return await self._jobs.run(self._open)
+
+    async def replace(
+        self, batches: AsyncIterator[pa.RecordBatch], *, position: int | None = None
+    ) -> ReferenceState:
+        """Write all rows to new files, then exchange all files, if the rows are others."""
+        sink: FragmentSink | None = None
+        digest = ContentDigest()
+        schema = pa.schema([])
+        try:
+            async for batch in batches:
+                if sink is None:
+                    schema = _nullable(batch.schema)
+                    await self._jobs.run(self._step, "write")
+                    sink = FragmentSink(self._writer(schema), buffer_bytes=self._buffer_bytes)
+                await self._jobs.run(digest.add, batch)
+                await sink.append(batch.cast(schema))
+            fragments = [] if sink is None else await sink.finish()
+        except BaseException:
+            if sink is not None:
+                await sink.abort()
+            raise
+        if sink is None:
+            msg = "no batch, not even an empty one"
+            raise ValueError(msg)
+        # From here on the files may be those of a commit, whatever is raised.
+        state = await self._jobs.run(self._replace, schema, fragments, digest.text, position)
+        if not state.is_new:
+            await sink.abort()
+        return state
+
+    async def merge(
+        self, changes: pa.RecordBatch, key: Sequence[str], *, position: int
+    ) -> ReferenceState:
+        """Write the files anew that have a changed row, and what is new."""
+        return await self._jobs.run(self._merge, changes, key, position)
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        await self._jobs.settle()
+
+    # --- blocking ---------------------------------------------------------------------------
+
+    def _open(self) -> ReferenceState | None:
+        self._log.load()
+        self._log.settle()
+        return self._state() if self._log.exists else None
+
+    def _state(self, *, is_new: bool = False) -> ReferenceState:
+        schema = self._log.schema()
+        assert schema is not None
+        with storage_faults(self._log.uri):
+            rows = sum(found.get("numRecords") or 0 for _, found, _ in list_files(self._log.handle))
+        version, position = self._log.version, self._log.app_version()
+        return ReferenceState(version, rows, schema, position, is_new)
+
+    def _writer(self, schema: pa.Schema) -> FragmentWriter:
+        return FragmentWriter(
+            self._store, self._log.folder, _bounded(schema), file_bytes=self._file_bytes
+        )
+
+    def _replace(
+        self,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        content: str,
+        position: int | None,
+    ) -> ReferenceState:
+        self._log.load()
+        present = self._log.schema()
+        is_same = present is not None and _same(present, schema)
+        if is_same and position is None and self._log.content() == content:
+            return self._state()
+        self._step("commit")
+        self._log.replace(schema, fragments, content=content, app_version=position)
+        self._step("committed")
+        self._vacuum_if_due()
+        return self._state(is_new=True)
+
+    def _merge(self, changes: pa.RecordBatch, key: Sequence[str], position: int) -> ReferenceState:
+        present = self._log.schema()
+        columns = [f for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)]
+        if present is None or not _same(present, pa.schema(columns)):
+            msg = f"{self._log.uri}: the changes have other columns than the table"
+            raise ValueError(msg)
+        done = self._log.app_version()
+        if done is not None and position <= done:
+            return self._state()
+        writer = self._writer(present)
+        try:
+            removed = self._rewrite(ReferenceChanges(changes, key, self._log.uri), present, writer)
+            fragments = writer.finish()
+            self._step("commit")
+        except BaseException:
+            writer.abort()
+            raise
+        self._log.exchange(fragments, removed, position)
+        self._step("committed")
+        self._vacuum_if_due()
+        return self._state(is_new=True)
+
+    def _rewrite(
+        self, changes: ReferenceChanges, schema: pa.Schema, writer: FragmentWriter
+    ) -> list[str]:
+        """Write what takes the place of files; give those that are to go."""
+        self._step("write")
+        removed = []
+        files = list_files(self._log.handle)
+        small = {path for path, _, size in files if size < SMALL_BYTES}
+        joined = small if len(small) >= SMALL_FILES else set()
+        for path, statistics, _ in files:
+            if path not in joined and not changes.may_be_in(statistics):
+                continue
+            if self._rewrite_file(path, changes, schema, writer, is_joined=path in joined):
+                removed.append(path)
+        rows = changes.rows()
+        if rows.num_rows:
+            writer.write([rows.cast(schema)])
+        return removed
+
+    def _rewrite_file(
+        self,
+        path: str,
+        changes: ReferenceChanges,
+        schema: pa.Schema,
+        writer: FragmentWriter,
+        *,
+        is_joined: bool,
+    ) -> bool:
+        """Write the file's other rows anew if it has a changed one; say whether it had."""
+        where = f"{self._log.folder}/{path}"
+        with (
+            storage_faults(self._log.uri),
+            self._store.open(where) as source,
+            pq.ParquetFile(source) as file,
+        ):
+            wanted = [n for n in schema.names if n in file.schema_arrow.names]
+            keys = file.read(columns=[n for n in changes.key if n in wanted])
+            keys = conform(keys, pa.schema([schema.field(n) for n in changes.key]))
+            numbers = changes.find(keys)
+            if not is_joined and (numbers < 0).all():
+                return False
+            start = 0
+            for group in range(file.num_row_groups):
+                rows = conform(file.read_row_group(group, columns=wanted), schema)
+                own = numbers[start : start + rows.num_rows]
+                start += rows.num_rows
+                left = changes.without_changed(rows, own)
+                if left.num_rows:
+                    writer.write([left.combine_chunks()])
+        return True
+
+    def _vacuum_if_due(self) -> None:
+        now = self._monotonic()
+        if now - self._vacuumed_s >= VACUUM_INTERVAL_S:
+            self._vacuumed_s = now
+            self._log.vacuum()
+
+
+def _bounded(schema: pa.Schema) -> list[str]:
+    return [f.name for f in schema if has_statistics(f.type)]
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([f.with_nullable(True).remove_metadata() for f in schema])  # noqa: FBT003
+
+
+def _same(one: pa.Schema, other: pa.Schema) -> bool:
+    return [(f.name, delta_type(f.type)) for f in one] == [
+        (f.name, delta_type(f.type)) for f in other
+    ]

@@ -1,0 +1,71 @@
+"""A raw table written change by change, without a source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ingestd.changes import EpochSummary, TableBatch, change_schema, marker_batch
+from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
+from ingestd.sink.lake import DeltaLake
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ingestd.schema import Table
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SOURCE = "shop"
+
+
+class ChangeLogWriter:
+    """One table of a lake at `path`; each epoch has one transaction.
+
+    A change is (op, row) with the op of `_cdc_op`; a row may have `_cdc_before`, `_cdc_unchanged`
+    and `_cdc_raw`, and `_cdc_lsn` and `_cdc_seq` if its position is to be another.
+    """
+
+    def __init__(self, path: Path, table: Table) -> None:
+        columns = tuple(replace(c, identity=c.name in table.key) for c in table.columns)
+        self.table = replace(table, columns=columns)
+        self.sink = DeltaLake(str(path), SOURCE)
+        self.lsn = 100
+
+    async def begin(self, *, is_empty: bool = False) -> None:
+        """Make the lake; the table is live, with nothing in it but the `t` of its snapshot."""
+        await self.sink.open()
+        await self.sink.adopt("server")
+        if not is_empty:
+            writer = self.sink.begin()
+            await writer.append(marker_batch(self.table, Lsn(self.lsn), NOW))
+            await self._commit(writer, Lsn(self.lsn))
+        await self.record(TableState.LIVE)
+
+    async def record(self, state: TableState, table: Table | None = None) -> None:
+        """Append to `_tables`; `table`: as it is from now on."""
+        if table is not None:
+            self.table = table
+        await self.sink.record([TableEvent(self.table, state, NOW, Lsn(self.lsn), Lsn(100))])
+
+    async def epoch(self, changes: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Commit these changes."""
+        self.lsn += 10
+        writer = self.sink.begin()
+        schema = change_schema(self.table)
+        base = {"_cdc_lsn": self.lsn, "_cdc_xid": self.lsn, "_cdc_ts": NOW}
+        rows = [
+            {**base, "_cdc_seq": number, "_cdc_op": op, **row}
+            for number, (op, row) in enumerate(changes, start=1)
+        ]
+        arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        await writer.append(TableBatch(self.table, batch, 1), is_read=True)
+        await self._commit(writer, Lsn(self.lsn))
+
+    async def _commit(self, writer: Any, start: Lsn) -> None:
+        await writer.commit(EpochSummary(start, Lsn(start + 5), NOW, 1, 1))
