@@ -44,3 +44,38 @@ tables = [{", ".join(map(quoted, tables))}]
 
 {extra}
 """
+
+
+def polling_config(
+    *,
+    lake: Path | str,
+    dsn: str,
+    source: str = "shop",
+    tables: Sequence[str] = ("public.*",),
+    interval: str = "100ms",
+    max_delay: str = MAX_DELAY,
+    source_extra: str = "",
+    extra: str = "",
+) -> str:
+    """TOML of a daemon with one source of kind `polling`; the extras are lines put in as they are.
+
+    `source_extra`: into the source, `extra`: at the end, such as the tables' sections.
+    """
+    quoted = json.dumps
+    return f"""\
+[lake]
+uri = {quoted(str(lake))}
+
+[epoch]
+max_delay = {quoted(max_delay)}
+
+[sources.{source}]
+kind = "polling"
+dsn = {quoted(dsn)}
+tables = [{", ".join(map(quoted, tables))}]
+interval = {quoted(interval)}
+discover_interval = "500ms"
+{source_extra}
+
+{extra}
+"""

@@ -18,10 +18,11 @@ from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import Near, look_query, peak_query, xids_query
 from ingestd.capture.polling.rows import FoundRows
 from ingestd.capture.polling.seen import MAX_AGE, Moment, Progress, Seen, Xids
+from ingestd.capture.pooler import pooled
 from ingestd.capture.positions import insert_position
 from ingestd.capture.rewrites import ensure_described
 from ingestd.decode.copy import CopyRows
-from ingestd.errors import OperatorError, TableReplacedError
+from ingestd.errors import TableReplacedError
 from ingestd.positions import Lsn
 from ingestd.visibility import Visibility
 
@@ -102,15 +103,6 @@ async def backend_of(connection: AsyncConnection[Any]) -> int:
 def moment_of(seen: Visibility, next_xid: int) -> Moment:
     """Give the moment of a snapshot; `next_xid`: its low 32 bits."""
     return Moment(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
-
-
-def pooled() -> OperatorError:
-    """Say that a pooler is in the way."""
-    return OperatorError(
-        "the connection changes its server session: a pooler in transaction (or statement) mode, "
-        "where settings, snapshots and locks do not live",
-        remedy="set pool_mode = session for this database, or give the server's own address",
-    )
 
 
 async def look_at(

@@ -71,10 +71,14 @@ class PolledState:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a poll found in one table."""
+    """What a poll found in one table: rows at a position of their own.
+
+    So positions of one `_cdc_lsn` are without gaps also after a kill between two tables' commits.
+    """
 
     state: PolledState
     look: Look
+    place: Place
     batches: list[TableBatch] = field(default_factory=list)
     whole_s: float | None = None
     deleted: bool = False
@@ -86,35 +90,55 @@ class _Poll:
     def __init__(self, connection: AsyncConnection[Any], now: Now, positions: Positions) -> None:
         self.connection = connection
         self.now = now
-        self.place = Place(positions.take(now.lsn), now.at)
+        self._positions = positions
+        self._first: Lsn | None = None
         self.waiting: list[TableBatch] = []
         self.outcomes: list[_Outcome] = []
+
+    def place(self) -> Place:
+        """Give the place of a table's rows, to be given back if there are none."""
+        return Place(self._positions.take(self.now.lsn), self.now.at)
 
     def end(self, outcome: _Outcome) -> None:
         """Take what came of a table; its last rows carry where it stands."""
         if outcome.batches:
             resume = outcome.look.progress.to_text()
             outcome.batches[-1] = replace(outcome.batches[-1], resume=resume)
+            self._begins_at(outcome.place.position)
+        else:
+            self._positions.give_back(outcome.place.position)
         self.waiting += outcome.batches
         self.outcomes.append(outcome)
 
-    def open_chunk(self, more: Sequence[TableBatch]) -> Chunk:
-        """Give what waits, and more, before the poll is over."""
-        batches, self.waiting = (*self.waiting, *more), []
-        nbytes, at = sum(b.nbytes for b in batches), self.place.position
+    def undo(self, outcome: _Outcome) -> None:
+        """Take that nothing comes of a table."""
+        self._positions.give_back(outcome.place.position)
+
+    def _begins_at(self, position: Lsn) -> Lsn:
+        if self._first is None:
+            self._first = position
+        return self._first
+
+    def open_chunk(self, outcome: _Outcome) -> Chunk:
+        """Give what waits, and rows of a table that more come of."""
+        batches, self.waiting = (*self.waiting, *outcome.batches), []
+        nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.place.position)
         return Chunk(
-            batches, at, is_open=True, first_lsn=at, commit_times=NO_COMMITS, nbytes=nbytes
+            batches, first, is_open=True, first_lsn=first, commit_times=NO_COMMITS, nbytes=nbytes
         )
 
-    def last_chunk(self) -> Chunk:
-        """Give the rest of the poll, which is one transaction."""
-        at = self.place.position
+    def last_chunk(self) -> Chunk | None:
+        """Give the rest of the poll; None if it found nothing."""
+        if self._first is None:
+            self._positions.pass_by(self.now.lsn)
+            return None
+        count = sum(bool(outcome.batches) for outcome in self.outcomes)
         return Chunk(
             tuple(self.waiting),
-            Lsn(at + 1),
+            self._positions.end,
             is_open=False,
-            first_lsn=at,
-            commit_times=np.array([microseconds(self.place.at)], np.int64),
+            first_lsn=self._first,
+            commit_times=np.full(count, microseconds(self.now.at), np.int64),
             nbytes=sum(b.nbytes for b in self.waiting),
         )
 
@@ -242,12 +266,10 @@ class Polls:
                         yield chunk
             await connection.rollback()
             for outcome in poll.outcomes:
-                await self._note(outcome, poll.place, started)
-            if poll.place.seq > 1:
-                yield poll.last_chunk()
-            else:
-                self._positions.give_back(poll.place.position)
-                self._positions.pass_by(poll.now.lsn)
+                await self._note(outcome, started)
+            last = poll.last_chunk()
+            if last is not None:
+                yield last
         except psycopg.Error as error:
             await self._disconnect()
             raise classify(error, self._where, self._dsn) from error
@@ -257,42 +279,39 @@ class Polls:
 
     async def _look(self, poll: _Poll, state: PolledState) -> AsyncGenerator[Chunk, None]:
         """Look at one table. What is only in its own way leaves the poll as it was."""
-        first_seq, is_given = poll.place.seq, False
         await poll.connection.execute("SAVEPOINT a_table")
+        outcome: _Outcome | None = None
+        is_given = False
         try:
-            outcome = await self._begin(poll, state)
-            if outcome is None:
+            if state.progress is None:
+                # Nothing was ever read: polling begins with this.
+                state.progress = await first_progress(poll.connection, state.polled, poll.now)
                 return
+            is_whole = state.turn.is_whole_due(self._monotonic())
+            look = Look(state.polled, state.progress, is_whole, self._settings.page_rows)
+            outcome = _Outcome(state, look, poll.place())
             async with aclosing(self._changes(poll, outcome)) as found:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
                         is_given = True
                         await self._given(state, outcome.batches)
-                        yield poll.open_chunk(outcome.batches)
+                        yield poll.open_chunk(outcome)
                         outcome.batches = []
                     outcome.batches.append(batch)
         except (psycopg.Error, TableError) as error:
             if is_given or not await self._passes(poll.connection, state, error):
                 raise
-            poll.place.seq = first_seq
+            if outcome is not None:
+                poll.undo(outcome)
         else:
             poll.end(outcome)
 
     def _is_full(self, batches: Sequence[TableBatch]) -> bool:
         return sum(b.nbytes for b in batches) > self._hold_bytes
 
-    async def _begin(self, poll: _Poll, state: PolledState) -> _Outcome | None:
-        """Prepare a look; None where nothing was ever read, and polling begins with this."""
-        if state.progress is None:
-            state.progress = await first_progress(poll.connection, state.polled, poll.now)
-            return None
-        is_whole = state.turn.is_whole_due(self._monotonic())
-        look = Look(state.polled, state.progress, is_whole, self._settings.page_rows)
-        return _Outcome(state, look)
-
     async def _changes(self, poll: _Poll, outcome: _Outcome) -> AsyncGenerator[TableBatch, None]:
         """Give a table's changes: rows that were written, then those that are gone."""
-        state, look, place = outcome.state, outcome.look, poll.place
+        state, look, place = outcome.state, outcome.look, outcome.place
         table = state.polled.table
         started = self._monotonic()
         async with aclosing(look_at(poll.connection, look, poll.now)) as pages:
@@ -346,7 +365,7 @@ class Polls:
         self._swept.set()
         self.noticed.set()
 
-    async def _note(self, outcome: _Outcome, place: Place, started: float) -> None:
+    async def _note(self, outcome: _Outcome, started: float) -> None:
         """Take that what a look found is given."""
         state = outcome.state
         state.progress, state.peak = outcome.look.progress, outcome.look.peak
@@ -354,9 +373,9 @@ class Polls:
         found = bool(outcome.batches)
         state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
         if found:
-            state.resumes_at = min(state.resumes_at, place.position)
+            state.resumes_at = min(state.resumes_at, outcome.place.position)
         if outcome.deleted:
-            state.deleted_at = place.position
+            state.deleted_at = outcome.place.position
         await self._given(state, outcome.batches)
 
     # --- keys and sweeps ---------------------------------------------------------------------

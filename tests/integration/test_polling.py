@@ -1,0 +1,95 @@
+"""A daemon that polls: what its lake has is what the source has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ingestd.demo.comparison import compare_source
+from ingestd.schema import TableId
+from ingestd.sink.read import read_raw
+from tests.harness.compare import assert_change_log_is_sound, registry
+from tests.harness.config import polling_config
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+ITEM = TableId("public", "item")
+LIMIT_S = 20.0
+
+
+def await_equal(database: Database, lake: Path, *tables: TableId, limit_s: float = LIMIT_S) -> None:
+    """Wait until the fold of the lake is the source; the writers rest."""
+    wanted = tables or (ITEM,)
+
+    def is_equal() -> bool:
+        with database.connect() as connection:
+            found = compare_source(connection, str(lake), "shop", wanted)
+        return len(found) == len(wanted) and all(c.is_equal for c in found)
+
+    await_until(is_equal, limit_s, f"the lake to equal {', '.join(map(str, wanted))}")
+    assert_change_log_is_sound(database, lake)
+
+
+def rows(lake: Path, table: TableId = ITEM) -> list[dict[str, Any]]:
+    found = read_raw(str(lake), "shop", table).to_pylist()
+    return sorted(found, key=lambda row: (row["_cdc_lsn"], row["_cdc_seq"]))
+
+
+def ops(lake: Path, table: TableId = ITEM) -> list[tuple[str, int | None]]:
+    return [(row["_cdc_op"], row["id"]) for row in rows(lake, table)]
+
+
+def is_live(lake: Path, table: str = "public.item") -> bool:
+    events = [r for r in registry(lake) if r["table"] == table]
+    return bool(events) and events[-1]["state"] == "live"
+
+
+@pytest.fixture
+def items(database: Database) -> Database:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, note text, at timestamptz DEFAULT now())",
+        "CREATE INDEX ON item (at)",
+        "INSERT INTO item SELECT i, 'note ' || i FROM generate_series(1, 50) i",
+    )
+    return database
+
+
+CURSOR = '[sources.shop.table."public.item"]\ncursor = "at"\n'
+
+
+def test_inserts_updates_and_deletes(items: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+    extra = CURSOR + 'detect_deletes = "200ms"\n'
+    daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn, extra=extra))
+    daemon.start_ready()
+    await_until(lambda: is_live(lake), LIMIT_S, "the table to be live")
+    await_equal(items, lake)
+    assert {op for op, _ in ops(lake)} == {"t", "r"}
+
+    items.execute("INSERT INTO item VALUES (100, 'new')")
+    items.execute("UPDATE item SET note = 'changed', at = now() WHERE id = 7")
+    await_equal(items, lake)
+    items.execute("DELETE FROM item WHERE id IN (3, 4)")
+    await_equal(items, lake)
+    items.execute("UPDATE item SET note = 'back', at = now() - interval '1 year' WHERE id = 8")
+    items.execute("INSERT INTO item VALUES (101, 'null cursor', NULL)")
+    items.execute("INSERT INTO item VALUES (3, 'again')")
+    await_equal(items, lake)
+    changes = [(op, key) for op, key in ops(lake) if op not in {"t", "r"}]
+    assert sorted(changes) == [
+        ("c", 3), ("c", 100), ("c", 101), ("d", 3), ("d", 4), ("u", 7), ("u", 8),
+    ]  # fmt: skip
+
+    assert daemon.sigterm() == 0
+    items.execute("DELETE FROM item WHERE id = 9")
+    items.execute("UPDATE item SET note = 'while away', at = now() WHERE id = 10")
+    items.execute("INSERT INTO item VALUES (102, 'while away')")
+    daemon.start_ready()
+    await_equal(items, lake)
+    later = [(op, key) for op, key in ops(lake) if op not in {"t", "r"}][7:]
+    assert sorted(later) == [("c", 102), ("d", 9), ("u", 10)]
