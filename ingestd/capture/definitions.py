@@ -207,6 +207,12 @@ class Definitions:
         table = table_of(row, columns, self._types)
         return self._captured(with_before(table, full=self._is_full), strict=True)
 
+    def base_type(self, oid: int) -> int:
+        """Give what a domain is over, at the end; any other type is itself."""
+        while (found := self._types.get(oid)) is not None and found.kind == "domain":
+            oid = found.of
+        return oid
+
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
     ) -> Table:

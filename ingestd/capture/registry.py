@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ingestd.capture.polling.connector import PollingFactory
 from ingestd.capture.wal.connector import WalFactory
 from ingestd.ports import ConnectorFactory
 
-FACTORIES: Mapping[str, ConnectorFactory] = {f.name: f for f in (WalFactory(),)}
+FACTORIES: Mapping[str, ConnectorFactory] = {f.name: f for f in (WalFactory(), PollingFactory())}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from psycopg import AsyncConnection
 from pydantic import BaseModel
 
+from ingestd.capture.coverage import coverage_of
 from ingestd.capture.key_splits import KeySplits
 from ingestd.capture.metadata import DEFAULT_TIMEOUT_S, PostgresMetadata
 from ingestd.capture.page_source import CopyPageSource
@@ -13,8 +16,9 @@ from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import CtidSplits
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
-from ingestd.capture.wal.coverage import coverage_of
+from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.preflight import preflight
+from ingestd.capture.wal.server import inspect_server
 from ingestd.checks import CheckLine
 from ingestd.ports import (
     ChangeCapture,
@@ -51,7 +55,14 @@ class WalConnector:
         self, known: Mapping[TableId, RegisteredTable], timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Coverage:
         """Ask the catalog, and hold it against the config."""
-        return await coverage_of(self._source, self._settings, known, timeout_s=timeout_s)
+        return await coverage_of(self._source, self._dsn, known, self._look, timeout_s=timeout_s)
+
+    async def _look(
+        self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
+    ) -> Coverage:
+        server = await inspect_server(connection, self._dsn)
+        found = await SourceTables(self._settings).discover(connection, server, known)
+        return Coverage(found.tables, found.refused, tuple(server.faults()))
 
     def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
         """Make a capture, which looks back at nothing."""

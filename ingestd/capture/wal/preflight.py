@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import refusal, table_of
 from ingestd.capture.definitions import Definitions, read_catalog
+from ingestd.capture.findings import Findings, column_notes, left_out
 from ingestd.capture.patterns import missing_tables, unmatched
 from ingestd.capture.published import (
     find_publication,
@@ -32,10 +33,10 @@ from ingestd.capture.wal.publication import (
 )
 from ingestd.capture.wal.server import Server, inspect_server
 from ingestd.capture.wal.slot import Slot, find_slot, missing_slot
-from ingestd.checks import CheckLine, Level
+from ingestd.checks import CheckLine
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import IngestdError, TableError
-from ingestd.schema import Table, TableId, delta_type
+from ingestd.schema import Table, TableId
 
 LOW_SAFE_BYTES = 1 << 30
 """Below this much WAL left before the slot is in danger, a warning."""
@@ -47,7 +48,7 @@ MAX_NAMED = 5
 
 async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     """Look at the server, the role, the tables, the publication and the slot. Changes nothing."""
-    found = _Findings(source)
+    found = Findings(source)
     dsn = settings.dsn.get_secret_value()
     try:
         async with await connect(dsn) as connection:
@@ -59,21 +60,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     return found.lines
 
 
-class _Findings:
-    """Collects lines."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self.lines: list[CheckLine] = []
-
-    def note(self, subject: str, level: Level, detail: str, remedy: str | None = None) -> None:
-        self.lines.append(CheckLine(self._source, subject, level, detail, remedy))
-
-    def fault(self, subject: str, error: IngestdError) -> None:
-        self.note(subject, "fail", error.what, error.remedy)
-
-
-async def _look(connection: AsyncConnection[Any], settings: WalSettings, found: _Findings) -> None:
+async def _look(connection: AsyncConnection[Any], settings: WalSettings, found: Findings) -> None:
     server = await inspect_server(connection, settings.dsn.get_secret_value())
     info = connection.info
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
@@ -84,7 +71,7 @@ async def _look(connection: AsyncConnection[Any], settings: WalSettings, found: 
     _slot(slot, settings, server, found)
 
 
-def _server(server: Server, found: _Findings) -> None:
+def _server(server: Server, found: Findings) -> None:
     faults = server.faults()
     for fault in faults:
         found.fault("server", fault)
@@ -110,7 +97,7 @@ def _server(server: Server, found: _Findings) -> None:
 
 
 async def _tables(
-    connection: AsyncConnection[Any], settings: WalSettings, server: Server, found: _Findings
+    connection: AsyncConnection[Any], settings: WalSettings, server: Server, found: Findings
 ) -> list[Table]:
     catalog = await read_catalog(settings)
     for missing in missing_tables(settings, catalog.present):
@@ -151,20 +138,15 @@ async def _tables(
 
 def _captured(plain: Table, table: Table, settings: WalSettings, *, is_ours: bool) -> str:
     """Say what is captured of a table that is `plain` in the catalog."""
-    kept = {c.name for c in table.columns}
-    left_out = [c.name for c in plain.columns if c.name not in kept]
-    masked = [f"{c.name} ({c.mask.kind})" for c in table.columns if c.mask is not None]
-    typed = [f"{c.name} ({delta_type(c.type)})" for c in table.columns if c.is_override]
     names = ", ".join(table.identity)
     parts = [
         f"{len(table.columns)} columns",
         f"identity: {'whole rows' if table.replica_identity == 'f' else names}",
-        *([f"left out: {', '.join(left_out)}"] if left_out else []),
-        *([f"masked: {', '.join(masked)}"] if masked else []),
-        *([f"types: {', '.join(typed)}"] if typed else []),
+        *column_notes(plain, table),
         *([f"rows where {table.row_filter}"] if table.row_filter else []),
     ]
-    if not is_ours and set(left_out) - set(settings.controls(table.id).exclude_columns):
+    unkept = set(left_out(plain, table))
+    if not is_ours and unkept - set(settings.controls(table.id).exclude_columns):
         parts.append(f"columns as publication {settings.publication!r} lists them")
     return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
 
@@ -174,7 +156,7 @@ async def _publication(
     settings: WalSettings,
     server: Server,
     tables: Sequence[Table],
-    found: _Findings,
+    found: Findings,
 ) -> None:
     name = settings.publication
     publication = await find_publication(connection, name)
@@ -225,7 +207,7 @@ def _sent(
     subject: str,
     sent: Iterable[TableId],
     settings: WalSettings,
-    found: _Findings,
+    found: Findings,
     more: str = "",
 ) -> None:
     """Say what a publication sends, and what of that is left out."""
@@ -245,7 +227,7 @@ def _sent(
     )
 
 
-def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: _Findings) -> None:
+def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: Findings) -> None:
     name = settings.slot
     subject = f"slot {name}"
     if slot is None:

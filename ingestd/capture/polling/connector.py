@@ -1,0 +1,101 @@
+"""The connector of kind `polling`, and its factory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg import AsyncConnection
+from pydantic import BaseModel
+
+from ingestd.capture.coverage import coverage_of
+from ingestd.capture.key_splits import KeySplits
+from ingestd.capture.metadata import DEFAULT_TIMEOUT_S, PostgresMetadata
+from ingestd.capture.page_source import CopyPageSource
+from ingestd.capture.polling.capture import PollingCapture
+from ingestd.capture.polling.preflight import preflight
+from ingestd.capture.polling.server import inspect_polled_server
+from ingestd.capture.polling.tables import PolledTables
+from ingestd.capture.settings import PollingSettings
+from ingestd.capture.splits import CtidSplits
+from ingestd.checks import CheckLine
+from ingestd.ports import (
+    ChangeCapture,
+    ChangeLog,
+    Connector,
+    Coverage,
+    Metadata,
+    PageSource,
+    Split,
+    SplitManager,
+)
+from ingestd.predicates import Predicate
+from ingestd.recorded import RegisteredTable
+from ingestd.schema import TableId
+
+
+class PollingConnector:
+    """A Postgres database captured by ordinary queries."""
+
+    def __init__(self, source: str, settings: PollingSettings, *, memory_bytes: int) -> None:
+        self._source = source
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._memory_bytes = memory_bytes
+
+    def metadata(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Metadata:
+        """Ask the catalog."""
+        return PostgresMetadata(self._dsn, timeout_s=timeout_s)
+
+    async def coverage(
+        self, known: Mapping[TableId, RegisteredTable], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Coverage:
+        """Ask the catalog, and hold it against the config."""
+        return await coverage_of(self._source, self._dsn, known, self._look, timeout_s=timeout_s)
+
+    async def _look(
+        self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
+    ) -> Coverage:
+        server = await inspect_polled_server(connection)
+        found = await PolledTables(self._settings).discover(connection, known)
+        return Coverage(found.tables, found.refused, tuple(server.faults()))
+
+    def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
+        """Make a capture, which looks back at the keys that the lake has."""
+        return PollingCapture(
+            self._source, self._settings, memory_bytes=self._memory_bytes, log=log
+        )
+
+    def splits(self, *, resumable: bool = False) -> SplitManager:
+        """Cut tables by blocks, which lie together and can be packed; `resumable`: by the key."""
+        return KeySplits(self._dsn) if resumable else CtidSplits(self._dsn)
+
+    def page_source(
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
+    ) -> PageSource:
+        """Read a split by COPY."""
+        return CopyPageSource(self._dsn, split, columns, predicates)
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Look for what would fail."""
+        return await preflight(self._source, self._settings)
+
+    async def close(self) -> None:
+        """Nothing is shared: whatever it gave closes itself."""
+
+
+class PollingFactory:
+    """Kind `polling`: ordinary queries, no replication right."""
+
+    name = "polling"
+    config_model: type[BaseModel] = PollingSettings
+
+    def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
+        """Make a connector for this source."""
+        if not isinstance(config, PollingSettings):
+            msg = f"kind polling can't take {type(config).__name__}"
+            raise TypeError(msg)
+        return PollingConnector(source, config, memory_bytes=memory_bytes)

@@ -1,0 +1,72 @@
+"""Which columns can serve as a table's cursor."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ingestd.capture.catalog import ColumnRow
+from ingestd.capture.polling.polled import Cursor, CursorKind
+from ingestd.errors import TableError
+from ingestd.references import key_path
+from ingestd.schema import TableId
+
+_KINDS: Mapping[int, CursorKind] = {
+    1082: "time",
+    1114: "time",
+    1184: "time",
+    20: "number",
+    21: "number",
+    23: "number",
+    1700: "number",
+    2950: "uuid",
+}
+"""By OID of the type; a domain is as its base."""
+SERVING = "timestamp, timestamptz, date, smallint, integer, bigint, numeric, uuid (version 7)"
+
+
+def cursor_of(
+    table: TableId,
+    wanted: Sequence[str],
+    columns: Sequence[ColumnRow],
+    base_type: Callable[[int], int],
+) -> Cursor:
+    """Give the cursor that the config names. Raises TableError.
+
+    `columns`: all of the table's, captured or not. `base_type` gives what a domain is over.
+    """
+    kinds = []
+    for name in wanted:
+        column = named(table, "cursor", name, columns)
+        kind = _KINDS.get(base_type(column.type_oid))
+        if kind is None:
+            what = (
+                f"column {name!r} {column.pg_type} can't be a cursor: serving types are {SERVING}"
+            )
+            remedy = (
+                f"name another in {at(table, 'cursor')}, or leave it out: then every poll looks"
+            )
+            raise TableError(table, what, remedy=f"{remedy} through the whole table")
+        kinds.append(kind)
+    return Cursor(tuple(wanted), kinds[0])
+
+
+def named(table: TableId, key: str, name: str, columns: Sequence[ColumnRow]) -> ColumnRow:
+    """Give the column that the config names in `key`. Raises TableError if there is none."""
+    for column in columns:
+        if column.name == name:
+            return column
+    what = f"no column {name!r}, which {key!r} names"
+    hint = near(name, [c.name for c in columns])
+    raise TableError(table, what, remedy=f"{hint}correct {at(table, key)} in the config")
+
+
+def near(name: str, names: Collection[str]) -> str:
+    """Ask whether the most similar name was meant; empty if there is none."""
+    found = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {found[0]!r}? " if found else ""
+
+
+def at(table: TableId, key: str) -> str:
+    """Write where the config says it, below the source's section."""
+    return key_path(("table", str(table), key))

@@ -1,0 +1,262 @@
+"""`ingestd check` for kind `polling`: everything that would fail or be dear, before it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.catalog import ColumnRow, TableRow, qualified, table_of
+from ingestd.capture.definitions import Definitions, read_catalog
+from ingestd.capture.findings import Findings, column_notes, lasting, sized
+from ingestd.capture.indexes import IndexRow
+from ingestd.capture.metadata import PostgresMetadata
+from ingestd.capture.patterns import missing_tables, unmatched
+from ingestd.capture.polling.cursors import at
+from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.polling.server import (
+    PolledServer,
+    detect_transaction_pooler,
+    inspect_polled_server,
+)
+from ingestd.capture.polling.tables import describe
+from ingestd.capture.session import classify, connect
+from ingestd.capture.settings import PollingSettings
+from ingestd.checks import CheckLine
+from ingestd.decode.types import BUILT_IN
+from ingestd.errors import IngestdError, OperatorError
+from ingestd.ports import Refused, TableInfo
+from ingestd.schema import TableId
+
+CLOCK_S = 60.0
+"""Clocks further apart than this are worth a word."""
+SCAN_BYTES_PER_S = 200_000_000
+"""What a scan of a table reads, about: for an estimate."""
+SHOWN_UUIDS = 100
+"""How many values of a uuid cursor are looked at."""
+TIMEOUT_S = 30.0
+
+_UUIDS = """
+SELECT bool_and(substr(v::text, 15, 1) = '7')
+  FROM (SELECT {column} AS v FROM {table} WHERE {column} IS NOT NULL LIMIT {limit}) AS some
+"""
+_LIKELY = ("updat", "modif", "chang", "last")
+"""In the name of a column that may well grow with every write."""
+
+
+async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
+    """Look at the server, the role, poolers and the tables. Changes nothing."""
+    found = Findings(source)
+    dsn = settings.dsn.get_secret_value()
+    try:
+        await detect_transaction_pooler(dsn)
+        async with await connect(dsn, statement_timeout_s=TIMEOUT_S) as connection:
+            await _look(connection, settings, found)
+    except IngestdError as error:
+        found.fault("connection", error)
+    except psycopg.Error as error:
+        found.fault("connection", classify(error, f"source {source}, check", dsn))
+    return found.lines
+
+
+async def _look(
+    connection: AsyncConnection[Any], settings: PollingSettings, found: Findings
+) -> None:
+    server = await inspect_polled_server(connection)
+    now = datetime.now(UTC)
+    info = connection.info
+    found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
+    _server(server, settings, now, found)
+    catalog = await read_catalog(settings)
+    for missing in missing_tables(settings, catalog.present):
+        error = missing.error
+        found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
+    definitions = Definitions(settings)
+    await definitions.take(connection, catalog, {})
+    sizes = await _sizes(settings)
+    for row in catalog.rows:
+        polled = describe(row, catalog, definitions, settings, server.role)
+        if isinstance(polled, Refused):
+            found.note(f"table {row.id}", "fail", polled.error.reason, polled.error.remedy)
+            continue
+        looked = _Looked(
+            row,
+            {c.name: c for c in catalog.columns.get(row.oid, ())},
+            catalog.indexes.get(row.oid, ()),
+            row.oid not in catalog.files.get(row.oid, {}),
+            polled,
+            sizes.get(row.id),
+        )
+        _captured(looked, found)
+        await _cursor(connection, looked, found)
+        _deletes(polled, found)
+    for pattern in unmatched(settings, catalog.present):
+        found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
+
+
+def _server(
+    server: PolledServer, settings: PollingSettings, now: datetime, found: Findings
+) -> None:
+    faults = server.faults()
+    for fault in faults:
+        found.fault("server", fault)
+    if not faults:
+        what = ", a standby" if server.in_recovery else ""
+        found.note("server", "ok", f"PostgreSQL {server.version_text}{what}")
+    if server.in_recovery and server.streaming_delay != "-1":
+        _standby(server, found)
+    if server.in_recovery and settings.listen is not None:
+        found.fault(
+            "listen",
+            OperatorError("a standby takes no LISTEN", remedy="leave `listen` out"),
+        )
+    apart_s = abs((server.clock - now).total_seconds())
+    if apart_s > CLOCK_S:
+        found.note(
+            "clock",
+            "warn",
+            f"the server's and this machine's are {lasting(apart_s)} apart: what is said of "
+            "lag and freshness is wrong by that",
+            "set both by NTP",
+        )
+
+
+def _standby(server: PolledServer, found: Findings) -> None:
+    if server.feedback:
+        found.note(
+            "standby",
+            "ok",
+            "hot_standby_feedback is on; a query may still be cancelled for a lock that the "
+            "primary took, and is tried again",
+        )
+        return
+    found.note(
+        "standby",
+        "warn",
+        f"a query that is older than max_standby_streaming_delay ({server.streaming_delay}) is "
+        "cancelled when replay removes rows that it may need: long ones may never end",
+        "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  -- here, or raise "
+        "max_standby_streaming_delay",
+    )
+
+
+async def _sizes(settings: PollingSettings) -> dict[TableId, TableInfo]:
+    metadata = PostgresMetadata(settings.dsn.get_secret_value(), timeout_s=TIMEOUT_S)
+    return {info.id: info for info in await metadata.tables()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A table that can be polled; `size`: the server's estimates, None if it went meanwhile."""
+
+    row: TableRow
+    columns: Mapping[str, ColumnRow]
+    indexes: Sequence[IndexRow]
+    is_partitioned: bool
+    polled: PolledTable
+    size: TableInfo | None
+
+    @property
+    def cost(self) -> str:
+        """What looking through the whole table costs; empty if not known."""
+        if self.size is None:
+            return ""
+        rows = "" if self.size.rows is None else f"{self.size.rows:,} rows, "
+        seconds = lasting((self.size.bytes or 0) / SCAN_BYTES_PER_S)
+        return f": {rows}{sized(self.size.bytes or 0)}, some {seconds} of the server"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it can be looked through in a second or so."""
+        return self.size is not None and (self.size.bytes or 0) < SCAN_BYTES_PER_S
+
+
+def _captured(looked: _Looked, found: Findings) -> None:
+    """Say what is captured of a table, by what and how often."""
+    polled = looked.polled
+    plain = table_of(looked.row, tuple(looked.columns.values()), BUILT_IN)
+    cursor = "none" if polled.cursor is None else ", ".join(polled.cursor.columns)
+    parts = [
+        f"{len(polled.table.columns)} columns, key: {', '.join(polled.table.key)}",
+        f"cursor: {cursor}",
+        f"polled every {lasting(polled.interval_s)}",
+        *column_notes(plain, polled.table),
+    ]
+    if polled.deleted is not None:
+        parts.append(f"deleted where {polled.deleted} is set")
+    if polled.sweep_s is not None:
+        parts.append(f"deletes looked for every {lasting(polled.sweep_s)}")
+    found.note(f"table {looked.row.id}", "ok", "; ".join(parts))
+
+
+async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Findings) -> None:
+    """Say what its cursor, or that it has none, costs or misses."""
+    table, cursor = looked.row.id, looked.polled.cursor
+    subject = f"table {table}, cursor"
+    if cursor is None:
+        likely = [n for n in looked.columns if any(part in n.lower() for part in _LIKELY)]
+        hint = f", such as {likely[0]!r}" if likely else ""
+        found.note(
+            subject,
+            "ok" if looked.is_small else "warn",
+            f"none: every poll looks through the whole table{looked.cost}",
+            f"set {at(table, 'cursor')} to an indexed column that grows with every write{hint}",
+        )
+        return
+    column = looked.columns[cursor.columns[0]]
+    quoted = sql.Identifier(column.name).as_string(None)
+    if not _is_indexed(looked.indexes, column.number):
+        how = "CREATE INDEX" if looked.is_partitioned else "CREATE INDEX CONCURRENTLY"
+        found.note(
+            subject,
+            "warn",
+            f"no index begins with {column.name!r}: every poll looks through the whole table"
+            f"{looked.cost}",
+            f"{how} ON {qualified(table)} ({quoted});",
+        )
+    if column.nullable:
+        found.note(
+            subject,
+            "warn",
+            f"{column.name!r} may be null: rows without a value are found only by looking through "
+            f"the whole table{looked.cost}",
+            f"ALTER TABLE {qualified(table)} ALTER COLUMN {quoted} SET NOT NULL;",
+        )
+    if cursor.kind == "uuid" and not await _is_growing_uuid(connection, table, column.name):
+        found.note(
+            subject,
+            "warn",
+            f"values of {column.name!r} are not of version 7: they do not grow, and changes are "
+            "found late or at the cost of the whole table",
+            "name a column that grows with every write, or write uuids of version 7",
+        )
+
+
+def _is_indexed(indexes: Sequence[IndexRow], column: int) -> bool:
+    return any(i.is_ordered and not i.is_partial and i.columns[0] == column for i in indexes)
+
+
+async def _is_growing_uuid(connection: AsyncConnection[Any], table: TableId, name: str) -> bool:
+    query = sql.SQL(_UUIDS).format(
+        column=sql.Identifier(name),
+        table=sql.Identifier(table.schema, table.name),
+        limit=SHOWN_UUIDS,
+    )
+    row = await (await connection.execute(query)).fetchone()
+    return row is None or row[0] is not False
+
+
+def _deletes(polled: PolledTable, found: Findings) -> None:
+    table = polled.table.id
+    if polled.sweep_s is None and polled.deleted is None:
+        found.note(
+            f"table {table}, deletes",
+            "warn",
+            "are not seen: rows that are deleted stay in the lake",
+            f'set {at(table, "detect_deletes")} = "1h" or so, or {at(table, "deleted")} to the '
+            "column that marks deleted rows",
+        )

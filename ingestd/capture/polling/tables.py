@@ -1,0 +1,147 @@
+"""What tables a polled source has to capture, and what has become of those the lake knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.capture.alterations import Looks, is_wider, to_record
+from ingestd.capture.catalog import TableRow, refusal
+from ingestd.capture.definitions import Catalog, Definitions, read_catalog
+from ingestd.capture.patterns import missing_tables
+from ingestd.capture.polling.cursors import cursor_of, named
+from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.polling.server import inspect_polled_server
+from ingestd.capture.polling.unique_keys import key_of
+from ingestd.capture.session import identifier
+from ingestd.capture.settings import PollingSettings
+from ingestd.errors import TableError
+from ingestd.ports import Discovery, Refused
+from ingestd.recorded import RegisteredTable, TableState
+from ingestd.schema import Table, TableId
+
+
+class PolledTables:
+    """The tables that the config asks for, as they were when last looked at.
+
+    Used on the event loop only. Needs no right but to connect and to read them; on a standby too.
+    Raises psycopg.Error.
+    """
+
+    def __init__(self, settings: PollingSettings) -> None:
+        self._settings = settings
+        self._definitions = Definitions(settings)
+        self._catalog = Catalog()
+        self._looks = Looks(settings.dsn.get_secret_value())
+        self._polled: dict[TableId, PolledTable] = {}
+
+    async def discover(
+        self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
+    ) -> Discovery:
+        """See `ingestd.ports.ChangeCapture.discover`.
+
+        Interrupted are the tables that are live in the lake without a word on where polling stood
+        with them, and those that have another key now, or columns that were not captured. A
+        TRUNCATE, which no poll tells of, counts as a rewrite.
+        """
+        known = dict(known)
+        server = await inspect_polled_server(connection)
+        catalog = await read_catalog(self._settings)
+        await self._definitions.take(connection, catalog, known)
+        polled: dict[TableId, PolledTable] = {}
+        refused = missing_tables(self._settings, catalog.present)
+        interrupted, rewritten, seen = set(), {}, {}
+        for row in catalog.rows:
+            found = describe(row, catalog, self._definitions, self._settings, server.role)
+            if isinstance(found, Refused):
+                refused.append(found)
+                continue
+            was = known.get(row.id)
+            then, now = self._looks.last(row.oid, was), catalog.storage(row)
+            now = seen[row.oid] = now if then is None else now.after(then)
+            reason = await self._looks.difference(row.oid, then, now)
+            if reason is not None:
+                rewritten[row.id] = reason
+            if self._is_interrupted(found.table, catalog, was):
+                interrupted.add(row.id)
+            storage = to_record(now, row.oid, was, files=True)
+            polled[row.id] = replace(found, table=replace(found.table, storage=storage))
+        # Only now: what differs would else be forgotten where looking at it failed.
+        self._looks.keep(seen)
+        self._catalog, self._polled = catalog, polled
+        return Discovery(
+            tuple(p.table for p in polled.values()),
+            tuple(refused),
+            server.origin,
+            frozenset(interrupted),
+            rewritten,
+            catalog.lsn,
+        )
+
+    async def have_changed(self) -> bool:
+        """Whether the catalog is another than at the last discovery."""
+        return await read_catalog(self._settings) != self._catalog
+
+    def polled(self, table: TableId) -> PolledTable:
+        """Give a table of the last discovery. Raises KeyError for one that it did not accept."""
+        return self._polled[table]
+
+    def _is_interrupted(
+        self, table: Table, catalog: Catalog, known: RegisteredTable | None
+    ) -> bool:
+        if known is None or known.oid != table.oid:
+            return False
+        # Once in a run: what is recorded while it goes on has not been read from the lake.
+        is_unknown = not known.resume and not self._looks.has_seen(table.oid)
+        if known.state is TableState.LIVE and is_unknown:
+            return True
+        key = {c.source_name for c in known.columns if c.identity}
+        if known.columns and key != set(table.identity):
+            return True
+        return is_wider(table, catalog.columns.get(table.oid, ()), known)
+
+
+def describe(
+    row: TableRow, catalog: Catalog, definitions: Definitions, settings: PollingSettings, role: str
+) -> PolledTable | Refused:
+    """Give a table of the catalog as it is polled, or why it can't be. Its key is its identity."""
+    columns = catalog.columns.get(row.oid, ())
+    controls = settings.controls(row.id)
+    try:
+        # First without a key: what else is wrong with it matters more.
+        plain = replace(row, replica_identity="n", primary_key=None, identity_key=None)
+        no = refusal(row, definitions.table(plain, columns), role)
+        if no is not None:
+            raise no.error
+        if row.oid in catalog.hiding:
+            raise _hidden(row.id, role)
+        indexes = catalog.indexes.get(row.oid, ())
+        is_partitioned = row.oid not in catalog.files.get(row.oid, {})
+        key = key_of(row, controls, columns, indexes, is_partitioned=is_partitioned)
+        keyed = replace(row, replica_identity="d", primary_key=key, identity_key=key)
+        table = definitions.table(keyed, columns)
+        cursor = None
+        if controls.cursor is not None:
+            cursor = cursor_of(row.id, controls.cursor, columns, definitions.base_type)
+        if controls.deleted is not None:
+            named(row.id, "deleted", controls.deleted, columns)
+    except TableError as error:
+        return Refused(Table(row.id, row.oid, ()), error)
+    return PolledTable(
+        table,
+        cursor,
+        controls.deleted,
+        settings.interval if controls.interval is None else controls.interval,
+        controls.detect_deletes,
+    )
+
+
+def _hidden(table: TableId, role: str) -> TableError:
+    return TableError(
+        table,
+        f"row-level security hides rows from role {role!r}: they would count as deleted",
+        remedy=f"ALTER ROLE {identifier(role)} BYPASSRLS;  (as a superuser)",
+    )
