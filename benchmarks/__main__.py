@@ -23,6 +23,7 @@ from benchmarks import (
     idle,
     many_tables,
     mirror,
+    polling,
     resume,
     snapshot,
 )
@@ -249,6 +250,25 @@ def _mirror(rig: Rig) -> list[Figure]:
     ]
 
 
+def _polling(rig: Rig) -> list[Figure]:
+    load, steady = polling.measure_load(rig), polling.measure_steady(rig)
+    return [
+        Figure(
+            "polling, first load of 1M rows: speed against kind wal",
+            f"{load['ratio']:.2f} ({load['polling']:.2f} s, {load['wal']:.2f} s)",
+            "0.8",
+            load["ratio"] >= 0.8,
+        ),
+        Figure(
+            "polling 10M rows, 1k changes between two polls: server time a poll",
+            f"{steady['poll_ms']:.0f} ms (a pass through the table {steady['scan_ms']:.0f} ms)",
+            "< 50 ms",
+            steady["poll_ms"] < 50,
+        ),
+        _memory("peak memory, polling 10M rows", steady["peak_mb"]),
+    ]
+
+
 def _memory(what: str, peak_mb: float) -> Figure:
     text = f"{peak_mb:.0f} MB"
     return Figure(what, text, f"< {MEMORY_LIMIT_MB} MB", peak_mb < MEMORY_LIMIT_MB)
@@ -265,6 +285,7 @@ STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
     "idle": _idle,
     "datasource": _datasource,
     "mirror": _mirror,
+    "polling": _polling,
 }
 
 

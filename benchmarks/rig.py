@@ -94,9 +94,9 @@ def config(*sources: str, max_delay: str = "5s") -> str:
     return "\n".join([f'[lake]\nuri = "lake"\n[epoch]\nmax_delay = "{max_delay}"', *sources])
 
 
-def source(name: str, dsn: str, tables: str, **extra: str) -> str:
+def source(name: str, dsn: str, tables: str, kind: str = "wal", **extra: str) -> str:
     """TOML of a source; `extra`: more of its keys, with their values as TOML."""
-    lines = [f"[sources.{name}]", 'kind = "wal"', f'dsn = "{dsn}"', f'tables = ["{tables}"]']
+    lines = [f"[sources.{name}]", f'kind = "{kind}"', f'dsn = "{dsn}"', f'tables = ["{tables}"]']
     return "\n".join([*lines, *(f"{key} = {value}" for key, value in extra.items()), ""])
 
 

@@ -22,7 +22,7 @@ def measure(rig: Rig) -> dict[int, dict[str, float]]:
     `daemon_s`: from the state `snapshotting` to the durable epoch with the last row; `whole_s`:
     from the start of the process.
     """
-    _fill(rig, ROWS)
+    fill(rig, ROWS)
     copy: list[str | Path] = [rig.server.program("psql"), "--no-psqlrc", rig.server.dsn()]
     copy += ["-c", "copy load to stdout"]
     timed(copy)
@@ -30,24 +30,25 @@ def measure(rig: Rig) -> dict[int, dict[str, float]]:
     for number in range(RUNS):
         for workers in WORKERS:
             reference_s = timed(copy)
-            run = _run(rig, f"snapshot_{workers}_{number}", workers)
-            runs[workers].append({"reference_s": reference_s, **run})
-    found = {
-        workers: {name: median(run[name] for run in each) for name in each[0]}
+            found = run(rig, f"snapshot_{workers}_{number}", workers)
+            runs[workers].append({"reference_s": reference_s, **found})
+    medians = {
+        workers: {name: median(one[name] for one in each) for name in each[0]}
         for workers, each in runs.items()
     }
-    return {w: f | {"ratio": f["reference_s"] / f["daemon_s"]} for w, f in found.items()}
+    return {w: f | {"ratio": f["reference_s"] / f["daemon_s"]} for w, f in medians.items()}
 
 
 def measure_larger(rig: Rig) -> dict[str, float]:
     """Read LARGER times as many rows once, by the defaults: in chunks."""
-    _fill(rig, LARGER * ROWS)
-    found = _run(rig, "larger", max(WORKERS))
+    fill(rig, LARGER * ROWS)
+    found = run(rig, "larger", max(WORKERS))
     rig.psql("DROP TABLE load")
     return found
 
 
-def _fill(rig: Rig, rows: int) -> None:
+def fill(rig: Rig, rows: int) -> None:
+    """Make the table `load`, of so many rows."""
     rig.psql("DROP TABLE IF EXISTS load")
     rig.psql(f"CREATE TABLE load ({COLUMNS})")
     rig.psql(f"INSERT INTO load SELECT {ROW} FROM generate_series(1, {rows}) i")
@@ -55,8 +56,9 @@ def _fill(rig: Rig, rows: int) -> None:
     rig.psql("CHECKPOINT")
 
 
-def _run(rig: Rig, name: str, workers: int) -> dict[str, float]:
-    text = source(name, rig.server.dsn(), "public.load", snapshot_workers=str(workers))
+def run(rig: Rig, name: str, workers: int, kind: str = "wal") -> dict[str, float]:
+    """Read the table `load` once."""
+    text = source(name, rig.server.dsn(), "public.load", kind, snapshot_workers=str(workers))
     daemon = rig.daemon(name, config(text))
     began = time.perf_counter()
     daemon.start()
@@ -67,7 +69,8 @@ def _run(rig: Rig, name: str, workers: int) -> dict[str, float]:
     [started] = [e for e in daemon.events("source.state") if e["state"] == "snapshotting"]
     committed = daemon.events("epoch.committed")[-1]
     daemon.sigterm()
-    rig.forget(name)
+    if kind == "wal":
+        rig.forget(name)
     daemon_s = (_time(committed["timestamp"]) - _time(started["timestamp"])).total_seconds()
     return {
         "daemon_s": daemon_s,
