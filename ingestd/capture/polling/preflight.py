@@ -42,7 +42,7 @@ TIMEOUT_S = 30.0
 
 _UUIDS = """
 SELECT bool_and(substr(v::text, 15, 1) = '7')
-  FROM (SELECT {column} AS v FROM {table} WHERE {column} IS NOT NULL LIMIT {limit}) AS some
+  FROM (SELECT {column} AS v FROM {table} WHERE {column} IS NOT NULL LIMIT {limit}) AS sample
 """
 _LIKELY = ("updat", "modif", "chang", "last")
 """In the name of a column that may well grow with every write."""
