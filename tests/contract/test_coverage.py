@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.settings import WalSettings
+from ingestd.capture.polling.connector import PollingFactory
+from ingestd.capture.settings import PollingSettings, WalSettings
 from ingestd.capture.wal.connector import WalFactory
 from ingestd.errors import TableError, TransientError
 from ingestd.fakes.capture import FakeDatabase
@@ -43,6 +44,15 @@ class WalWorld:
         self.connector = wal(database)
 
 
+class PollingWorld:
+    def __init__(self, database: Database) -> None:
+        database.execute("CREATE TABLE good (id int PRIMARY KEY)", "CREATE TABLE bad (id int)")
+        settings = PollingSettings.model_validate(
+            {"kind": "polling", "dsn": SecretStr(database.dsn), "tables": ["public.*"]}
+        )
+        self.connector = PollingFactory().create("shop", settings, memory_bytes=1 << 20)
+
+
 def _int32() -> Any:
     import pyarrow as pa  # noqa: PLC0415
 
@@ -64,9 +74,12 @@ def wal(database: Database, *, user: str | None = None, **settings: Any) -> Conn
     return WalFactory().create("shop", model, memory_bytes=1 << 20)
 
 
-@pytest.fixture(params=["fake", "wal"])
+@pytest.fixture(params=["fake", "wal", "polling"])
 def world(request: pytest.FixtureRequest) -> World:
-    return FakeWorld() if request.param == "fake" else WalWorld(request.getfixturevalue("database"))
+    if request.param == "fake":
+        return FakeWorld()
+    made = WalWorld if request.param == "wal" else PollingWorld
+    return made(request.getfixturevalue("database"))
 
 
 async def test_it_tells_what_is_captured_and_why_the_rest_is_not(world: World) -> None:
@@ -75,7 +88,7 @@ async def test_it_tells_what_is_captured_and_why_the_rest_is_not(world: World) -
     assert found.tables[0].identity == ("id",)
     [refused] = found.refused
     assert refused.table.id == BAD
-    assert "identity" in refused.error.reason
+    assert "identity" in refused.error.reason or "key" in refused.error.reason
     assert refused.error.remedy
     assert found.faults == ()
 

@@ -16,6 +16,11 @@ def test_what_is_written_is_read() -> None:
     assert former.former == {NOTE.name}
     assert Storage.parse(str(former)) == former
     assert Storage.parse(str(STORED)) == STORED
+    ended = replace(STORED, ended=1 << 33)
+    found = Storage.parse(str(ended))
+    assert found == STORED  # it says when, not how
+    assert found is not None
+    assert found.ended == 1 << 33
     assert Storage.parse("") is None
     assert Storage.parse("1:23:-1:744|16489:16489|") is None
 
