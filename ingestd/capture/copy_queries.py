@@ -105,12 +105,6 @@ def columns_query(table: Table, blocks: BlockRange, blocks_per_run: int) -> sql.
     computed once: OFFSET 0 keeps the inner query apart. Whatever a column is called, `run.first` is
     not one of the table's.
     """
-    inner = [
-        sql.SQL("{} AS {}").format(_packable(c), _alias(i)) for i, c in enumerate(table.columns)
-    ]
-    outer = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n"), *_flags(table)]
-    for i, column in enumerate(table.columns):
-        outer += _packed(column, _alias(i))
     return sql.SQL(
         "COPY (SELECT run.first, packed.* FROM pg_catalog.generate_series({start}::pg_catalog.int8,"
         " {last}, {step}) AS run(first) CROSS JOIN LATERAL (SELECT {outer} FROM (SELECT {inner}"
@@ -120,11 +114,35 @@ def columns_query(table: Table, blocks: BlockRange, blocks_per_run: int) -> sql.
         start=blocks.start,
         last=_last(blocks),
         step=blocks_per_run,
-        outer=sql.SQL(", ").join(outer),
-        inner=sql.SQL(", ").join(inner),
+        outer=packed(table),
+        inner=packable(table),
         relation=blocks.relation,
         where=_where([*_run_bounds(blocks, blocks_per_run), *_row_filter(table)]),
     )
+
+
+def packable(table: Table) -> sql.Composable:
+    """Give what `packed` is made of, for each row."""
+    return sql.SQL(", ").join(
+        sql.SQL("{} AS {}").format(_packable(c), packable_name(i))
+        for i, c in enumerate(table.columns)
+    )
+
+
+def packable_name(number: int) -> sql.Identifier:
+    """Name the column of `packable` for the table's column of this number."""
+    return sql.Identifier(f"c{number}")
+
+
+def packed(table: Table, *, is_converted: bool = False) -> sql.Composable:
+    """Give the aggregates: the number of rows, `n`, and the packed columns.
+
+    `is_converted`: the server has texts in another encoding than they are sent in.
+    """
+    fields = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n"), *_flags(table)]
+    for i, column in enumerate(table.columns):
+        fields += _packed(column, packable_name(i), is_converted=is_converted)
+    return sql.SQL(", ").join(fields)
 
 
 def _packable(column: Column) -> sql.Composable:
@@ -143,10 +161,6 @@ def _run_bounds(blocks: BlockRange, blocks_per_run: int) -> list[sql.Composable]
         sql.SQL(bound.format(">=")).format(sql.SQL("run.first")),
         sql.SQL(bound.format("<")).format(_until(blocks, blocks_per_run)),
     ]
-
-
-def _alias(number: int) -> sql.Identifier:
-    return sql.Identifier(f"c{number}")
 
 
 def _last(blocks: BlockRange) -> sql.Composable:
@@ -172,7 +186,7 @@ def _flags(table: Table) -> list[sql.Composable]:
     numbers = {c.name: i for i, c in enumerate(table.columns)}
     bits = [
         sql.SQL("CASE WHEN {} IS NULL THEN {} ELSE 0 END").format(
-            _alias(numbers[c.name]), 1 << i % BITS
+            packable_name(numbers[c.name]), 1 << i % BITS
         )
         for i, c in enumerate(flagged(table))
     ]
@@ -184,7 +198,7 @@ def _flags(table: Table) -> list[sql.Composable]:
     ]
 
 
-def _packed(column: Column, alias: sql.Identifier) -> list[sql.Composable]:
+def _packed(column: Column, alias: sql.Identifier, *, is_converted: bool) -> list[sql.Composable]:
     form = form_of(column)
     if form is Form.FIXED:
         if not column.nullable:
@@ -198,7 +212,10 @@ def _packed(column: Column, alias: sql.Identifier) -> list[sql.Composable]:
     separator = sql.SQL("''::pg_catalog.{}").format(
         sql.SQL("bytea" if form is Form.BYTES else "text")
     )
+    sent: sql.Composable = alias
+    if is_converted and form is Form.TEXT:
+        sent = sql.SQL("pg_catalog.convert_to({}, 'UTF8')").format(alias)
     return [
         sql.SQL("pg_catalog.string_agg({}, {})").format(alias, separator),
-        sql.SQL("pg_catalog.array_agg(coalesce(pg_catalog.octet_length({}), -1))").format(alias),
+        sql.SQL("pg_catalog.array_agg(coalesce(pg_catalog.octet_length({}), -1))").format(sent),
     ]

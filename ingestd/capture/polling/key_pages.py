@@ -1,0 +1,255 @@
+"""The keys of a table in the source: page by page in an index's order, or some of them.
+
+The server packs a page into one row of a result, as it does the blocks of a snapshot (see
+`ingestd.decode.packing`), so that neither side does anything for each key but look at it; and they
+become lake values by the same decoder. Fields beyond: of each column that comes as an array, the
+last value's text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.copy_queries import output_of, packable, packable_name, packed
+from ingestd.capture.key_list import KeyList
+from ingestd.capture.polling.key_order import KeyOrder, key_order
+from ingestd.capture.session import read_bytes_as_they_are
+from ingestd.decode.columnar import ColumnarDecoder
+from ingestd.decode.packing import Form, flag_fields, form_of
+from ingestd.errors import ProtocolError, TableChangedError
+from ingestd.keys import Key
+from ingestd.positions import ZERO
+from ingestd.schema import Table
+
+PAGE_ROWS = 65_536
+PAGE_BYTES = 4 << 20
+"""A page has no more rows than so many, and of large keys fewer."""
+_LEAST_ROWS = 1000
+
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+_COUNT = struct.Struct(">h")
+_LENGTH = struct.Struct(">i")
+_UNPACKED = frozenset({"UTF8", "SQL_ASCII"})
+# Composite values are compared as records: what the server takes no bare literal for.
+_RELATION = """
+SELECT c.relkind::text = 'p',
+       coalesce((SELECT jsonb_object_agg(a.attname, ARRAY[n.nspname::text, t.typname::text])
+          FROM pg_catalog.pg_attribute a
+          JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+          JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+          LEFT JOIN pg_catalog.pg_type b ON b.oid = t.typbasetype
+         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND 'c' IN (t.typtype, b.typtype)), '{}')
+  FROM pg_catalog.pg_class c WHERE c.oid = %s
+"""
+
+
+def key_table(table: Table) -> Table:
+    """Give the table cut to its key's columns, in the key's order."""
+    columns = tuple(replace(table.column(name), identity=True) for name in table.key)
+    return replace(table, columns=columns, replica_identity="d", before=(), row_filter=None)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKeys:
+    """A page as the server sent it: `rows` keys; `last`: the last one's texts, by column."""
+
+    table: Table
+    message: bytes
+    rows: int
+    last: tuple[bytes, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How large it is."""
+        return len(self.message)
+
+    def decoded(self) -> pa.RecordBatch:
+        """Give the keys: the lake's columns, and `_cdc_raw`. Raises ProtocolError."""
+        decoder = ColumnarDecoder(self.table, ZERO, datetime.now(UTC), blocks_per_run=1)
+        ends = np.array([len(self.message)], np.int64)
+        batch = decoder.feed(self.message, np.zeros(1, np.int64), ends)
+        assert batch is not None
+        return batch.rows.select([*(c.lake_name for c in self.table.columns), "_cdc_raw"])
+
+
+class KeyPages:
+    """Reads keys of `table`. Raises psycopg.Error, ProtocolError, TableChangedError."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = key_table(table)
+        self._order: KeyOrder | None = None
+        self._relation: BlockRange | None = None
+        self._composite: dict[str, Sequence[str]] = {}
+
+    async def pages(self, connection: AsyncConnection[Any]) -> AsyncGenerator[PackedKeys, None]:
+        """Give all keys, in the transaction that the connection is in."""
+        place: tuple[bytes, ...] | None = None
+        rows = PAGE_ROWS
+        while (page := await self.page(connection, place, rows)) is not None:
+            yield page
+            place, rows = page.last, rows_of_next(page)
+
+    async def page(
+        self, connection: AsyncConnection[Any], place: Sequence[bytes] | None, rows: int
+    ) -> PackedKeys | None:
+        """Give the next keys after `place`, the texts of one; None after the last.
+
+        In the transaction that the connection is in.
+        """
+        if self._order is None:
+            self._order = await key_order(connection, self.table)
+        conditions: list[sql.Composable] = [sql.SQL("true")]
+        if place is not None:
+            values = {
+                name: self._literal(name, text)
+                for name, text in zip(self.table.key, place, strict=True)
+            }
+            conditions = self._order.after([values[c.name] for c in self._order.columns])
+        ordering = self._order.ordering
+        tails = [
+            sql.SQL("WHERE {} ORDER BY {} LIMIT {}").format(condition, ordering, rows)
+            for condition in conditions
+        ]
+        return await self._read(connection, tails, rows)
+
+    async def lock(self, connection: AsyncConnection[Any]) -> None:
+        """Keep the table from being altered until the transaction ends."""
+        relation = (await self._found(connection)).relation
+        await connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(relation))
+
+    async def can_list(self, connection: AsyncConnection[Any]) -> bool:
+        """Whether the server can be asked for some of the keys by the lake's values of them."""
+        await self._found(connection)
+        return not self._composite and not any(
+            c.mask is not None or pa.types.is_nested(c.type) for c in self.table.columns
+        )
+
+    async def listed(
+        self, connection: AsyncConnection[Any], keys: Sequence[Key]
+    ) -> PackedKeys | None:
+        """Give those of these keys that are there, as the server compares; None if none is."""
+        listed = KeyList(self.table, await self._found(connection), tuple(keys))
+        [bounds] = listed.bounds
+        return await self._read(connection, [sql.SQL("WHERE {}").format(bounds)])
+
+    async def _found(self, connection: AsyncConnection[Any]) -> BlockRange:
+        if self._relation is None:
+            cursor = await connection.execute(_RELATION, (list(self.table.key), self.table.oid))
+            row = await cursor.fetchone()
+            if row is None:
+                raise TableChangedError(self.table.id, "is not there any more")
+            name = self.table.id
+            self._relation = BlockRange(name.schema, name.name, is_whole=row[0])
+            self._composite = row[1]
+        return self._relation
+
+    async def _read(
+        self,
+        connection: AsyncConnection[Any],
+        tails: Sequence[sql.Composable],
+        limit: int | None = None,
+    ) -> PackedKeys | None:
+        """Read what the SELECTs with these tails give, one after the other."""
+        relation = await self._found(connection)
+        encoding = connection.pgconn.parameter_status(b"server_encoding") or b""
+        columns = sql.SQL(", ").join(map(sql.Identifier, self.table.key))
+        found = sql.SQL(" UNION ALL ").join(
+            sql.SQL("(SELECT {} FROM {} AS source {})").format(columns, relation.relation, tail)
+            for tail in tails
+        )
+        query = sql.SQL(
+            "SELECT 0::pg_catalog.int8, {packed}{last} FROM (SELECT {packable} FROM"
+            " ({found}) AS source LIMIT {limit} OFFSET 0) AS rows"
+        ).format(
+            packed=packed(self.table, is_converted=encoding.decode() not in _UNPACKED),
+            last=sql.SQL("").join(
+                sql.SQL(", {}").format(_last_of_array(i)) for i in self._numbers(Form.FIXED)
+            ),
+            packable=packable(self.table),
+            found=found,
+            limit=limit,
+        )
+        await read_bytes_as_they_are(connection)
+        async with connection.cursor(binary=True) as cursor:
+            await cursor.execute(query.as_bytes(None))
+            result = cursor.pgresult
+            assert result is not None
+            fields = [result.get_value(0, i) for i in range(result.nfields)]
+        await read_bytes_as_they_are(connection, yes=False)
+        return self._page(fields)
+
+    def _literal(self, name: str, text: bytes) -> sql.Composable:
+        value = _literal(text)
+        kind = self._composite.get(name)
+        return value if kind is None else sql.SQL("{}::{}").format(value, sql.Identifier(*kind))
+
+    def _numbers(self, form: Form) -> list[int]:
+        return [i for i, c in enumerate(self.table.columns) if form_of(c) is form]
+
+    def _page(self, fields: Sequence[bytes | None]) -> PackedKeys | None:
+        count = fields[1]
+        rows = 0 if count is None else _LENGTH.unpack(count)[0]
+        if rows == 0:
+            return None
+        lasts = list(fields[len(fields) - len(self._numbers(Form.FIXED)) :])
+        fields = fields[: len(fields) - len(lasts)]
+        at, last = 2 + flag_fields(self.table), []
+        for column in self.table.columns:
+            form = form_of(column)
+            if form is Form.FIXED:
+                last.append(lasts.pop(0) or b"")
+                at += 1
+            else:
+                last.append(_last_value(fields[at], fields[at + 1], form))
+                at += 2
+        return PackedKeys(self.table, _copied(fields), rows, tuple(last))
+
+
+def rows_of_next(page: PackedKeys) -> int:
+    """Give how many rows the next page may have, after this one."""
+    fitting = PAGE_BYTES * page.rows // max(1, page.nbytes)
+    return max(_LEAST_ROWS, min(PAGE_ROWS, fitting))
+
+
+def _last_of_array(number: int) -> sql.Composable:
+    """Give the text of the last of a column's values: of the array that is there already."""
+    array = sql.SQL("pg_catalog.array_agg({})").format(packable_name(number))
+    return output_of(sql.SQL("({})[pg_catalog.count(*)]").format(array))
+
+
+def _last_value(values: bytes | None, lengths: bytes | None, form: Form) -> bytes:
+    if values is None or lengths is None or len(lengths) < _LENGTH.size:
+        raise ProtocolError("a page of keys without its values")
+    (length,) = _LENGTH.unpack(lengths[-_LENGTH.size :])
+    if not 0 <= length <= len(values):
+        raise ProtocolError("lengths do not fill the values of a page of keys")
+    value = values[len(values) - length :]
+    return b"\\x" + value.hex().encode() if form is Form.BYTES else value
+
+
+def _copied(fields: Sequence[bytes | None]) -> bytes:
+    """Write a row of a result as the message of a binary COPY."""
+    parts = [_SIGNATURE, _COUNT.pack(len(fields))]
+    for value in fields:
+        parts.append(_LENGTH.pack(-1 if value is None else len(value)))
+        if value is not None:
+            parts.append(value)
+    return b"".join(parts)
+
+
+def _literal(text: bytes) -> sql.Composable:
+    """Give a bare literal, which the server takes for the column's own type."""
+    try:
+        return sql.Literal(text.decode())
+    except UnicodeDecodeError:  # of a database without an encoding
+        hexed = sql.Literal(f"\\x{text.hex()}")
+        return sql.SQL("pg_catalog.convert_from({}::pg_catalog.bytea, 'SQL_ASCII')").format(hexed)
