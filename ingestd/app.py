@@ -10,28 +10,42 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from ingestd import __version__
+from ingestd.capture.reference import CopiedReferenceSource
 from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
 from ingestd.checks import CheckLine
-from ingestd.config import Config, SourceSettings, load_config
+from ingestd.config import UNSTREAMED, Config, SourceSettings, load_config
 from ingestd.errors import ConfigError, IngestdError, OperatorError
 from ingestd.observe import logs
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, to_json
-from ingestd.ports import Connector
+from ingestd.observe.status import (
+    DaemonStatus,
+    ReferenceStatus,
+    SourceState,
+    SourceStatus,
+    to_json,
+)
+from ingestd.ports import Connector, ReferenceTableSource
+from ingestd.recorded import TableState
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.run.reference_watch import ReferenceWatch
+from ingestd.run.references import Followed, Keeper, References, Reread
 from ingestd.run.supervisor import Supervised, Supervisor
 from ingestd.run.watch import Watch
+from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.probe import probe
+from ingestd.sink.reference_source import RawReferenceSource
+from ingestd.sink.reference_table import DeltaReferenceTable
 from ingestd.table_report import SourceReport, report_tables, report_to_json, require_schema
 
 EXIT_WITHIN_S = 9.5
@@ -106,7 +120,62 @@ def _supervised(
         lake = _lake(config, name)
         return Pipeline(connector.capture(lake), lake, policy, watch)
 
-    return Supervised(make_pipeline, watch)
+    return Supervised(
+        make_pipeline, watch, _references(config, name, settings, source_status, metrics, watch)
+    )
+
+
+def _references(  # noqa: PLR0917 - of one source
+    config: Config,
+    name: str,
+    settings: SourceSettings,
+    status: SourceStatus,
+    metrics: Metrics,
+    watch: Watch,
+) -> References | None:
+    tables = settings.references()
+    if not tables:
+        return None
+    kinds = {table: found.reference for table, found in tables.items()}
+    log = structlog.get_logger("ingestd")
+    told = ReferenceWatch(status, metrics, log, watch, kinds)
+    keepers: dict[TableId, Keeper] = {}
+    for table, found in tables.items():
+        sink = _reference_table(config, name, table)
+        if found.reference in UNSTREAMED:
+            refresh_s = found.refresh_s if found.reference == "snapshot_only" else None
+            copied = partial(CopiedReferenceSource, name, settings, table)
+            keepers[table] = Reread(table, copied, sink, told, refresh_s)
+        else:
+            folded = partial(_raw_source, config, name, table)
+            keepers[table] = Followed(table, folded, sink, told)
+    asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
+    return References(keepers, told, asked)
+
+
+def _reference_table(config: Config, source: str, table: TableId) -> DeltaReferenceTable:
+    return DeltaReferenceTable(
+        config.lake.uri,
+        source,
+        table,
+        storage_options=_storage_options(config),
+        buffer_bytes=_share_bytes(config) // 8,
+    )
+
+
+def _raw_source(
+    config: Config, source: str, table: TableId, position: int | None
+) -> ReferenceTableSource:
+    made = RawReferenceSource(
+        config.lake.uri,
+        source,
+        table,
+        storage_options=_storage_options(config),
+        memory_bytes=_share_bytes(config) // 8,
+    )
+    if position is not None:
+        made.resume(position)
+    return made
 
 
 def _share_bytes(config: Config) -> int:
@@ -181,12 +250,29 @@ async def _offline(
         found.measured(lag, None)
         if lag.confirmed_lsn is not None:
             found.confirmed(lag.confirmed_lsn)
+        await _offline_references(config, name, settings, found)
     except IngestdError as error:
         found.enter(SourceState.CLOSED, now, error)
     finally:
         await lake.close()
         await capture.close()
     return found
+
+
+async def _offline_references(
+    config: Config, name: str, settings: SourceSettings, found: SourceStatus
+) -> None:
+    for table, controls in settings.references().items():
+        state = await _reference_table(config, name, table).open()
+        if state is None:
+            continue
+        told, kind = str(table), controls.reference
+        reference = ReferenceStatus(told, kind, TableState.LIVE, found.since)
+        reference.version, reference.rows = state.version, state.rows
+        reference.epoch = state.position
+        found.references[told] = reference
+        if kind in UNSTREAMED:
+            found.table(told, TableState.LIVE, found.since)
 
 
 def tables(

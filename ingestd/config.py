@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -25,8 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from ingestd import __version__
-from ingestd.config_errors import KeyPathError, Problem, UnavailableError, describe, problems_of
+from ingestd.config_errors import KeyPathError, Problem, describe, problems_of
 from ingestd.errors import ConfigError
 from ingestd.quantities import Address, Seconds, SizeBytes, address
 from ingestd.redaction import MASK, Redactor
@@ -37,20 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-T = TypeVar("T")
-
 _SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "file")
 _SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,54}\Z")
 _SECRET_OPTION = re.compile(r"key|secret|token|password|credential|sas|account", re.IGNORECASE)
 _TELLING_LENGTH = 8
 """A shorter word (a region, 'true') is no secret by itself."""
-
-
-def not_available() -> NoReturn:
-    """Refuse a key that this version would not act upon: silence could leak what it hides."""
-    series = ".".join(__version__.split(".")[:2])
-    msg = f"not available in ingestd {series}; remove it"
-    raise UnavailableError(msg)
 
 
 def _not_empty(value: SecretStr) -> SecretStr:
@@ -128,6 +118,8 @@ class TableSettings(Section):
 
     `exclude_columns` never reach the lake. `mask_columns`: only a keyed hash of the value does, or
     nothing. `types`: the lake's type, as `ingestd.decode.types.override_type` reads it.
+    `reference`: whether the lake keeps the table's current rows, and how they are kept
+    (docs/reference-tables.md); `refresh`: how often, in seconds, "snapshot_only" reads them.
     """
 
     exclude_columns: list[str] = []
@@ -136,15 +128,11 @@ class TableSettings(Section):
     reference: Literal["off", "snapshot_only", "snapshot_plus_cdc", "manual"] = "off"
     refresh: Seconds | None = None
 
-    @field_validator("reference", "refresh")
-    @classmethod
-    def _later(cls, value: T) -> T:
-        if value and value != "off":
-            not_available()
-        return value
-
     @model_validator(mode="after")
     def _consistent(self) -> TableSettings:
+        if self.refresh is not None and self.reference in {"snapshot_plus_cdc", "manual"}:
+            why = f'is for reference = "snapshot_only", not "{self.reference}"; take it out'
+            raise KeyPathError(("refresh",), why)
         excluded = self.exclude_columns
         for number, column in enumerate(excluded):
             if column in excluded[:number]:
@@ -163,11 +151,17 @@ class TableSettings(Section):
         return self
 
     @property
+    def refresh_s(self) -> float:
+        """How often a table with "snapshot_only" is read."""
+        return DEFAULT_REFRESH_S if self.refresh is None else self.refresh
+
+    @property
     def hashed(self) -> tuple[str, ...]:
         """Names of the columns whose mask needs a key."""
         return tuple(c for c, kind in self.mask_columns.items() if kind == "sha256")
 
 
+DEFAULT_REFRESH_S = 3600.0
 UNSTREAMED = {"snapshot_only", "manual"}
 """Of these references only the current rows are in the lake."""
 NO_CONTROLS = TableSettings()
@@ -220,6 +214,10 @@ class SourceSettings(Section):
         """Give the settings of a table: those of its section, or the defaults."""
         found = (s for text, s in self.table.items() if TableId.parse(text) == table)
         return next(found, NO_CONTROLS)
+
+    def references(self) -> dict[TableId, TableSettings]:
+        """Give the tables whose current rows the lake keeps."""
+        return {TableId.parse(n): s for n, s in self.table.items() if s.reference != "off"}
 
     @property
     def mask_key_bytes(self) -> bytes | None:

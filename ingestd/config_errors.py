@@ -42,10 +42,6 @@ class KeyPathError(ValueError):
         self.at = at
 
 
-class UnavailableError(ValueError):
-    """A key of a later version."""
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """`why` the key at `at` is refused.
@@ -72,7 +68,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], at: KeyPath) -> 
         elif kind == "literal_error":
             found.append(Problem(where, f"must be {context['expected']}", quotes=True))
         elif isinstance(cause, ValueError):
-            quotes = not isinstance(cause, KeyPathError | UnavailableError)
+            quotes = not isinstance(cause, KeyPathError)
             found.append(Problem(where, str(cause), quotes=quotes))
         else:
             words = _WORDS.get(kind)

@@ -533,8 +533,8 @@ class ReferenceTableSource(Protocol):
     def position(self) -> int:
         """A number that grows with what is given: what was given up to it need not be given again.
 
-        Of a snapshot once it is complete, then of the changes polled last. 0 for a source that
-        gives no changes.
+        Of a snapshot, known with its first batch, then of the changes polled last. 0 for a source
+        that gives no changes.
         """
         ...
 

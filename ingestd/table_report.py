@@ -42,7 +42,8 @@ def report_to_json(reports: Mapping[str, SourceReport]) -> dict[str, Any]:
     ``{"sources": {name: {"schemas": [...], "tables": [...], "faults": [{"what", "remedy"}]}}}``. A
     table has ``table`` ("schema.table"), ``schema``, ``name``, ``comment``, ``rows`` and ``bytes``
     (estimates), ``key``, ``replica_identity``, ``identity``, ``captured`` (null: not known),
-    ``state``, ``snapshot_progress``, ``reason``, ``remedy`` and ``columns``; a column ``name``,
+    ``state``, ``snapshot_progress``, ``reason``, ``remedy``, ``reference`` (the config's) and
+    ``columns``; a column ``name``,
     ``type``, ``nullable``, ``comment``, ``null_fraction`` and ``distinct`` (estimates), and the
     lake's ``lake_name``, ``lake_type`` and ``mask``, null where it is not captured.
     """
@@ -163,11 +164,16 @@ class Findings:
         captured = {t.id: t for t in coverage.tables}
         found = [
             _table_to_json(info, self.verdict(info.id), captured.get(info.id))
+            | {"reference": self.settings.controls(info.id).reference}
             for info in self.infos
         ]
         absent = [r.table.id for r in coverage.refused if r.table.oid == 0]
         names = sorted(n for n in absent if schema in {None, n.schema})
-        return found + [_absent_to_json(name, self.verdict(name)) for name in names]
+        return found + [
+            _absent_to_json(name, self.verdict(name))
+            | {"reference": self.settings.controls(name).reference}
+            for name in names
+        ]
 
     def verdict(self, table: TableId) -> Verdict:
         """Judge one table: by the config, the catalog, then by what it has come to."""

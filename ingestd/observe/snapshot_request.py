@@ -197,8 +197,10 @@ class Following:
         """Whether it is live by a snapshot that was not there before."""
         if now["state"] != "live" or now["snapshot_requested"] or now["snapshot"] is not None:
             return False
+        if _ended(then, now) == "done":
+            return True
         if self.is_partial:
-            return _ended(then, now) == "done"
+            return False
         was_live = then is not None and then["state"] == "live"
         return not was_live or (then is not None and then["snapshot_lsn"] != now["snapshot_lsn"])
 

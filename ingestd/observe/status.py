@@ -102,6 +102,27 @@ class TableStatus:
         self.last_snapshot = LastSnapshot(now, outcome, what, remedy)
 
 
+@dataclass(slots=True)
+class ReferenceStatus:
+    """The current rows of a table in the lake; `kind`: the config's `reference`.
+
+    `state`: `snapshotting` before the first version, then `live`, or `stopped` for a reason: the
+    version that is there serves. `epoch`: with "snapshot_plus_cdc", up to which it goes. `looked`:
+    when it was last found to be, or made, what the source had.
+    """
+
+    table: str
+    kind: str
+    state: TableState
+    since: datetime
+    reason: str | None = None
+    remedy: str | None = None
+    version: int | None = None
+    rows: int | None = None
+    epoch: int | None = None
+    looked: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
     """An error that a source met."""
@@ -137,6 +158,7 @@ class SourceStatus:
     last_commit: datetime | None = None
     freshness: RecentFreshness = field(default_factory=RecentFreshness)
     tables: dict[str, TableStatus] = field(default_factory=dict)
+    references: dict[str, ReferenceStatus] = field(default_factory=dict)
     last_errors: deque[ErrorStatus] = field(default_factory=lambda: deque(maxlen=_ERRORS_KEPT))
 
     def enter(self, state: SourceState, now: datetime, error: IngestdError | None = None) -> bool:
@@ -243,6 +265,12 @@ def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
             reasons.append(f"source {name} is {source.state}{why}")
         stopped = [t for t in source.tables.values() if t.state is TableState.STOPPED]
         reasons += [f"source {name}, table {t.table} is stopped: {t.reason}" for t in stopped]
+        told = {t.table for t in stopped}
+        for reference in source.references.values():
+            if reference.state is not TableState.LIVE and reference.table not in told:
+                why = f": {reference.reason}" if reference.reason else ""
+                what = f"reference table {reference.table} is {reference.state}"
+                reasons.append(f"source {name}, {what}{why}")
     return not reasons, reasons
 
 
@@ -280,6 +308,7 @@ def source_to_json(source: SourceStatus) -> dict[str, Any]:
         "freshness_p99_seconds": source.freshness.quantile(0.99),
         "last_commit": _time(source.last_commit),
         "tables": [_table_to_json(t) for _, t in sorted(source.tables.items())],
+        "references": [_reference_to_json(r) for _, r in sorted(source.references.items())],
         "last_errors": [
             {"at": _time(e.at), "what": e.what, "remedy": e.remedy} for e in source.last_errors
         ],
@@ -300,6 +329,21 @@ def _table_to_json(table: TableStatus) -> dict[str, Any]:
         "last_snapshot": _last_to_json(table.last_snapshot),
         "rows": table.rows,
         "last_change": _time(table.last_change),
+    }
+
+
+def _reference_to_json(reference: ReferenceStatus) -> dict[str, Any]:
+    return {
+        "table": reference.table,
+        "reference": reference.kind,
+        "state": str(reference.state),
+        "since": _time(reference.since),
+        "reason": reference.reason,
+        "remedy": reference.remedy,
+        "version": reference.version,
+        "rows": reference.rows,
+        "epoch": reference.epoch,
+        "looked": _time(reference.looked),
     }
 
 

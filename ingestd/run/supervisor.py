@@ -20,30 +20,22 @@ from dataclasses import dataclass
 from ingestd.errors import IngestdError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.run.pipeline import Pipeline
+from ingestd.run.references import References, refused
+from ingestd.run.retrying import retry_delay_s
 from ingestd.run.watch import Watch
 from ingestd.schema import TableId
 
-FIRST_DELAY_S = 0.5
-LONGEST_DELAY_S = 30.0
-OPERATOR_DELAY_S = 60.0
 SETTLED_S = 60.0
 """A pipeline that ran this long starts over with the first delay."""
 
 
-def retry_delay_s(error: IngestdError, attempt: int, jitter: float) -> float:
-    """How long to wait after the `attempt`-th failure in a row (from 1); `jitter` in [0, 1)."""
-    if not isinstance(error, TransientError):
-        return OPERATOR_DELAY_S
-    ceiling = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (min(attempt, 16) - 1))
-    return float(ceiling * (0.5 + 0.5 * jitter))
-
-
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """A source: how to make a pipeline for one attempt, and what watches it."""
+    """A source: how to make a pipeline for one attempt, what watches it, what runs beside it."""
 
     make_pipeline: Callable[[], Pipeline]
     watch: Watch
+    references: References | None = None
 
 
 class Supervisor:
@@ -66,6 +58,8 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             for name, source in self._sources.items():
                 group.create_task(self._keep(name, source, stop), name=f"source {name}")
+                if source.references is not None:
+                    group.create_task(_until_stop(source.references, stop))
 
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
@@ -73,11 +67,20 @@ class Supervisor:
         """Have tables of a source read anew, or the rows that `where` (SQL) holds for.
 
         All goes on meanwhile. Raises KeyError for an unknown source, OperatorError for a table that
-        is not captured, TransientError while the source does not run.
+        is not captured, TransientError while the source does not run. A reference table that is not
+        streamed is read whole, and can't be read in part.
         """
-        self._pipeline(source).request_snapshot(tables, where)
-        watch = self._sources[source].watch
-        watch.snapshot_requested(tables, partial=where is not None)
+        references = self._sources[source].references
+        own = [t for t in tables if references is not None and t in references.asked]
+        others = [t for t in tables if t not in own]
+        if own and where is not None:
+            raise refused(own)
+        if others:
+            self._pipeline(source).request_snapshot(others, where)
+            watch = self._sources[source].watch
+            watch.snapshot_requested(others, partial=where is not None)
+        if own and references is not None:
+            references.request(own)
 
     def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
         """Give up the snapshots of these tables, asked for or under way; the old rows stay.
@@ -85,6 +88,10 @@ class Supervisor:
         Raises KeyError for an unknown source, OperatorError for a table that has none,
         TransientError while the source does not run.
         """
+        references = self._sources[source].references
+        own = [t for t in tables if references is not None and t in references.asked]
+        if own:
+            raise refused(own)
         self._pipeline(source).cancel_snapshot(tables)
         self._sources[source].watch.snapshot_cancelled(tables)
 
@@ -123,6 +130,15 @@ class Supervisor:
         finally:
             self._running.pop(name, None)
         return None
+
+
+async def _until_stop(references: References, stop: asyncio.Event) -> None:
+    running = asyncio.create_task(references.run())
+    try:
+        await stop.wait()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def _wait(stop: asyncio.Event, delay_s: float) -> None:

@@ -53,6 +53,10 @@ class Watch:
         self._refused: frozenset[str] = frozenset()
         self._told_raw: set[tuple[TableId, str]] = set()
         self._partial: set[str] = set()
+        self.kept: frozenset[str] = frozenset()
+        """Tables that are not streamed: others tell of them."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called when the source's state, a table's, or what is durable has changed."""
         metrics.source_state(self.source, status.state)
 
     # --- the source --------------------------------------------------------------------------
@@ -68,6 +72,11 @@ class Watch:
         if self._status.enter(state, self._now()):
             self._metrics.source_state(self.source, state)
             self._log.info("source.state", state=str(state))
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener()
 
     def not_running(self) -> TransientError | None:
         """Say why the source can't be asked for anything now; None if it can."""
@@ -169,7 +178,7 @@ class Watch:
         """Take which tables there are: nothing is shown of others. They may be dropped later."""
         offered = {str(t.id) for t in discovery.tables}
         self._refused = frozenset(str(r.table.id) for r in discovery.refused)
-        for name in set(self._status.tables) - offered - self._refused:
+        for name in set(self._status.tables) - offered - self._refused - self.kept:
             del self._status.tables[name]
             self._metrics.forget_table(self.source, name)
 
@@ -178,7 +187,7 @@ class Watch:
 
         Those that had begun are taken up again by the next, but for partial ones.
         """
-        tables = self._status.tables.values()
+        tables = [t for t in self._status.tables.values() if t.table not in self.kept]
         for table in tables:
             table.snapshot = None
         forgotten = [t for t in tables if t.snapshot_requested or t.table in self._partial]
@@ -210,6 +219,7 @@ class Watch:
                     self._log.info("table.state", table=name, state=str(event.state), **why)
             error = OperatorError(event.reason, remedy=remedy) if event.reason else None
             self._table(name, event.state, error, snapshot_lsn=event.snapshot_lsn)
+        self._tell()
 
     def _remedy(self, name: str, remedy: str | None) -> str | None:
         """Say how a stopped table comes back; one that is refused does once it can be captured."""
@@ -329,6 +339,7 @@ class Watch:
             tables=len(rows),
             seconds=round(commit_seconds, 3),
         )
+        self._tell()
 
     def _raw_values(self, table: TableId, tally: Tally) -> None:
         """Count what is kept as text; the log names each column once."""

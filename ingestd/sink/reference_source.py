@@ -103,7 +103,7 @@ class RawReferenceSource:
     @property
     def position(self) -> int:
         """The epoch."""
-        return self._epoch
+        return self._epoch if self._plan is None else self._plan.epoch
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
         """Fold a share; give its rows."""
@@ -119,10 +119,8 @@ class RawReferenceSource:
 
     def checkpoint(self) -> bytes:
         """Give the epoch, and how many batches of the snapshot were given."""
-        plan = self._plan
-        passes = 0 if plan is None else plan.passes
-        epoch = self._epoch if plan is None or self._is_complete else plan.epoch
-        return json.dumps([epoch, self._given, passes, self._is_complete]).encode()
+        passes = self._resumed if self._plan is None else self._plan.passes
+        return json.dumps([self.position, self._given, passes, self._is_complete]).encode()
 
     def restore(self, checkpoint: bytes) -> bool:
         """Go on at that epoch: the same share of the same fold."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,11 +61,9 @@ class DeltaReferenceTable:
         monotonic: Callable[[], float] = time.monotonic,
         step: Callable[[str], None] = _go_on,
     ) -> None:
-        layout = Layout(source)
+        self._layout = Layout(source)
+        self._table = table
         self._store = open_store(uri, storage_options, durability)
-        self._log = ReferenceLog(
-            self._store, layout.reference(table), layout.reference_app_id(table)
-        )
         self._buffer_bytes = buffer_bytes
         self._file_bytes = file_bytes
         self._monotonic = monotonic
@@ -114,6 +113,12 @@ class DeltaReferenceTable:
     async def close(self) -> None:
         """Wait for what is being written."""
         await self._jobs.settle()
+
+    @cached_property
+    def _log(self) -> ReferenceLog:
+        """Raises TableError for a name that is too long."""
+        folder, table = self._layout.reference(self._table), self._table
+        return ReferenceLog(self._store, folder, self._layout.reference_app_id(table))
 
     # --- blocking ---------------------------------------------------------------------------
 

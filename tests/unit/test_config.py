@@ -215,13 +215,25 @@ def test_table_settings_of_a_table_not_captured_are_refused(
 ORDERS = '[sources.shop.table."public.orders"]'
 
 
-@pytest.mark.parametrize(("key", "value"), [("reference", '"snapshot_only"'), ("refresh", '"1h"')])
-def test_what_is_not_built_yet_is_refused_not_ignored(
-    refusal: Callable[..., list[str]], key: str, value: str
+@pytest.mark.parametrize("reference", ["snapshot_plus_cdc", "manual"])
+def test_refresh_of_a_table_that_is_not_read_again_is_refused(
+    refusal: Callable[..., list[str]], reference: str
 ) -> None:
-    lines = refusal(f"{BASE}{ORDERS}\n{key} = {value}\n")
-    at = f'sources.shop.table."public.orders".{key}'
-    assert lines == [f"{at}: not available in ingestd 0.1; remove it"]
+    lines = refusal(f'{BASE}{ORDERS}\nreference = "{reference}"\nrefresh = "1h"\n')
+    at = 'sources.shop.table."public.orders".refresh'
+    assert lines == [f'{at}: is for reference = "snapshot_only", not "{reference}"; take it out']
+
+
+def test_reference_tables(load: Callable[..., Config]) -> None:
+    table = TableId("public", "orders")
+    found = load(f'{BASE}{ORDERS}\nreference = "snapshot_only"\nrefresh = "5m"\n').sources["shop"]
+    assert [t.refresh_s for t in found.references().values()] == [300]
+    assert not found.streams(table)
+    found = load(f'{BASE}{ORDERS}\nreference = "snapshot_plus_cdc"\n').sources["shop"]
+    assert list(found.references()) == [table]
+    assert found.streams(table)
+    found = load(f'{BASE}{ORDERS}\nreference = "off"\nrefresh = "1h"\n').sources["shop"]
+    assert not found.references()
 
 
 def test_columns_are_controlled_by_table(load: Callable[..., Config]) -> None:
@@ -507,3 +519,20 @@ def test_a_streamed_table_is_not_polled(refusal: Callable[..., list[str]], key: 
     (found,) = refusal(f"{BASE}{ORDERS}\n{key}\n")
     name = key.split(" ", 1)[0]
     assert found.startswith(f'sources.shop.table."public.orders".{name}: unknown key; ')
+
+
+@pytest.mark.parametrize("reference", ["snapshot_only", "manual"])
+@pytest.mark.parametrize(
+    "key", ['cursor = "a"', 'detect_deletes = "1h"', 'deleted = "a"', 'interval = "1m"']
+)
+def test_a_table_of_current_rows_only_is_not_polled(
+    load: Callable[..., Config], refusal: Callable[..., list[str]], reference: str, key: str
+) -> None:
+    text = f'{POLLED}{ORDERS}\nreference = "{reference}"\nkey = ["id"]\n'
+    assert load(text)
+    (found,) = refusal(f"{text}{key}\n")
+    name = key.split(" ", 1)[0]
+    assert found.startswith(
+        f'sources.shop.table."public.orders".{name}: its changes are not captured: '
+        f"reference = '{reference}'"
+    )

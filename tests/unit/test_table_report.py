@@ -155,6 +155,7 @@ async def test_a_table_is_told_whole() -> None:
         "snapshot_progress": None,
         "reason": None,
         "remedy": None,
+        "reference": "off",
     }
     assert columns[0] == {
         "name": "id",

@@ -107,6 +107,7 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
         "freshness_p50_seconds": 1.0,
         "freshness_p99_seconds": pytest.approx(1.49),
         "last_commit": "2026-01-02T03:05:05.000+00:00",
+        "references": [],
         "last_errors": [],
     }
     assert [(t["table"], t["rows"], t["state"]) for t in tables] == [

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 from ingestd.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.run import supervisor as supervising
-from ingestd.run.supervisor import Supervised, Supervisor, retry_delay_s
+from ingestd.run.retrying import retry_delay_s
+from ingestd.run.supervisor import Supervised, Supervisor
 from ingestd.schema import TableId
 from tests.unit.run.fixtures import LIMIT_S, until, watch
 

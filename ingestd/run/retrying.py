@@ -1,0 +1,17 @@
+"""When something that failed is tried again (design section 6)."""
+
+from __future__ import annotations
+
+from ingestd.errors import IngestdError, TransientError
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+OPERATOR_DELAY_S = 60.0
+
+
+def retry_delay_s(error: IngestdError, attempt: int, jitter: float) -> float:
+    """How long to wait after the `attempt`-th failure in a row (from 1); `jitter` in [0, 1)."""
+    if not isinstance(error, TransientError):
+        return OPERATOR_DELAY_S
+    ceiling = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (min(attempt, 16) - 1))
+    return float(ceiling * (0.5 + 0.5 * jitter))

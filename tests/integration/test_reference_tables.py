@@ -1,0 +1,355 @@
+"""Current rows in the lake, kept by a real daemon (design section 2)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from ingestd.demo.daemon import module_environment
+from ingestd.observe.client import fetch_status
+from ingestd.schema import TableId
+from ingestd.sink.paths import Layout
+from ingestd.sink.read import read_files
+from ingestd.sink.store import open_store
+from tests.harness.config import wal_config
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 60
+PRICES = TableId("public", "prices")
+Rows = list[tuple[Any, ...]]
+
+
+def config(database: Database, lake: Path, reference: str, *extra: str, source: str = "") -> str:
+    names = [
+        f'slot = "{database.name}"',
+        f'publication = "{database.name}"',
+        'discover_interval = "1s"',
+        source,
+    ]
+    table = [f'[sources.shop.table."{PRICES}"]', f'reference = "{reference}"', *extra]
+    return wal_config(
+        lake=lake,
+        dsn=database.dsn,
+        source_extra="\n".join(names),
+        extra="\n".join(table),
+    )
+
+
+def polling_config(database: Database, lake: Path, reference: str, *extra: str) -> str:
+    text = config(database, lake, reference, *extra)
+    for key in ("slot", "publication"):
+        text = text.replace(f'{key} = "{database.name}"\n', "")
+    return text.replace('kind = "wal"', 'kind = "polling"\ninterval = "200ms"')
+
+
+def create(database: Database, rows: int = 200) -> None:
+    database.execute(
+        "CREATE TABLE prices (id int PRIMARY KEY, name text, price numeric(10,2), note text)",
+        f"INSERT INTO prices SELECT i, 'item ' || i, i, NULL FROM generate_series(1, {rows}) i",
+    )
+
+
+def handle(lake: Path, version: int | None = None) -> DeltaTable | None:
+    try:
+        return DeltaTable(str(lake / Layout("shop").reference(PRICES)), version=version)
+    except TableNotFoundError:
+        return None
+
+
+def versions(lake: Path) -> int:
+    found = handle(lake)
+    return 0 if found is None else found.version() + 1
+
+
+def current(lake: Path, version: int | None = None) -> Rows:
+    found = handle(lake, version)
+    if found is None:
+        return []
+    folder = Layout("shop").reference(PRICES)
+    rows = read_files(found, open_store(str(lake), None), folder).to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
+
+
+def source_rows(database: Database) -> Rows:
+    return sorted(database.rows("SELECT * FROM prices"))
+
+
+def await_equal(database: Database, lake: Path) -> None:
+    expected = source_rows(database)
+    await_until(lambda: versions(lake) > 0 and current(lake) == expected, LIMIT_S, "the rows")
+
+
+def reference(daemon: Daemon) -> dict[str, Any]:
+    status = fetch_status(daemon.listen)
+    assert status is not None
+    [found] = status["sources"]["shop"]["references"]
+    return dict(found)
+
+
+def await_streaming(daemon: Daemon) -> None:
+    def is_streaming() -> bool:
+        status = fetch_status(daemon.listen)
+        return status is not None and status["sources"]["shop"]["state"] == "streaming"
+
+    await_until(is_streaming, LIMIT_S, "the source to stream")
+
+
+def snapshot(daemon: Daemon, *tables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "ingestd", "snapshot", "--config", daemon.config_path.name),
+            *("shop", *tables),
+        ],
+        cwd=daemon.folder,
+        env=module_environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+# --- read again ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [config, polling_config])
+def test_rows_are_read_every_refresh_and_committed_if_they_differ(
+    database: Database, lake: Path, make_daemon: MakeDaemon, make: Callable[..., str]
+) -> None:
+    create(database)
+    daemon = make_daemon(make(database, lake, "snapshot_only", 'refresh = "300ms"'))
+    daemon.start_ready()
+    await_equal(database, lake)
+    assert versions(lake) == 1
+    looked = reference(daemon)["looked"]
+    await_until(lambda: reference(daemon)["looked"] > looked, LIMIT_S, "another look")
+    database.execute("UPDATE prices SET name = name", "VACUUM FULL prices")
+    looked = reference(daemon)["looked"]
+    await_until(lambda: reference(daemon)["looked"] > looked, LIMIT_S, "another look")
+    assert versions(lake) == 1, "a version without a difference"
+    database.execute("UPDATE prices SET price = 7 WHERE id = 3", "DELETE FROM prices WHERE id = 4")
+    await_equal(database, lake)
+    assert not (lake / Layout("shop").raw(PRICES)).exists(), "its changes were captured"
+    [table] = (fetch_status(daemon.listen) or {})["sources"]["shop"]["tables"]
+    assert (table["table"], table["state"]) == (str(PRICES), "live")
+
+
+def test_an_empty_table_is_loaded_and_columns_change(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    create(database, 0)
+    daemon = make_daemon(config(database, lake, "snapshot_only", 'refresh = "200ms"'))
+    daemon.start_ready()
+    await_until(lambda: versions(lake) == 1, LIMIT_S, "the empty table")
+    assert current(lake) == []
+    assert reference(daemon)["rows"] == 0
+    database.execute(
+        "ALTER TABLE prices ADD COLUMN at timestamp, DROP COLUMN note,"
+        " ALTER COLUMN price TYPE bigint",
+        "INSERT INTO prices VALUES (1, 'a', 5, '2026-01-02 03:04:05')",
+    )
+    await_until(
+        lambda: current(lake) == [(1, "a", 5, dt.datetime(2026, 1, 2, 3, 4, 5))],  # noqa: DTZ001
+        LIMIT_S,
+        "the new columns",
+    )
+    database.execute("TRUNCATE prices")
+    await_until(lambda: current(lake) == [], LIMIT_S, "the empty table")
+
+
+def test_manual_is_read_once_then_when_asked_for(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    create(database)
+    daemon = make_daemon(config(database, lake, "manual"))
+    daemon.start_ready()
+    await_equal(database, lake)
+    database.execute("DELETE FROM prices WHERE id > 5")
+    daemon.sigterm()
+    daemon.start_ready()
+    assert len(current(lake)) == 200
+    found = snapshot(daemon, str(PRICES))
+    assert found.returncode == 0, found.stderr
+    assert current(lake) == source_rows(database)
+    assert snapshot(daemon, str(PRICES)).returncode == 0
+    assert versions(lake) == 2, "a version without a difference"
+
+
+def test_i8_a_fault_is_the_tables_own(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    create(database)
+    database.execute(
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "ALTER TABLE prices ALTER COLUMN price TYPE numeric",
+        "ALTER TABLE prices ADD COLUMN day date",
+        "UPDATE prices SET day = 'infinity' WHERE id = 9",
+    )
+    daemon = make_daemon(config(database, lake, "snapshot_only", 'refresh = "200ms"'))
+    daemon.start()
+    await_until(lambda: bool(daemon.events("reference.stopped")), LIMIT_S, "the table to stop")
+    assert not versions(lake)
+    found = reference(daemon)
+    assert found["state"] == "stopped"
+    assert "'day'" in found["reason"]
+    assert 'types = { day = "string" }' in found["remedy"]
+    await_streaming(daemon)
+    status = fetch_status(daemon.listen) or {}
+    assert any("public.prices" in reason for reason in status["not_ready_because"])
+    database.execute("UPDATE prices SET day = NULL")
+    assert snapshot(daemon, str(PRICES)).returncode == 0
+    daemon.await_ready()
+    assert len(current(lake)) == 200
+
+
+# --- followed --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [config])
+def test_changes_are_put_in_after_every_epoch(
+    database: Database, lake: Path, make_daemon: MakeDaemon, make: Callable[..., str]
+) -> None:
+    create(database)
+    daemon = make_daemon(make(database, lake, "snapshot_plus_cdc"))
+    daemon.start_ready()
+    await_equal(database, lake)
+    big = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 400) i)"
+    database.execute(
+        "ALTER TABLE prices ALTER COLUMN note SET STORAGE EXTERNAL",
+        f"UPDATE prices SET note = {big} WHERE id <= 20",
+    )
+    await_equal(database, lake)
+    database.execute("UPDATE prices SET price = price + 1 WHERE id <= 20")  # note is not sent
+    await_equal(database, lake)
+    database.execute(
+        "UPDATE prices SET id = id + 1000 WHERE id <= 20",
+        "DELETE FROM prices WHERE id BETWEEN 100 AND 120",
+        "INSERT INTO prices VALUES (5, 'again', 5, NULL)",
+    )
+    await_equal(database, lake)
+    database.execute("ALTER TABLE prices ADD COLUMN stock int DEFAULT 7")
+    database.execute("UPDATE prices SET stock = 8 WHERE id = 50")
+    await_equal(database, lake)
+    database.execute("BEGIN; TRUNCATE prices; INSERT INTO prices (id) VALUES (1); COMMIT")
+    await_equal(database, lake)
+    assert reference(daemon)["state"] == "live"
+    assert reference(daemon)["epoch"] > 1
+    found = snapshot(daemon, str(PRICES))
+    assert found.returncode == 0, found.stderr
+    await_equal(database, lake)
+
+
+def test_a_table_without_a_key_can_not_be_followed(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    database.execute("CREATE TABLE prices (id int)", "ALTER TABLE prices REPLICA IDENTITY FULL")
+    daemon = make_daemon(config(database, lake, "snapshot_plus_cdc"))
+    daemon.start()
+    await_until(lambda: bool(daemon.events("reference.stopped")), LIMIT_S, "the table to stop")
+    assert "no key" in reference(daemon)["reason"]
+    await_streaming(daemon)
+
+
+# --- kills -----------------------------------------------------------------------------------
+
+ACCOUNTS = 300
+TOTAL = ACCOUNTS * 100
+
+
+class Transfers:
+    """Moves money between rows for as long as it is open: the sum is the same at any moment."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        rng = random.Random(5)
+        with self._database.connect(autocommit=False) as connection:
+            while not self._stopping.is_set():
+                one, other = rng.sample(range(1, ACCOUNTS + 1), 2)
+                move = "UPDATE prices SET price = price + %s WHERE id = %s"
+                connection.execute(move.encode(), [-1, one])
+                connection.execute(move.encode(), [1, other])
+                connection.commit()
+
+
+@pytest.mark.parametrize("kind", ["snapshot_only", "snapshot_plus_cdc"])
+def test_every_version_is_the_source_at_some_moment_whatever_is_killed(
+    database: Database, lake: Path, make_daemon: MakeDaemon, kind: str
+) -> None:
+    create(database, ACCOUNTS)
+    database.execute("UPDATE prices SET price = 100")
+    extra = ['refresh = "50ms"'] if kind == "snapshot_only" else []
+    daemon = make_daemon(config(database, lake, kind, *extra))
+    rng = random.Random(7)
+    with Transfers(database):
+        for _ in range(6):
+            before = versions(lake)
+            daemon.start()
+            wanted = before + rng.randrange(0, 4)
+
+            def is_there(wanted: int = wanted) -> bool:
+                return versions(lake) > wanted
+
+            await_until(is_there, LIMIT_S, "versions", poll_s=rng.uniform(0.005, 0.05))
+            daemon.sigkill()
+    daemon.start_ready()
+    if kind == "snapshot_only":
+        assert snapshot(daemon, str(PRICES)).returncode == 0
+    await_equal(database, lake)
+    count = versions(lake)
+    assert count > 6
+    for version in range(count):
+        rows = current(lake, version)
+        assert len(rows) == ACCOUNTS, f"version {version} is half loaded"
+        assert sum(row[2] for row in rows) == TOTAL, f"version {version} is of no moment"
+
+
+def test_what_the_commands_show(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+    create(database)
+    daemon = make_daemon(config(database, lake, "manual"))
+    daemon.start_ready()
+    command = [sys.executable, "-m", "ingestd", "status", "--json"]
+
+    def status() -> dict[str, Any]:
+        found = subprocess.run(
+            [*command, "--config", daemon.config_path.name],
+            cwd=daemon.folder,
+            env=module_environment(),
+            capture_output=True,
+            check=False,
+        )
+        source = json.loads(found.stdout)["sources"]["shop"]
+        return {"table": source["tables"][0]["state"], **source["references"][0]}
+
+    running = status()
+    daemon.sigterm()
+    for found in (running, status()):
+        assert (found["table"], found["state"], found["rows"]) == ("public.prices", "live", 200)
