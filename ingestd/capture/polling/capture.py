@@ -26,7 +26,7 @@ from ingestd.capture.advisory import claim_key
 from ingestd.capture.polling.key_set import KeySet
 from ingestd.capture.polling.lag import seconds_behind
 from ingestd.capture.polling.poll import backend_of, begin
-from ingestd.capture.polling.polls import FAULT_S, PolledState, Polls
+from ingestd.capture.polling.polls import PolledState, Polls
 from ingestd.capture.polling.positions import Positions
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.server import (
@@ -123,12 +123,7 @@ class PollingCapture:
 
     def _without_faulty(self, found: Discovery) -> Discovery:
         """Refuse the tables that can't be polled, for a time."""
-        now = time.monotonic()
-        faults = {
-            name: state.fault
-            for name, state in self._polls.states.items()
-            if state.fault is not None and now - state.fault_at < FAULT_S
-        }
+        faults = self._polls.faults()
         refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
         tables = tuple(t for t in found.tables if t.id not in faults)
         return replace(found, tables=tables, refused=(*found.refused, *refused))
@@ -140,16 +135,11 @@ class PollingCapture:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.discover_interval):
                     await noticed.wait()
-            if noticed.is_set() or self._is_fault_over():
+            if noticed.is_set() or self._polls.has_waited:
                 return
             with self._errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
                 if await self._tables.have_changed():
                     return
-
-    def _is_fault_over(self) -> bool:
-        now = time.monotonic()
-        states = self._polls.states.values()
-        return any(s.fault is not None and now - s.fault_at >= FAULT_S for s in states)
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare the server with the one that the lake's rows came from."""
@@ -215,7 +205,9 @@ class PollingCapture:
             self._progress = {}
             self._polls.keep([], {})
         polled = [replace(self._tables.polled(t.id), table=t) for t in tables]
-        self._polls.keep(polled, self._progress)
+        # What the lake said at the start is of no use to a table that comes back later.
+        progress, self._progress = self._progress, {}
+        self._polls.keep(polled, progress)
         return frozenset()
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
@@ -251,7 +243,10 @@ class PollingCapture:
                 raise
         point = self._positions.take(now.lsn)
         self._delivered = max(self._delivered, point)
-        states = {t.id: self._polls.states[t.id] for t in tables}
+        states = {t.id: s for t in tables if (s := self._polls.states.get(t.id)) is not None}
+        if len(states) < len(tables):
+            await connection.close()
+            raise TransientError(f"{self._where}: a table has gone", reason="table_gone")
         made = PollingSnapshot(
             self._settings,
             connection,

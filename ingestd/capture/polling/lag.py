@@ -25,7 +25,7 @@ async def seconds_behind(
     known: list[float] = []
     for state in states:
         seen_at = state.polled_at
-        if state.polled.cursor is None or seen_at is None or state.fault is not None:
+        if state.polled.cursor is None or seen_at is None:
             continue
         try:
             latest = await latest_cursor(connection, state.polled)

@@ -48,8 +48,8 @@ class PolledState:
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
     `missing`: keys that a sweep did not find, for the next poll to look for. `deleted_at`: position
     of the last rows that came of those. `resumes_at`: position of the first rows that carried where
-    it stands. `fault`: why it is not polled, since `fault_at`. After it was read anew its keys are
-    loaded once what was read, at `load_above`, is durable; what was given since is `pending`.
+    it stands. After it was read anew its keys are loaded once what was read, at `load_above`, is
+    durable; what was given since is `pending`.
     `peak`: the highest cursor at the last poll, which began at `polled_at` (monotonic).
     """
 
@@ -63,8 +63,6 @@ class PolledState:
     resumes_at: Lsn = NEVER
     pending: list[TableBatch] | None = None
     load_above: Lsn = ZERO
-    fault: TableError | None = None
-    fault_at: float = 0.0
     peak: str | None = None
     polled_at: float | None = None
 
@@ -172,6 +170,7 @@ class Polls:
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
         self._swept = asyncio.Event()
+        self._faults: dict[TableId, tuple[TableError, float]] = {}
         self.states: dict[TableId, PolledState] = {}
         self.confirmed = ZERO
         self.wake = asyncio.Event()
@@ -185,6 +184,7 @@ class Polls:
             name = polled.table.id
             state = before.get(name)
             if state is None or state.polled.table.oid != polled.table.oid:
+                self._faults.pop(name, None)
                 state = PolledState(polled, Turn(polled.interval_s, now))
                 state.turn.swept_at = now
                 state.progress = progress.get(name)
@@ -237,7 +237,7 @@ class Polls:
         """Give the tables to be polled now; none if something else is to be told."""
         self._raise_sweeps_fault()
         now = self._monotonic()
-        active = [s for s in self.states.values() if s.fault is None and self._may_begin(s)]
+        active = [s for s in self.states.values() if self._is_active(s)]
         due = [s for s in active if s.turn.due_at <= now or s.missing]
         if due:
             return due
@@ -248,9 +248,28 @@ class Polls:
         self.wake.clear()
         return []
 
-    def _may_begin(self, state: PolledState) -> bool:
+    def _is_active(self, state: PolledState) -> bool:
         """Whether it has been read; if nothing is ever read, it is polled from now on."""
+        if state.polled.table.id in self._faults:
+            return False
         return state.progress is not None or self._settings.snapshot == "never"
+
+    # --- tables that can't be polled ---------------------------------------------------------
+
+    def faults(self) -> Mapping[TableId, TableError]:
+        """Give why tables are not polled at present; after a time they are to be tried again."""
+        now = self._monotonic()
+        return {name: why for name, (why, at) in self._faults.items() if now - at < FAULT_S}
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether there is one to be tried again."""
+        return len(self.faults()) < len(self._faults)
+
+    def _fault(self, fault: TableError) -> None:
+        self._faults[fault.table] = fault, self._monotonic()
+        self._swept.set()
+        self.noticed.set()
 
     # --- one poll ----------------------------------------------------------------------------
 
@@ -349,21 +368,19 @@ class Polls:
             if state.turn.failed(self._monotonic()) >= FAILURES:
                 what = f"could not be polled {FAILURES} times in a row: {fault.what}"
                 remedy = "raise `statement_timeout` or `lock_timeout`, or see what holds the table"
-                self._fault(state, TableError(table, what, remedy=remedy))
+                self._fault(TableError(table, what, remedy=remedy))
         elif isinstance(fault, TableChangedError):
             state.turn.failed(self._monotonic())
             self.noticed.set()
         elif isinstance(fault, TableError):
-            self._fault(state, fault)
+            self._fault(fault)
         else:
             return False
+        # Another sweep finds them again.
+        state.missing.clear()
+        self._swept.set()
         await connection.execute("ROLLBACK TO SAVEPOINT a_table")
         return True
-
-    def _fault(self, state: PolledState, fault: TableError) -> None:
-        state.fault, state.fault_at = fault, self._monotonic()
-        self._swept.set()
-        self.noticed.set()
 
     async def _note(self, outcome: _Outcome, started: float) -> None:
         """Take that what a look found is given."""
@@ -411,7 +428,7 @@ class Polls:
         now = self._monotonic()
         for state in self.states.values():
             every = state.polled.sweep_s
-            is_free = state.fault is None and state.progress is not None
+            is_free = self._is_active(state) and state.progress is not None
             # Until the lake has what the last one found, another would find it again.
             is_known = state.deleted_at < self.confirmed or state.deleted_at == ZERO
             if every is not None and is_free and is_known and now - state.turn.swept_at >= every:
@@ -429,7 +446,10 @@ class Polls:
                 state.missing.append(candidates)
                 self.wake.set()
                 await self._swept.wait()
-                if state.fault is not None or state not in self.states.values():
+                if (
+                    not self._is_active(state)
+                    or self.states.get(state.polled.table.id) is not state
+                ):
                     return
 
     def _raise_sweeps_fault(self) -> None:
@@ -441,10 +461,10 @@ class Polls:
         error = None if sweep.cancelled() else sweep.exception()
         if error is None or isinstance(error, TransientError | TableChangedError):
             return
-        state = self.states.get(error.table) if isinstance(error, TableError) else None
-        if state is None or not isinstance(error, TableError):
+        if not isinstance(error, TableError):
             raise error
-        self._fault(state, error)
+        if error.table in self.states:
+            self._fault(error)
 
     # --- connection --------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from ingestd.capture.views import ExportedView, Place
 from ingestd.changes import TableBatch, change_schema
 from ingestd.errors import TableError
 from ingestd.keys import Key
-from ingestd.ports import SnapshotItem, SnapshotPage, Split, TableRead
+from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
@@ -106,16 +106,21 @@ class PollingSnapshot:
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
         """Give the tables' rows; see the port.
 
-        The last page of a table is empty: it says where polling goes on.
+        A table's last page says where polling goes on: each is held back until the next has come.
         """
+        held: dict[TableId, list[SnapshotItem]] = {}
         async with aclosing(self._readers.items()) as items:
             async for item in items:
                 if isinstance(item, SnapshotPage):
                     page = self._page(item)
                     await self._note(page)
-                    yield page
+                    for earlier in held.get(page.batch.table.id, ()):
+                        yield earlier
+                    held[page.batch.table.id] = [page]
+                elif isinstance(item, SplitRead):
+                    held.setdefault(item.table, []).append(item)
                 elif isinstance(item, TableRead):
-                    async for last in self._end(item.table):
+                    async for last in self._end(item.table, held.pop(item.table, [])):
                         yield last
                 else:
                     yield item
@@ -172,7 +177,9 @@ class PollingSnapshot:
         if keys.nbytes > self._key_bytes:
             self._keys[table.id] = None
 
-    async def _end(self, name: TableId) -> AsyncGenerator[SnapshotItem, None]:
+    async def _end(
+        self, name: TableId, held: list[SnapshotItem]
+    ) -> AsyncGenerator[SnapshotItem, None]:
         polled = self._polled[name]
         try:
             first = await first_progress(self._connection, polled, self._now)
@@ -182,9 +189,15 @@ class PollingSnapshot:
                 raise fault from error
             yield fault
             return
-        nothing = pa.RecordBatch.from_pylist([], change_schema(polled.table))
         resume = self._reads.resume_of(name, first)
-        yield SnapshotPage(TableBatch(polled.table, nothing, 0, resume), self._point)
+        if not (held and isinstance(held[0], SnapshotPage)):
+            nothing = pa.RecordBatch.from_pylist([], change_schema(polled.table))
+            held.insert(0, SnapshotPage(TableBatch(polled.table, nothing, 0), self._point))
+        for item in held:
+            if isinstance(item, SnapshotPage):
+                yield replace(item, batch=replace(item.batch, resume=resume))
+            else:
+                yield item
         self._reads.has_read(name, first, self._keys.get(name, KeySet(polled.table)))
         yield TableRead(name)
 

@@ -96,6 +96,8 @@ class PolledTables:
             return False
         # Once in a run: what is recorded while it goes on has not been read from the lake.
         is_unknown = not known.resume and not self._looks.has_seen(table.oid)
+        # Where nothing is ever read, polling begins with the first run that finds something.
+        is_unknown &= self._settings.snapshot != "never"
         if known.state is TableState.LIVE and is_unknown:
             return True
         key = {c.source_name for c in known.columns if c.identity}
