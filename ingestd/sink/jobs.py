@@ -7,9 +7,9 @@ it had not: `settle` waits until all work begun has ended.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,22 +45,25 @@ class Jobs:
             future.exception()  # seen: who waited was cancelled, or has it raised
 
 
-class Turns(Generic[T]):
-    """An iterator that threads take turns with: one goes on with it, then perhaps one closes it."""
+async def ahead(items: Generator[T, None, None]) -> AsyncGenerator[T, None]:
+    """Give what a generator does that blocks, in a thread of its own, an item ahead of who asks.
 
-    def __init__(self, items: Generator[T, None, None]) -> None:
-        self._items = items
-        self._lock = threading.Lock()
+    One thread, because what it allocates and others free can then be used again.
+    """
+    thread = ThreadPoolExecutor(1, "reading")
+    loop = asyncio.get_running_loop()
+    try:
+        coming = loop.run_in_executor(thread, _next, items)
+        while (found := await coming) is not None:
+            coming = loop.run_in_executor(thread, _next, items)
+            yield found
+    finally:
+        thread.submit(items.close)  # after what it is at
+        thread.shutdown(wait=False)
 
-    def next(self) -> T | None:
-        """Give the next item, None after the last. Blocks."""
-        with self._lock:
-            return next(self._items, None)
 
-    def close(self) -> None:
-        """End it, when whoever goes on with it is done. Blocks."""
-        with self._lock:
-            self._items.close()
+def _next(items: Generator[T, None, None]) -> T | None:
+    return next(items, None)
 
 
 async def together(works: Iterable[Coroutine[object, object, T]]) -> list[T]:

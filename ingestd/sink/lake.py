@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -20,7 +21,7 @@ from ingestd.sink.durable import Durability
 from ingestd.sink.epochs import EpochTable
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.filling import DeltaEpochWriter
-from ingestd.sink.jobs import Jobs, Turns
+from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.paths import Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.read import read_batches
@@ -140,16 +141,10 @@ class DeltaLake:
 
         It is the newest when the first batch is asked for.
         """
-        rows = Turns(read_batches(self.store, self.layout.raw(table), columns))
-        ahead = asyncio.ensure_future(self.jobs.run(rows.next))
-        try:
-            while (batch := await ahead) is not None:
-                ahead = asyncio.ensure_future(self.jobs.run(rows.next))
+        rows = read_batches(self.store, self.layout.raw(table), columns)
+        async with aclosing(ahead(rows)) as batches:
+            async for batch in batches:
                 yield batch
-        finally:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
-            await self.jobs.run(rows.close)
 
     async def close(self) -> None:
         """Free everything. At any time, twice."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -155,6 +156,39 @@ class _Collected:
         return self._hashes
 
 
+class _Search:
+    """The search for one part of a table's keys."""
+
+    def __init__(self, table: Table, part: Part, limit: int) -> None:
+        self._table = table
+        self._part = part
+        self.survey = _Survey()
+        self.deaths = _Deaths(limit // 8)
+        self.collected = _Collected(limit)
+
+    def take_deaths(self, rows: pa.RecordBatch) -> None:
+        """Take what is deleted in these rows. Raises _TooManyError."""
+        rows = self.survey.counting(rows, deaths=True)
+        if rows.num_rows:
+            self.deaths.take(*self._placed(rows))
+
+    def take_keys(self, rows: pa.RecordBatch) -> None:
+        """Take the keys of these rows that live. Raises _TooManyError."""
+        rows = self.survey.counting(rows, deaths=False)
+        if rows.num_rows:
+            hashes, lsn, seq = self._placed(rows)
+            if self.survey.has_deaths:
+                hashes = hashes[self.deaths.outlived(hashes, lsn, seq)]
+            self.collected.take(hashes)
+
+    def _placed(self, rows: pa.RecordBatch) -> tuple[Hashes, Numbers, Numbers]:
+        """Give hashes and positions of the rows in the part."""
+        lsn, seq = (rows.column(name).to_numpy() for name in _POSITION)
+        hashes = key_hashes(self._table, rows)
+        inside = self._part.flags(hashes)
+        return (hashes, lsn, seq) if inside is None else (hashes[inside], lsn[inside], seq[inside])
+
+
 async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | None:
     """Give the hashes of the keys that the lake holds, sorted; None if they take more memory.
 
@@ -188,19 +222,22 @@ async def parts_held(
 
 
 async def _held(log: ChangeLog, table: Table, part: Part, limit: int) -> Hashes:
-    survey = _Survey()
-    async for rows in _changes(log, table, _PLACE):
-        await asyncio.to_thread(survey.take, rows)
-    columns = [*_PLACE, *hashed_columns(table)]
-    deaths = _Deaths(limit // 8)
-    if survey.has_deaths:
+    loop = asyncio.get_running_loop()
+    thread = ThreadPoolExecutor(1, "keys")  # one: what it frees is used again
+    search = _Search(table, part, limit)
+    try:
+        async for rows in _changes(log, table, _PLACE):
+            await loop.run_in_executor(thread, search.survey.take, rows)
+        columns = [*_PLACE, *hashed_columns(table)]
+        if search.survey.has_deaths:
+            async for rows in _changes(log, table, columns):
+                await loop.run_in_executor(thread, search.take_deaths, rows)
+            await loop.run_in_executor(thread, search.deaths.settle)
         async for rows in _changes(log, table, columns):
-            await asyncio.to_thread(_take_deaths, table, part, survey, deaths, rows)
-        await asyncio.to_thread(deaths.settle)
-    collected = _Collected(limit)
-    async for rows in _changes(log, table, columns):
-        await asyncio.to_thread(_take_keys, table, part, survey, deaths, collected, rows)
-    return await asyncio.to_thread(collected.sorted)
+            await loop.run_in_executor(thread, search.take_keys, rows)
+        return await loop.run_in_executor(thread, search.collected.sorted)
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 async def _changes(
@@ -212,40 +249,3 @@ async def _changes(
             if not set(columns) <= set(rows.schema.names):
                 return
             yield rows
-
-
-def _take_deaths(
-    table: Table, part: Part, survey: _Survey, deaths: _Deaths, rows: pa.RecordBatch
-) -> None:
-    rows = survey.counting(rows, deaths=True)
-    if rows.num_rows:
-        hashes, lsn, seq = _placed(table, rows)
-        inside = part.flags(hashes)
-        if inside is not None:
-            hashes, lsn, seq = hashes[inside], lsn[inside], seq[inside]
-        deaths.take(hashes, lsn, seq)
-
-
-def _take_keys(  # noqa: PLR0917 - all that is known of them
-    table: Table,
-    part: Part,
-    survey: _Survey,
-    deaths: _Deaths,
-    collected: _Collected,
-    rows: pa.RecordBatch,
-) -> None:
-    rows = survey.counting(rows, deaths=False)
-    if not rows.num_rows:
-        return
-    hashes, lsn, seq = _placed(table, rows)
-    inside = part.flags(hashes)
-    if inside is not None:
-        hashes, lsn, seq = hashes[inside], lsn[inside], seq[inside]
-    if survey.has_deaths:
-        hashes = hashes[deaths.outlived(hashes, lsn, seq)]
-    collected.take(hashes)
-
-
-def _placed(table: Table, rows: pa.RecordBatch) -> tuple[Hashes, Numbers, Numbers]:
-    lsn, seq = (rows.column(name).to_numpy() for name in _POSITION)
-    return key_hashes(table, rows), lsn, seq
