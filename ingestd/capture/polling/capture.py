@@ -23,7 +23,6 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.advisory import claim_key
-from ingestd.capture.polling.key_set import KeySet
 from ingestd.capture.polling.lag import seconds_behind
 from ingestd.capture.polling.poll import backend_of, begin
 from ingestd.capture.polling.polls import PolledState, Polls
@@ -255,7 +254,6 @@ class PollingCapture:
             point,
             [replace(states[t.id].polled, table=t) for t in tables],
             _Reads(self._polls, states, point),
-            self._polls.key_bytes_for(tables[0].id) // len(tables),
             self._move_on,
         )
         self._snapshots.append(made)
@@ -293,6 +291,7 @@ class PollingCapture:
             msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
             raise ValueError(msg)
         self._polls.confirmed = max(self._polls.confirmed, position)
+        self._polls.wake.set()
 
     async def lag(self) -> Lag:
         """Ask the server how far it is, and the tables how far their cursors are."""
@@ -382,13 +381,6 @@ class _Reads:
         self._states = states
         self._point = point
         self._before = {name: state.progress for name, state in states.items()}
-        for state in states.values():
-            if state.progress is not None:
-                state.pending = []
-
-    def notes_keys(self, table: TableId) -> bool:
-        """Whether the snapshot is to note a table's keys: no poll does meanwhile."""
-        return self._before[table] is None
 
     def resume_of(self, table: TableId, first: Progress) -> str | None:
         """Give where a table stands, unless the lake knows of something later.
@@ -399,16 +391,15 @@ class _Reads:
             return None
         return (self._before[table] or first).to_text()
 
-    def has_read(self, table: TableId, first: Progress, keys: KeySet | None) -> None:
-        """Begin to poll it; or, if it was polled meanwhile, load its keys when they are durable."""
+    def has_read(self, table: TableId, first: Progress) -> None:
+        """Begin to poll it, or go on."""
         state = self._states[table]
         if state.progress is None:
             state.progress = first
             state.turn.due_at = time.monotonic() + state.turn.interval_s
-            state.keys, state.knows_keys = keys, True
-            state.resumes_at = self._point
-        else:
-            state.keys, state.knows_keys, state.load_above = None, False, self._point
+        state.resumes_at = min(state.resumes_at, self._point)
+        state.keys, state.knows_keys = None, False
+        state.load_above = max(self._point, state.given_at)
         self._polls.wake.set()
 
 

@@ -48,8 +48,8 @@ class PolledState:
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
     `missing`: keys that a sweep did not find, for the next poll to look for. `deleted_at`: position
     of the last rows that came of those. `resumes_at`: position of the first rows that carried where
-    it stands. After it was read anew its keys are loaded once what was read, at `load_above`, is
-    durable; what was given since is `pending`.
+    it stands. `given_at`: of the last rows. After it was read its keys are loaded, and it is polled
+    on, once what was given up to `load_above` is durable.
     `peak`: the highest cursor at the last poll, which began at `polled_at` (monotonic).
     """
 
@@ -61,7 +61,7 @@ class PolledState:
     missing: list[pa.RecordBatch] = field(default_factory=list)
     deleted_at: Lsn = ZERO
     resumes_at: Lsn = NEVER
-    pending: list[TableBatch] | None = None
+    given_at: Lsn = ZERO
     load_above: Lsn = ZERO
     peak: str | None = None
     polled_at: float | None = None
@@ -250,7 +250,7 @@ class Polls:
 
     def _is_active(self, state: PolledState) -> bool:
         """Whether it has been read; if nothing is ever read, it is polled from now on."""
-        if state.polled.table.id in self._faults:
+        if state.polled.table.id in self._faults or not self._may_load(state):
             return False
         return state.progress is not None or self._settings.snapshot == "never"
 
@@ -390,7 +390,8 @@ class Polls:
         found = bool(outcome.batches)
         state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
         if found:
-            state.resumes_at = min(state.resumes_at, outcome.place.position)
+            state.given_at = outcome.place.position
+            state.resumes_at = min(state.resumes_at, state.given_at)
         if outcome.deleted:
             state.deleted_at = outcome.place.position
         await self._given(state, outcome.batches)
@@ -398,22 +399,23 @@ class Polls:
     # --- keys and sweeps ---------------------------------------------------------------------
 
     async def _keys_of(self, state: PolledState) -> KeySet | None:
-        """Give the keys that the lake holds of a table, and what was given since."""
-        is_early = state.load_above > ZERO and state.load_above >= self.confirmed
-        if state.knows_keys or self._log is None or is_early:
+        """Give the keys that the lake holds of a table; None if they are too many."""
+        if state.knows_keys or self._log is None:
             return state.keys
         table = state.polled.table
         limit = self.key_bytes_for(table.id)
         state.keys = await KeySet.load(self._log, table, limit_bytes=limit)
         state.knows_keys = True
-        pending, state.pending = state.pending or [], None
-        await self._given(state, pending)
         return state.keys
+
+    def _may_load(self, state: PolledState) -> bool:
+        """Whether its keys are known, or can be: the lake has all that was given."""
+        if state.knows_keys or self._log is None or state.load_above == ZERO:
+            return True
+        return state.load_above < self.confirmed
 
     async def _given(self, state: PolledState, batches: Sequence[TableBatch]) -> None:
         """Take note of the keys of rows that are given."""
-        if state.pending is not None:
-            state.pending += batches
         keys = state.keys
         if keys is None:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pyarrow as pa
 from psycopg import AsyncConnection
 
 from ingestd.capture.pages import LOCK_TIMEOUT_S
-from ingestd.capture.polling.key_set import KeySet
 from ingestd.capture.polling.poll import Now, first_progress
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import is_deleted
@@ -36,24 +34,19 @@ from ingestd.visibility import Visibility
 class Reads(Protocol):
     """What becomes of the tables that are read."""
 
-    def notes_keys(self, table: TableId) -> bool:
-        """Whether the snapshot is to note a table's keys."""
-        ...
-
     def resume_of(self, table: TableId, first: Progress) -> str | None:
         """Give what is kept with a table's last page; `first`: where polling begins after it."""
         ...
 
-    def has_read(self, table: TableId, first: Progress, keys: KeySet | None) -> None:
-        """Take that all pages of a table have been given, with these keys; None: too many."""
+    def has_read(self, table: TableId, first: Progress) -> None:
+        """Take that all pages of a table have been given."""
         ...
 
 
 class PollingSnapshot:
     """See `ingestd.ports.Snapshot`. `connection` is in the transaction of `now`, and exported it.
 
-    `tables` by what is polled. `key_bytes`: how much the keys of a table may take. `move_on` lets
-    `live` pass its position.
+    `tables`: as they are polled. `move_on` lets `live` pass its position.
     """
 
     is_chunked = False
@@ -67,7 +60,6 @@ class PollingSnapshot:
         point: Lsn,
         tables: Sequence[PolledTable],
         reads: Reads,
-        key_bytes: int,
         move_on: Callable[[], None],
     ) -> None:
         self._dsn = settings.dsn.get_secret_value()
@@ -78,9 +70,7 @@ class PollingSnapshot:
         self._point = point
         self._polled: Mapping[TableId, PolledTable] = {p.table.id: p for p in tables}
         self._reads = reads
-        self._key_bytes = key_bytes
         self._move_on = move_on
-        self._keys: dict[TableId, KeySet | None] = {}
         self._cutter: AsyncConnection[Any] | None = None
         view = ExportedView(self._dsn, exported, Place(point, now.at))
         readable = [_present(p) for p in tables]
@@ -113,7 +103,6 @@ class PollingSnapshot:
             async for item in items:
                 if isinstance(item, SnapshotPage):
                     page = self._page(item)
-                    await self._note(page)
                     for earlier in held.get(page.batch.table.id, ()):
                         yield earlier
                     held[page.batch.table.id] = [page]
@@ -164,19 +153,6 @@ class PollingSnapshot:
         table = self._polled[batch.table.id].table
         return SnapshotPage(TableBatch(table, batch.rows, batch.nbytes), page.position)
 
-    async def _note(self, page: SnapshotPage) -> None:
-        table = page.batch.table
-        if not self._reads.notes_keys(table.id):
-            return
-        if table.id not in self._keys:
-            self._keys[table.id] = KeySet(table)
-        keys = self._keys[table.id]
-        if keys is None:
-            return
-        await asyncio.to_thread(keys.take, page.batch.rows)
-        if keys.nbytes > self._key_bytes:
-            self._keys[table.id] = None
-
     async def _end(
         self, name: TableId, held: list[SnapshotItem]
     ) -> AsyncGenerator[SnapshotItem, None]:
@@ -198,7 +174,7 @@ class PollingSnapshot:
                 yield replace(item, batch=replace(item.batch, resume=resume))
             else:
                 yield item
-        self._reads.has_read(name, first, self._keys.get(name, KeySet(polled.table)))
+        self._reads.has_read(name, first)
         yield TableRead(name)
 
     async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
