@@ -9,12 +9,20 @@ import pytest
 
 from ingestd.capture.polling.server import detect_transaction_pooler
 from ingestd.capture.session import SETTINGS, connect
+from ingestd.demo.comparison import compare_source
 from ingestd.errors import OperatorError
+from ingestd.schema import TableId
+from tests.harness.config import polling_config
 from tests.harness.poolers import pooler_of
+from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
+LIMIT_S = 20.0
 WITH_OPTIONS = "extra_float_digits,options"
 """What many a pooler's config has it ignore: the settings get lost without a word."""
 
@@ -60,3 +68,38 @@ async def test_a_session_pool_with_one_session_left_is_no_fault(database: Databa
         await detect_transaction_pooler(pooler.dsn)
         async with await connect(pooler.dsn) as connection:
             await connection.execute("SELECT")
+
+
+def test_a_daemon_polls_through_a_pooler_in_session_mode(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())",
+        "CREATE INDEX ON item (at)",
+        "INSERT INTO item SELECT generate_series(1, 10)",
+    )
+    extra = '[sources.shop.table."public.item"]\ncursor = "at"\ndetect_deletes = "200ms"\n'
+    with pooler_of(database, "session") as pooler:
+        daemon = make_daemon(polling_config(lake=lake, dsn=pooler.dsn, extra=extra))
+        daemon.start_ready()
+        database.execute("INSERT INTO item VALUES (11)", "DELETE FROM item WHERE id = 3")
+
+        def is_equal() -> bool:
+            with database.connect() as connection:
+                found = compare_source(connection, str(lake), "shop", [TableId("public", "item")])
+            return bool(found) and all(c.is_equal for c in found)
+
+        await_until(is_equal, LIMIT_S, lambda: f"the lake to equal the source\n{daemon.tail()}")
+        assert daemon.sigterm() == 0
+
+
+def test_a_daemon_says_why_it_stops_behind_a_pooler_in_transaction_mode(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    with pooler_of(database, "transaction") as pooler:
+        daemon = make_daemon(polling_config(lake=lake, dsn=pooler.dsn))
+        daemon.start()
+        failed = await_until(lambda: daemon.events("source.failed"), LIMIT_S, "the source to fail")
+        assert "transaction (or statement) mode" in failed[0]["reason"]
+        assert "pool_mode = session" in failed[0]["remedy"]
