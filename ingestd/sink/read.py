@@ -20,7 +20,9 @@ from ingestd.sink.faults import storage_faults
 from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
 
-BATCH_ROWS = 1 << 17
+BATCH_ROWS = 1 << 15
+_BUFFER_BYTES = 1 << 20
+"""Of a column that is read: else all of it in a row group is, compressed or not."""
 KeepFile = Callable[[Mapping[str, Any]], bool]
 """Whether to read a file, by its statistics (empty if it has none)."""
 
@@ -99,9 +101,12 @@ def read_batches(
         whole = pa.schema(handle.schema().to_arrow())
         schema = pa.schema([whole.field(name) for name in columns if name in whole.names])
         for path in pa.table(handle.get_add_actions())["path"].to_pylist():
-            with store.open(f"{folder}/{path}") as source, pq.ParquetFile(source) as file:
+            with (
+                store.open(f"{folder}/{path}") as source,
+                pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
+            ):
                 present = [name for name in schema.names if name in file.schema_arrow.names]
-                for batch in file.iter_batches(BATCH_ROWS, columns=present):
+                for batch in file.iter_batches(BATCH_ROWS, columns=present, use_threads=False):
                     rows = conform(pa.Table.from_batches([batch]), schema)
                     yield from rows.to_batches()
 
