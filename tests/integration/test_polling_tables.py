@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ingestd.capture.polling import preflight
 from ingestd.capture.polling.connector import PollingFactory
 from ingestd.capture.polling.polled import Cursor
 from ingestd.capture.polling.server import inspect_polled_server
@@ -561,6 +562,16 @@ async def test_check_names_what_fails_and_what_matches_nothing(
     )
     assert by_subject(lines, "table public.gone").level == "fail"
     assert by_subject(lines, "tables").detail == "no table matches 'other.*' yet"
+
+
+async def test_check_says_that_clocks_are_apart(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(WHOLE)
+    assert not [line for line in await check(database.dsn) if line.subject == "clock"]
+    monkeypatch.setattr(preflight, "CLOCK_S", -1.0)
+    line = by_subject(await check(database.dsn), "clock")
+    assert (line.level, line.remedy) == ("warn", "set both by NTP")
 
 
 async def test_check_through_a_pooler(database: Database) -> None:
