@@ -24,6 +24,7 @@ from benchmarks import (
     many_tables,
     mirror,
     polling,
+    reference,
     resume,
     snapshot,
 )
@@ -269,6 +270,38 @@ def _polling(rig: Rig) -> list[Figure]:
     ]
 
 
+def _reference(rig: Rig) -> list[Figure]:
+    found = reference.measure(rig)
+    merge, plain = found["merge_s"], found["plain_s"]
+    return [
+        Figure(
+            "reference table, 10k changes into 1M rows, with reading them from the lake",
+            f"{merge:.2f} s (deltalake's merge alone {plain:.2f} s, {found['plain_mb']:.0f} MB)",
+            "< 1.5 s",
+            merge < 1.5,
+        ),
+        Figure(
+            "peak memory of that process",
+            f"{found['merge_mb']:.0f} MB",
+            "< 500 MB",
+            found["merge_mb"] < 500,
+        ),
+        Figure(
+            "reference table of 1M rows read anew: speed against psql COPY",
+            f"{found['copy_s'] / found['read_s']:.2f} ({found['read_s']:.1f} s, "
+            f"{found['copy_s']:.1f} s; {found['read_mb']:.0f} MB)",
+            "0.3",
+            found["copy_s"] / found["read_s"] >= 0.3,
+        ),
+        Figure(
+            "reference table of 1M rows folded from the raw table",
+            f"{found['fold_s']:.1f} s ({found['fold_mb']:.0f} MB)",
+            "< 500 MB",
+            found["fold_mb"] < 500,
+        ),
+    ]
+
+
 def _memory(what: str, peak_mb: float) -> Figure:
     text = f"{peak_mb:.0f} MB"
     return Figure(what, text, f"< {MEMORY_LIMIT_MB} MB", peak_mb < MEMORY_LIMIT_MB)
@@ -285,6 +318,7 @@ STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
     "idle": _idle,
     "datasource": _datasource,
     "mirror": _mirror,
+    "reference": _reference,
     "polling": _polling,
 }
 

@@ -171,7 +171,7 @@ def _raw_source(
         source,
         table,
         storage_options=_storage_options(config),
-        memory_bytes=_share_bytes(config) // 8,
+        memory_bytes=_share_bytes(config) // 16,  # a fold takes several times that
     )
     if position is not None:
         made.resume(position)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-_PIECE_BYTES = 4 << 20
-"""Bytes of texts hashed at once: each takes some 30 bytes of memory meanwhile."""
+_PIECE_BYTES = 1 << 19
+"""Bytes of texts hashed at once: each takes some 40 bytes of memory meanwhile."""
 _WEIGHTS = 1 << 16
 _NULL = np.uint64(0x9E3779B97F4A7C15)
 _STEP = np.uint64(0xD1B54A32D192ED03)

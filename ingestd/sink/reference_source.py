@@ -38,10 +38,8 @@ from ingestd.sink.reference_definition import ReferenceDefinition, read_definiti
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
 from ingestd.sink.store import open_store
 
-MEMORY_BYTES = 128 << 20
-"""Arrow bytes of change rows folded at once."""
-ARROW_PER_PARQUET = 6
-"""How much larger rows are in memory than in files, roughly."""
+MEMORY_BYTES = 64 << 20
+"""Arrow bytes of change rows folded at once: it takes some three times as much for a moment."""
 BATCH_ROWS = 1 << 16
 
 
@@ -210,7 +208,7 @@ class RawReferenceSource:
 
     def _planned(self, definition: ReferenceDefinition, epoch: int) -> _Plan:
         self._raw.load()
-        files, nbytes = self._files()
+        files = self._files()
         above, reach = self._marks(files, epoch)
         if definition.key_since_lsn > max(above[0], 0):
             raise TableError(
@@ -218,7 +216,8 @@ class RawReferenceSource:
                 "its key is another than when its rows were read",
                 remedy="have it read anew: ingestd snapshot SOURCE TABLE",
             )
-        passes = self._resumed or max(1, -(-nbytes * ARROW_PER_PARQUET // self._memory_bytes))
+        nbytes = self._nbytes(definition, files, epoch)
+        passes = self._resumed or max(1, -(-nbytes // self._memory_bytes))
         self._resumed = None
         linked = self._linked(definition, files, epoch, above) if passes > 1 else None
         return _Plan(definition, epoch, files, above, passes, linked, self._raw.version, reach)
@@ -349,7 +348,7 @@ class RawReferenceSource:
     def _new_tail(self) -> CommitTail:
         """After a start: look at all files once, and for how far the fold reaches."""
         self._raw.load()
-        files = self._files()[0]
+        files = self._files()
         for file in files:
             high = file[1].get("maxValues", {}).get("_cdc_lsn", self._reach[0])
             if epochs_of(file[1])[0] > self._epoch or high < self._reach[0]:
@@ -361,10 +360,19 @@ class RawReferenceSource:
         tail.keep(f for f in files if epochs_of(f[1])[1] > self._epoch)
         return tail
 
-    def _files(self) -> tuple[list[File], int]:
-        """Give the raw table's files, and how large they are together."""
+    def _files(self) -> list[File]:
         found = list_files(self._raw.handle) if self._raw.exists else []
-        return [(path, stats) for path, stats, _ in found], sum(size for _, _, size in found)
+        return [(path, statistics) for path, statistics, _ in found]
+
+    def _nbytes(self, definition: ReferenceDefinition, files: Sequence[File], epoch: int) -> int:
+        """Estimate how large all rows are in memory, by those of one row group."""
+        rows: int = sum(statistics.get("numRecords") or 0 for _, statistics in files)
+        wanted = change_rows_schema(definition, [c.raw for c in definition.columns])
+        largest = sorted(files, key=lambda f: -(f[1].get("numRecords") or 0))[:1]
+        for file in largest:
+            for sample in read_changes(self._raw, file, wanted, epoch):
+                return int(rows * sample.nbytes // max(1, sample.num_rows))
+        return 0
 
 
 def _no_changes(definition: ReferenceDefinition) -> pa.RecordBatch:

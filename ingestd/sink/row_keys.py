@@ -21,30 +21,37 @@ class RowKeys:
 
     def __init__(self, columns: Sequence[pa.Array]) -> None:
         self._dictionaries: list[pa.Array] = []
-        self._steps: list[Ints] = []
-        codes: Ints | None = None
-        for column in columns:
+        self._pairs: list[Ints] = []
+        codes: Ints = np.zeros(0, np.int64)
+        count = 0
+        for number, column in enumerate(columns):
             values = _comparable(column)
             dictionary = pc.unique(values.drop_null())
             self._dictionaries.append(dictionary)
             own = _codes(values, dictionary)
-            codes = own if codes is None else _paired(codes, own, len(dictionary))
-            known = np.unique(codes[codes >= 0])
-            self._steps.append(known)
-            codes = _places(known, codes)
-        self.numbers = np.empty(0, np.int64) if codes is None else codes
+            if number == 0:
+                codes, count = own, len(dictionary)
+                continue
+            paired = _paired(codes, own, len(dictionary))
+            known = np.unique(paired[paired >= 0])
+            self._pairs.append(known)
+            codes, count = _places(known, paired), len(known)
+        self.numbers = codes
         """The number of each row's key, -1 for none."""
-        self.count = len(self._steps[-1]) if self._steps else 0
+        self.count = count
         """How many different keys there are: their numbers are below."""
 
     def find(self, columns: Sequence[pa.Array]) -> Ints:
         """Give the number of each of these keys, -1 where it is none of those known."""
-        codes: Ints | None = None
-        for column, dictionary, known in zip(columns, self._dictionaries, self._steps, strict=True):
+        codes: Ints = np.zeros(0, np.int64)
+        for number, (column, dictionary) in enumerate(
+            zip(columns, self._dictionaries, strict=True)
+        ):
             own = _codes(_comparable(column), dictionary)
-            codes = own if codes is None else _paired(codes, own, len(dictionary))
-            codes = _places(known, codes)
-        assert codes is not None
+            if number == 0:
+                codes = own
+            else:
+                codes = _places(self._pairs[number - 1], _paired(codes, own, len(dictionary)))
         return codes
 
 

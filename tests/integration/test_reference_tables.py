@@ -53,6 +53,8 @@ def config(database: Database, lake: Path, reference: str, *extra: str, source: 
 
 
 def polling_config(database: Database, lake: Path, reference: str, *extra: str) -> str:
+    if reference == "snapshot_plus_cdc":
+        extra = (*extra, 'detect_deletes = "1s"')
     text = config(database, lake, reference, *extra)
     for key in ("slot", "publication"):
         text = text.replace(f'{key} = "{database.name}"\n', "")
@@ -222,7 +224,7 @@ def test_i8_a_fault_is_the_tables_own(
 # --- followed --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [config])
+@pytest.mark.parametrize("make", [config, polling_config])
 def test_changes_are_put_in_after_every_epoch(
     database: Database, lake: Path, make_daemon: MakeDaemon, make: Callable[..., str]
 ) -> None:
