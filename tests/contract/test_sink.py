@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from ingestd.capture.polling.key_set import KeySet
 from ingestd.changes import TableBatch, marker_batch
 from ingestd.errors import OperatorError, TableError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
@@ -648,6 +649,18 @@ async def test_changes_of_a_column_that_came_later_are_null_before(lake: Lake) -
         {"id": 1, "more": None},
         {"id": 2, "more": 5},
     ]
+
+
+async def test_the_keys_that_are_held_are_found_in_the_changes(lake: Lake) -> None:
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1, 2, 3))
+    writer = sink.begin()
+    gone = {"id": 2, "_cdc_op": "d", "_cdc_lsn": 200, "_cdc_seq": 1}
+    await writer.append(make_batch(A, [gone]))
+    await writer.commit(summary(200, 205))
+    keys = await KeySet.load(sink, A, limit_bytes=1 << 20)
+    assert keys is not None
+    assert keys.held(inserts(A, 300, 1, 2, 3, 4).rows).tolist() == [True, False, True, False]
 
 
 async def test_changes_can_be_left_at_any_time(lake: Lake) -> None:

@@ -16,7 +16,7 @@ from psycopg import AsyncCursor
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.page_source import CopyPageSource
-from ingestd.capture.polling import lake_keys
+from ingestd.capture.polling import lake_keys, sweep
 from ingestd.capture.polling.key_pages import KeyPages
 from ingestd.capture.polling.key_set import KeySet
 from ingestd.capture.polling.sweep import Sweep, absent
@@ -105,8 +105,8 @@ async def loaded(log: Log, table: Table) -> KeySet:
     return keys
 
 
-async def found_by(sweep: Sweep) -> list[pa.RecordBatch]:
-    async with aclosing(sweep.missing()) as batches:
+async def found_by(one: Sweep) -> list[pa.RecordBatch]:
+    async with aclosing(one.missing()) as batches:
         return [rows async for rows in batches]
 
 
@@ -267,8 +267,8 @@ async def test_more_keys_than_fit_are_swept_part_by_part(database: Database) -> 
     log = await lake_of(database, table)
     database.execute("DELETE FROM t WHERE number % 10 = 0")
     with mock.patch.object(lake_keys, "_LEAST_BYTES", 1):
-        sweep = Sweep(settings_of(database), table, None, log, key_bytes=1600, page_rows=64)
-        found = await found_by(sweep)
+        parts = Sweep(settings_of(database), table, None, log, key_bytes=1600, page_rows=64)
+        found = await found_by(parts)
     assert keys_in(table, found) == numbered(table, log, DELETED)
 
 
@@ -383,7 +383,28 @@ async def test_a_sweep_can_be_left_and_begun_anew(database: Database) -> None:
     assert database.value(query) == 1
 
 
-async def test_a_table_that_is_locked_passes_and_one_that_is_gone_does_not(
+async def test_a_sweep_goes_on_after_what_passes(database: Database) -> None:
+    make(database, "id int PRIMARY KEY", "i")
+    table = await keyed(database)
+    log = await lake_of(database, table)
+    keys = await loaded(log, table)
+    database.execute("DELETE FROM t WHERE number % 10 = 0")
+    asked, read = [], KeyPages.page
+
+    async def page(self: KeyPages, connection: Any, place: Any, rows: int) -> Any:
+        asked.append(place)
+        if len(asked) in {1, 4, 5}:
+            database.execute(f"SELECT pg_terminate_backend({connection.info.backend_pid}, 5000)")
+        return await read(self, connection, place, rows)
+
+    with mock.patch.object(KeyPages, "page", page), mock.patch.object(sweep, "RETRY_S", 0.01):
+        found = await found_by(sweep_of(database, table, keys, log))
+    assert keys_in(table, found) == numbered(table, log, DELETED)
+    assert asked[:3] == [None, None, (b"71",)]
+    assert asked[3] == asked[4] == asked[5]
+
+
+async def test_a_sweep_of_a_table_that_stays_locked_or_is_another_ends(
     database: Database, postgres: PostgresServer
 ) -> None:
     make(database, "id int PRIMARY KEY", "i", 10)
@@ -392,8 +413,8 @@ async def test_a_table_that_is_locked_passes_and_one_that_is_gone_does_not(
     keys = await loaded(log, table)
     with postgres.connect(database.name, autocommit=False) as connection:
         connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(TransientError) as fault:
-            await found_by(sweep_of(database, table, keys, log, lock_timeout="100ms"))
+        with mock.patch.object(sweep, "RETRY_S", 0.01), pytest.raises(TransientError) as fault:
+            await found_by(sweep_of(database, table, keys, log, lock_timeout="50ms"))
         assert fault.value.reason == "lock_timeout"
     for statement in ("ALTER TABLE t RENAME id TO other", "DROP TABLE t"):
         database.execute(statement)

@@ -34,12 +34,15 @@ from ingestd.capture.rewrites import ensure_described
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.splits import read_error
+from ingestd.errors import TransientError
 from ingestd.keys import new_keys
 from ingestd.ports import ChangeLog
 from ingestd.schema import Table
 
 BATCH_ROWS = 10_000
 """Candidates given at a time."""
+RETRIES, RETRY_S = 5, 1.0
+"""How often in a row a page is tried again, and how long after."""
 LISTED = 1000
 """Candidates asked for in one query."""
 
@@ -107,27 +110,43 @@ class Sweep:
         return marks
 
     async def _pages(self) -> AsyncGenerator[PackedKeys, None]:
-        """Give the source's keys; while a page is in the caller's hands the next is read."""
-        reader, reading = KeyPages(self._table), None
-        try:
-            async with await connect(
-                self._dsn,
-                autocommit=False,
-                statement_timeout_s=self._settings.statement_timeout,
-                lock_timeout_s=self._settings.lock_timeout,
-            ) as connection:
-                try:
-                    page = await self._page(connection, reader, None)
-                    while page is not None:
-                        reading = asyncio.create_task(self._page(connection, reader, page))
+        """Give the source's keys; what passes by itself is waited for, and then gone on from there.
+
+        Marks are of keys, not of a snapshot, so that does no harm.
+        """
+        reader, last, failures = KeyPages(self._table), None, 0
+        while True:
+            try:
+                async with aclosing(self._pages_after(reader, last)) as pages:
+                    async for page in pages:
                         yield page
-                        page = await reading
-                finally:
-                    if reading is not None:
-                        reading.cancel()
-                        await asyncio.gather(reading, return_exceptions=True)
-        except psycopg.Error as error:
-            raise read_error(error, self._table.id, self._dsn) from error
+                        last, failures = page, 0
+                    return
+            except psycopg.Error as error:
+                fault = read_error(error, self._table.id, self._dsn)
+                failures += 1
+                if failures > RETRIES or not isinstance(fault, TransientError):
+                    raise fault from error
+            await asyncio.sleep(RETRY_S)
+
+    async def _pages_after(
+        self, reader: KeyPages, last: PackedKeys | None
+    ) -> AsyncGenerator[PackedKeys, None]:
+        """Give what follows a page; while one is in the caller's hands the next is read."""
+        async with await connect(
+            self._dsn,
+            autocommit=False,
+            statement_timeout_s=self._settings.statement_timeout,
+            lock_timeout_s=self._settings.lock_timeout,
+        ) as connection:
+            reading = asyncio.create_task(self._page(connection, reader, last))
+            try:
+                while (page := await reading) is not None:
+                    reading = asyncio.create_task(self._page(connection, reader, page))
+                    yield page
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
 
     async def _page(
         self, connection: AsyncConnection[Any], reader: KeyPages, before: PackedKeys | None
