@@ -268,6 +268,8 @@ class PollingCapture:
             self._listener = asyncio.create_task(self._listen(self._settings.listen))
         async with contextlib.aclosing(self._polls.chunks()) as chunks:
             async for chunk in chunks:
+                if self._claimed and (self._control is None or self._control.closed):
+                    raise self._claim_lost()
                 self._delivered = max(self._delivered, chunk.position)
                 yield chunk
 

@@ -198,7 +198,7 @@ class Polls:
     def poll_now(self) -> None:
         """Poll all tables at once."""
         for state in self.states.values():
-            state.turn.due_at = 0.0
+            state.turn.ask()
         self.wake.set()
 
     def key_bytes_for(self, table: TableId) -> int:
@@ -278,6 +278,8 @@ class Polls:
         try:
             connection = await self._connected()
             started = self._monotonic()
+            for state in due:
+                state.turn.begun()
             poll = _Poll(connection, await begin(connection, self._backend), self._positions)
             for state in due:
                 async with aclosing(self._look(poll, state)) as chunks:

@@ -22,7 +22,7 @@ class Turn:
     """When one table's next look is. Times are monotonic seconds.
 
     `pace`: the interval's present multiple. `whole_s`: how long a whole look took. `failures`: in a
-    row.
+    row. `is_asked`: somebody asked for a look, and none has begun since.
     """
 
     interval_s: float
@@ -32,6 +32,7 @@ class Turn:
     whole_s: float = 0.0
     swept_at: float = 0.0
     failures: int = 0
+    is_asked: bool = False
     jitter: Callable[[], float] = random.random
 
     def is_whole_due(self, now: float) -> bool:
@@ -39,13 +40,25 @@ class Turn:
         rest_s = min(self.whole_s * WHOLE_SHARE, WHOLE_LIMIT_S)
         return now - self.whole_at >= rest_s
 
+    def ask(self) -> None:
+        """Have it looked at at once; once more if it is just being looked at: that may be early."""
+        self.is_asked = True
+        self.due_at = 0.0
+
+    def begun(self) -> None:
+        """Take that a look begins, which sees all that whoever asked wants to be seen."""
+        self.is_asked = False
+
     def looked(self, now: float, *, found: bool, whole_s: float | None) -> None:
         """Take that it was looked at; `whole_s`: for so long, at all of it."""
         self.failures = 0
         self.pace = 1.0 if found else min(self.pace * GROWTH, QUIETEST)
         if whole_s is not None:
             self.whole_at, self.whole_s = now, whole_s
-        self._next(now, self.interval_s * self.pace)
+        if self.is_asked:
+            self.due_at = now
+        else:
+            self._next(now, self.interval_s * self.pace)
 
     def failed(self, now: float) -> int:
         """Take that it could not be looked at; give how often in a row."""
