@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import psycopg
 from psycopg import sql
 
-from ingestd.capture.settings import WalSettings
+from ingestd.capture.polling.connector import PollingFactory
+from ingestd.capture.settings import PollingSettings, WalSettings
 from ingestd.capture.wal.connector import WalFactory
 from ingestd.errors import TransientError
 from ingestd.fakes.capture import FakeChange, FakeDatabase
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from ingestd.capture.polling.capture import PollingCapture
     from ingestd.ports import ChangeCapture, Connector, ConnectorFactory
+    from ingestd.schema import Table
     from tests.harness.databases import Database
 
 LIMIT_S = 20.0
@@ -37,7 +40,7 @@ TABLES = {"a": A, "b": B, "new1": NEW1}
 
 
 class ChangeWorld(Protocol):
-    """Two tables, a and b (id bigint primary key, note text), and one slot.
+    """Two tables, a and b (id bigint primary key, note text), and one slot where there are slots.
 
     So `many` rows with notes of 100 characters are read in several chunks.
     """
@@ -65,7 +68,11 @@ class ChangeWorld(Protocol):
     async def add_table(self) -> None:
         """Make the table new1, like a and b, which the captures' config asks for."""
 
-    async def current(self) -> Lsn: ...
+    async def current(self) -> Lsn:
+        """A position up to which captures have to come to have given all that was committed."""
+
+    async def begin(self, capture: ChangeCapture, tables: Sequence[Table]) -> None:
+        """Read these tables, if nothing is given of them before."""
 
     async def rows(self, table: str = "a") -> list[int]: ...
 
@@ -73,7 +80,7 @@ class ChangeWorld(Protocol):
         """The rows of a: note by id."""
 
     async def confirmed(self) -> Lsn | None:
-        """Where the slot is; None without one."""
+        """Where the slot is, None without one; or what the capture made last was told."""
 
     async def lose_slot(self) -> None: ...
 
@@ -162,6 +169,9 @@ class FakeChangeWorld:
     async def current(self) -> Lsn:
         return self.database.current
 
+    async def begin(self, capture: ChangeCapture, tables: Sequence[Table]) -> None:
+        """The stream brings everything."""
+
     async def rows(self, table: str = "a") -> list[int]:
         found: list[Any] = [r["id"] for r in self.database.rows(TABLES[table])]
         return sorted(found)
@@ -201,13 +211,14 @@ class FakeChangeWorld:
         await self._connector.close()
 
 
-class WalChangeWorld:
+class ServerWorld:
+    """What is the same on any server, however its changes are found."""
+
     many = 8_000
 
-    def __init__(self, database: Database, *, catches_up: bool) -> None:
-        self._factory = WalFactory(catch_up_above_bytes=-1) if catches_up else WalFactory()
+    def __init__(self, database: Database, factory: ConnectorFactory) -> None:
         self._database = database
-        self._slot = database.name
+        self._factory = factory
         for name in ("a", "b"):
             database.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)")
         database.execute("CREATE TABLE elsewhere (id int)")
@@ -266,6 +277,9 @@ class WalChangeWorld:
     async def current(self) -> Lsn:
         return Lsn.parse(await self._value("SELECT pg_current_wal_lsn()::text"))
 
+    async def begin(self, capture: ChangeCapture, tables: Sequence[Table]) -> None:
+        """The stream brings everything."""
+
     async def rows(self, table: str = "a") -> list[int]:
         found: list[int] = await self._value(f"SELECT array_agg(id ORDER BY id) FROM {table}")
         return found or []
@@ -274,37 +288,11 @@ class WalChangeWorld:
         found = await self._value("SELECT json_object_agg(id, note) FROM a")
         return {int(key): note for key, note in found.items()}
 
-    async def confirmed(self) -> Lsn | None:
-        query = (
-            "SELECT max(confirmed_flush_lsn)::text FROM pg_replication_slots WHERE slot_name = %s"
-        )
-        text = await self._value(query, self._slot)
-        return None if text is None else Lsn.parse(text)
-
-    async def lose_slot(self) -> None:
-        await self._execute("SELECT pg_drop_replication_slot(%s)", self._slot)
-
     async def kill_claim(self) -> None:
         query = """SELECT count(pg_terminate_backend(pid)) FROM pg_locks
                     WHERE locktype = 'advisory' AND database =
                       (SELECT oid FROM pg_database WHERE datname = current_database())"""
         assert await self._value(query) == 1
-
-    async def outlast_patience(self) -> None:
-        async def outlasted() -> bool:
-            query = """SELECT count(*) > 0 FROM pg_stat_replication r JOIN pg_replication_slots s
-                          ON s.active_pid = r.pid WHERE s.slot_name = %s
-                         AND clock_timestamp() - backend_start > %s * interval '2.5 s'"""
-            return bool(await self._value(query, self._slot, SENDER_TIMEOUT_S))
-
-        await until(outlasted)
-
-    async def state(self) -> object:
-        return await self._value(
-            """SELECT (SELECT json_agg(json_build_array(slot_name, temporary, confirmed_flush_lsn))
-                         FROM pg_replication_slots WHERE database = current_database())::text
-                   || (SELECT json_agg(p) FROM pg_publication_tables p)::text"""
-        ), await self._value("SELECT count(*) FROM pg_publication")
 
     async def leftovers(self) -> Sequence[object]:
         query = """SELECT array_agg(application_name || ': ' || query) FROM pg_stat_activity
@@ -321,18 +309,7 @@ class WalChangeWorld:
         return self._factory
 
     def config(self) -> BaseModel:
-        options = f" options='-c wal_sender_timeout={SENDER_TIMEOUT_S}s'"
-        return WalSettings.model_validate(
-            {
-                "kind": "wal",
-                "dsn": self._database.dsn + options,
-                "tables": ["public.a", "public.b", "public.new*"],
-                "slot": self._slot,
-                "publication": self._slot,
-                "discover_interval": "100ms",
-                "snapshot_chunk": "256kB",
-            }
-        )
+        raise NotImplementedError
 
     async def close(self) -> None:
         for capture in self._captures:
@@ -351,3 +328,110 @@ class WalChangeWorld:
 
     async def _connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         return await psycopg.AsyncConnection.connect(self._database.dsn, autocommit=True)
+
+
+class WalChangeWorld(ServerWorld):
+    def __init__(self, database: Database, *, catches_up: bool) -> None:
+        self._slot = database.name
+        factory = WalFactory(catch_up_above_bytes=-1) if catches_up else WalFactory()
+        super().__init__(database, factory)
+
+    async def confirmed(self) -> Lsn | None:
+        query = (
+            "SELECT max(confirmed_flush_lsn)::text FROM pg_replication_slots WHERE slot_name = %s"
+        )
+        text = await self._value(query, self._slot)
+        return None if text is None else Lsn.parse(text)
+
+    async def lose_slot(self) -> None:
+        await self._execute("SELECT pg_drop_replication_slot(%s)", self._slot)
+
+    async def outlast_patience(self) -> None:
+        async def outlasted() -> bool:
+            query = """SELECT count(*) > 0 FROM pg_stat_replication r JOIN pg_replication_slots s
+                          ON s.active_pid = r.pid WHERE s.slot_name = %s
+                         AND clock_timestamp() - backend_start > %s * interval '2.5 s'"""
+            return bool(await self._value(query, self._slot, SENDER_TIMEOUT_S))
+
+        await until(outlasted)
+
+    async def state(self) -> object:
+        return await self._value(
+            """SELECT (SELECT json_agg(json_build_array(slot_name, temporary, confirmed_flush_lsn))
+                         FROM pg_replication_slots WHERE database = current_database())::text
+                   || (SELECT json_agg(p) FROM pg_publication_tables p)::text"""
+        ), await self._value("SELECT count(*) FROM pg_publication")
+
+    def config(self) -> BaseModel:
+        options = f" options='-c wal_sender_timeout={SENDER_TIMEOUT_S}s'"
+        return WalSettings.model_validate(
+            {
+                "kind": "wal",
+                "dsn": self._database.dsn + options,
+                "tables": ["public.a", "public.b", "public.new*"],
+                "slot": self._slot,
+                "publication": self._slot,
+                "discover_interval": "100ms",
+                "snapshot_chunk": "256kB",
+            }
+        )
+
+
+class PollingChangeWorld(ServerWorld):
+    """Table a by its id, b by xmin alone."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database, PollingFactory())
+
+    async def current(self) -> Lsn:
+        """A poll takes its snapshot, then its position: whatever was between has to be over.
+
+        And not every poll looks at all tables; the next one does.
+        """
+        for capture in self._captures:
+            cast("PollingCapture", capture)._polls.poll_now()
+        between = """SELECT count(*) = 0 FROM pg_stat_activity
+                      WHERE datname = current_database() AND application_name = 'ingestd'
+                        AND state <> 'idle' AND query ~ 'pg_current_snapshot|_wal_.*lsn'"""
+
+        async def none_between() -> bool:
+            return bool(await self._value(between))
+
+        await until(none_between)
+        await self.write_elsewhere()
+        return await super().current()
+
+    async def begin(self, capture: ChangeCapture, tables: Sequence[Table]) -> None:
+        snapshot = await capture.snapshot(tables)
+        assert [item async for item in snapshot.items()]
+        await snapshot.close()
+
+    async def confirmed(self) -> Lsn | None:
+        return (await self._captures[-1].lag()).confirmed_lsn if self._captures else None
+
+    async def lose_slot(self) -> None:
+        """There is none."""
+
+    async def outlast_patience(self) -> None:
+        """Nobody waits for an answer."""
+
+    async def state(self) -> object:
+        return await self._value(
+            """SELECT (SELECT count(*) FROM pg_class) || '/' || (SELECT count(*) FROM pg_proc)
+                   || '/' || (SELECT count(*) FROM pg_publication)
+                   || '/' || (SELECT count(*) FROM pg_replication_slots
+                               WHERE database = current_database())"""
+        )
+
+    def config(self) -> BaseModel:
+        return PollingSettings.model_validate(
+            {
+                "kind": "polling",
+                "dsn": self._database.dsn,
+                "tables": ["public.a", "public.b", "public.new*"],
+                "interval": "50ms",
+                "discover_interval": "100ms",
+                "snapshot_chunk": "256kB",
+                "table": {"public.a": {"cursor": "id"}},
+            }
+        )

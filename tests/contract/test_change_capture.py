@@ -17,6 +17,7 @@ from tests.contract.change_worlds import (
     LIMIT_S,
     ChangeWorld,
     FakeChangeWorld,
+    PollingChangeWorld,
     WalChangeWorld,
     claim,
     until,
@@ -28,13 +29,38 @@ if TYPE_CHECKING:
     from ingestd.changes import Chunk, TableBatch
     from ingestd.ports import Snapshot
     from ingestd.schema import Table
+    from tests.harness.databases import Database
 
 
-@pytest.fixture(params=["fake", "wal", "wal catching up"])
+STREAMING = ["fake", "wal", "wal catching up"]
+
+
+@pytest.fixture(params=[*STREAMING, "polling"])
 async def world(request: pytest.FixtureRequest) -> AsyncGenerator[ChangeWorld, None]:
+    async for made in _made(request):
+        yield made
+
+
+@pytest.fixture(params=STREAMING)
+async def stream_world(request: pytest.FixtureRequest) -> AsyncGenerator[ChangeWorld, None]:
+    """A slot, which keeps every transaction until it is confirmed."""
+    async for made in _made(request):
+        yield made
+
+
+@pytest.fixture
+async def polled_world(database: Database) -> AsyncGenerator[ChangeWorld, None]:
+    made = PollingChangeWorld(database)
+    yield made
+    await made.close()
+
+
+async def _made(request: pytest.FixtureRequest) -> AsyncGenerator[ChangeWorld, None]:
     made: ChangeWorld
     if request.param == "fake":
         made = FakeChangeWorld()
+    elif request.param == "polling":
+        made = PollingChangeWorld(request.getfixturevalue("database"))
     else:
         catches_up = request.param == "wal catching up"
         made = WalChangeWorld(request.getfixturevalue("database"), catches_up=catches_up)
@@ -51,6 +77,13 @@ async def prepared(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
     return capture, tables
 
 
+async def begun(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
+    """A capture that gives all changes from now on."""
+    capture, tables = await prepared(world)
+    await world.begin(capture, tables)
+    return capture, tables
+
+
 async def take(live: AsyncGenerator[Chunk, None], transactions: int) -> list[Chunk]:
     """The chunks until so many transactions have come."""
     chunks: list[Chunk] = []
@@ -61,12 +94,12 @@ async def take(live: AsyncGenerator[Chunk, None], transactions: int) -> list[Chu
 
 
 async def take_to(live: AsyncGenerator[Chunk, None], position: Lsn) -> list[Chunk]:
-    """The chunks until everything below `position` has come."""
+    """The chunks until everything below `position`, or found by a poll there, has come."""
     chunks: list[Chunk] = []
     async with asyncio.timeout(LIMIT_S):
         async for chunk in live:
             chunks.append(chunk)
-            if chunk.position >= position:
+            if chunk.position >= position and not chunk.is_open:
                 break
     return chunks
 
@@ -139,7 +172,8 @@ async def test_discover_finds_the_tables_and_changes_nothing(world: ChangeWorld)
     assert await world.state() == before
 
 
-async def test_continuity_tells_fresh_resumed_and_lost(world: ChangeWorld) -> None:
+async def test_continuity_tells_fresh_resumed_and_lost(stream_world: ChangeWorld) -> None:
+    world = stream_world
     capture = world.capture()
     await capture.claim()
     found = await capture.discover({})
@@ -162,13 +196,56 @@ async def test_continuity_tells_fresh_resumed_and_lost(world: ChangeWorld) -> No
     assert verdict.reason
 
 
-async def test_prepare_is_idempotent_and_renews_when_asked(world: ChangeWorld) -> None:
+async def test_continuity_without_a_slot_goes_by_the_server(polled_world: ChangeWorld) -> None:
+    world = polled_world
+    capture = world.capture()
+    await capture.claim()
+    found = await capture.discover({})
+    assert await capture.continuity(Committed()) == Fresh()
+    await capture.prepare(found.tables)
+    position, before = await world.current(), await world.state()
+    for earlier in (position, Lsn(position - 1), Lsn(1)):
+        lake = committed(found.tables, earlier, found.origin)
+        assert await capture.continuity(lake) == Resumed()
+    assert await capture.continuity(Committed(position=position, origin=found.origin)) == Fresh()
+    system, _, timeline = found.origin.partition("/")
+    origins = {
+        f"{int(system) + 1}/{timeline}": "another server",
+        f"{system}/{int(timeline) + 1}": "promoted or restored",
+    }
+    for origin, reason in origins.items():
+        verdict = await capture.continuity(committed(found.tables, position, origin))
+        assert isinstance(verdict, Lost)
+        assert reason in verdict.reason
+    ahead = committed(found.tables, Lsn(position + (1 << 30)), found.origin)
+    verdict = await capture.continuity(ahead)
+    assert isinstance(verdict, Lost)
+    assert verdict.is_behind
+    assert await world.state() == before
+
+
+async def test_prepare_is_idempotent(world: ChangeWorld) -> None:
     capture, tables = await prepared(world)
-    state, kept = await world.state(), await world.confirmed()
-    assert kept is not None
+    state = await world.state()
     await world.insert(1)
     await capture.prepare(tables)
     assert await world.state() == state
+    await capture.close()
+    again = world.capture()
+    await claim(again)
+    await again.discover({})
+    await again.prepare(tables)
+    await again.prepare(tables, renew=True)
+
+
+async def test_prepare_keeps_the_position_and_renews_when_asked(
+    stream_world: ChangeWorld,
+) -> None:
+    world = stream_world
+    capture, tables = await prepared(world)
+    kept = await world.confirmed()
+    assert kept is not None
+    await world.insert(1)
     await capture.close()
     again = world.capture()
     await claim(again)
@@ -248,7 +325,8 @@ async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld)
     assert [r["id"] for r in changes_of(chunks) if r["_cdc_lsn"] >= snapshot.point] == [4]
 
 
-async def test_live_gives_whole_transactions_in_commit_order(world: ChangeWorld) -> None:
+async def test_live_gives_whole_transactions_in_commit_order(stream_world: ChangeWorld) -> None:
+    world = stream_world
     capture, _ = await prepared(world)
     await world.insert(1, 2, 3)
     await world.insert(10, 20, table="b")
@@ -277,7 +355,84 @@ async def test_live_gives_whole_transactions_in_commit_order(world: ChangeWorld)
     assert times == sorted(times)
 
 
-async def test_supports_replay_from_any_position_not_confirmed(world: ChangeWorld) -> None:
+async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorld) -> None:
+    """What one query gives has one position, and comes whole: what follows says so."""
+    world = polled_world
+    await world.insert(7)
+    capture, _ = await begun(world)
+    chunks: list[Chunk] = []
+    async with aclosing(capture.live(None)) as live:
+        await world.insert(1, 2, 3)
+        await world.insert(10, 20, table="b")
+        chunks += await take_to(live, await world.current())
+        await world.insert(*range(100, 100 + LARGE_ROWS), note="x" * 500)
+        chunks += await take_to(live, await world.current())
+        await world.insert(100 + LARGE_ROWS)
+        chunks += await take_to(live, await world.current())
+    assert sorted(ids(chunks, "a")) == [1, 2, 3, *range(100, 101 + LARGE_ROWS)]
+    assert sorted(ids(chunks, "b")) == [10, 20]
+    positions = [c.position for c in chunks]
+    assert positions == sorted(positions)
+    assert any(c.is_open for c in chunks)
+    rows = changes_of(chunks)
+    places = [(r["_cdc_lsn"], r["_cdc_seq"]) for r in rows]
+    assert places == sorted(set(places))
+    for lsn in {r["_cdc_lsn"] for r in rows}:
+        seqs = [r["_cdc_seq"] for r in rows if r["_cdc_lsn"] == lsn]
+        assert seqs == list(range(1, len(seqs) + 1))
+        tables = {c.table.id for k in chunks for c in k.batches if lsn in _lsns(c)}
+        assert len(tables) == 1
+        [end] = [n for n, k in enumerate(chunks) if any(lsn in _lsns(b) for b in k.batches)][-1:]
+        while chunks[end].is_open:
+            end += 1
+        assert lsn < chunks[end].position
+    for chunk in chunks:
+        found = [r["_cdc_lsn"] for r in changes_of([chunk])]
+        assert chunk.first_lsn is None or chunk.first_lsn <= min(found, default=chunk.first_lsn)
+        if chunk.is_open:
+            assert chunk.position <= min(found)
+        elif found:
+            assert chunk.position > max(found)
+    times = [t for c in chunks for t in c.commit_times.tolist()]
+    assert times == sorted(times)
+    # Where a table stands comes with the last of its rows, and never before.
+    for number, chunk in enumerate(chunks):
+        for batch in chunk.batches:
+            lsn = max(_lsns(batch))
+            rest = [b for k in chunks[number:] for b in k.batches if lsn in _lsns(b)]
+            assert (batch.resume is not None) == (batch is rest[-1])
+
+
+def _lsns(batch: TableBatch) -> set[int]:
+    return set(batch.rows.column("_cdc_lsn").to_pylist())
+
+
+async def test_nothing_is_given_of_a_table_before_it_was_read(polled_world: ChangeWorld) -> None:
+    world = polled_world
+    await world.insert(1)
+    await world.insert(2, table="b")
+    capture, tables = await prepared(world)
+    await world.begin(capture, [t for t in tables if t.id.name == "b"])
+    async with aclosing(capture.live(None)) as live:
+        await world.insert(3)
+        await world.insert(4, table="b")
+        chunks = await take_to(live, await world.current())
+        assert ids(chunks) == [4]
+        snapshot = await capture.snapshot([t for t in tables if t.id.name == "a"])
+        await world.insert(5)
+        assert sorted(r["id"] for r in await rows_read(snapshot)) == [1, 3]
+        await snapshot.close()
+        chunks = await take_to(live, await world.current())
+        assert ids(chunks) == [5]
+        assert changes_of(chunks)[0]["_cdc_lsn"] > snapshot.point
+
+
+async def test_no_replay_without_a_slot(polled_world: ChangeWorld) -> None:
+    assert not polled_world.capture().supports_replay
+
+
+async def test_supports_replay_from_any_position_not_confirmed(stream_world: ChangeWorld) -> None:
+    world = stream_world
     capture, tables = await prepared(world)
     assert capture.supports_replay
     ends = []
@@ -295,7 +450,8 @@ async def test_supports_replay_from_any_position_not_confirmed(world: ChangeWorl
         await later.close()
 
 
-async def test_resumes_exactly_after_the_confirmed_position(world: ChangeWorld) -> None:
+async def test_resumes_exactly_after_the_confirmed_position(stream_world: ChangeWorld) -> None:
+    world = stream_world
     capture, tables = await prepared(world)
     for key in range(1, 6):
         await world.insert(key)
@@ -319,20 +475,20 @@ async def test_resumes_exactly_after_the_confirmed_position(world: ChangeWorld) 
 
 
 async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> None:
-    capture, _ = await prepared(world)
+    capture, _ = await begun(world)
     async with aclosing(capture.live(None)) as live:
         first = await anext(live)
         await world.insert(*range(LARGE_ROWS), note="y" * 400)
         await world.insert(LARGE_ROWS)
         await world.outlast_patience()
-        chunks = [first, *await take(live, 2)]
+        chunks = [first, *await take_to(live, await world.current())]
         assert ids(chunks) == list(range(LARGE_ROWS + 1))
         await world.insert(LARGE_ROWS + 1)
         assert ids(await take(live, 1)) == [LARGE_ROWS + 1]
 
 
 async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None:
-    capture, _ = await prepared(world)
+    capture, _ = await begun(world)
     async with aclosing(capture.live(None)) as live:
         await anext(live)
         await world.write_elsewhere()
@@ -354,7 +510,7 @@ async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None
 async def test_confirm_is_cumulative_and_never_beyond_what_was_delivered(
     world: ChangeWorld,
 ) -> None:
-    capture, _ = await prepared(world)
+    capture, _ = await begun(world)
     await world.insert(1)
     async with aclosing(capture.live(None)) as live:
         early = (await take(live, 1))[-1].position
@@ -374,7 +530,28 @@ async def test_confirm_is_cumulative_and_never_beyond_what_was_delivered(
         assert await world.confirmed() == late
 
 
-async def test_lag_is_measured_while_nobody_takes_chunks(world: ChangeWorld) -> None:
+async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> None:
+    capture, _ = await begun(world)
+    async with aclosing(capture.live(None)) as live:
+        done = (await take_to(live, await world.current()))[-1].position
+        await capture.confirm(done)
+
+        async def is_confirmed() -> bool:
+            return await world.confirmed() == done
+
+        await until(is_confirmed)
+        await world.insert(*range(1000), note="z" * 400)
+        now = await world.current()
+        async with asyncio.timeout(LIMIT_S):
+            lag = await capture.lag()
+    assert lag.current_lsn >= now
+    assert lag.confirmed_lsn == done
+    assert lag.lag_bytes is not None
+    assert lag.lag_bytes >= now - done > 0
+
+
+async def test_lag_is_measured_while_nobody_takes_chunks(stream_world: ChangeWorld) -> None:
+    world = stream_world
     capture, _ = await prepared(world)
     async with aclosing(capture.live(None)) as live:
         await anext(live)
@@ -429,6 +606,7 @@ async def test_close_leaves_nothing_whenever_it_comes(world: ChangeWorld, stage:
                 await items.aclose()
                 await snapshot.close()
         elif stage == "streaming":
+            await world.begin(capture, tables)
             await world.insert(5000)
             live = capture.live(None)
             await take(live, 1)
@@ -512,8 +690,7 @@ async def test_tables_changed_can_be_cancelled_at_any_time(world: ChangeWorld) -
 async def test_snapshot_boundary_of_a_table_that_comes_while_it_streams(world: ChangeWorld) -> None:
     """I6: what is read at the point, and what the stream brings from there on, is the table."""
     capture, tables = await prepared(world)
-    snapshot = await capture.snapshot(tables)
-    await snapshot.close()
+    await world.begin(capture, tables)
     chunks: list[Chunk] = []
     streaming = asyncio.create_task(_collect(capture, chunks))
     await world.insert(1)
@@ -540,11 +717,10 @@ async def test_snapshot_boundary_of_a_table_that_comes_while_it_streams(world: C
 
 
 async def test_idle_advances_past_a_snapshot_that_was_read(world: ChangeWorld) -> None:
-    capture, tables = await prepared(world)
+    capture, tables = await begun(world)
     snapshot = await capture.snapshot(tables)
     async with aclosing(capture.live(None)) as live:
-        await take_to(live, await world.current())
-        before = await world.current()
+        before = (await take_to(live, await world.current()))[-1].position
         await snapshot.move_on()
         chunks = await take_to(live, Lsn(before + 1))
     await snapshot.close()
