@@ -238,7 +238,7 @@ class Polls:
         self._raise_sweeps_fault()
         now = self._monotonic()
         active = [s for s in self.states.values() if self._is_active(s)]
-        due = [s for s in active if s.turn.due_at <= now or s.missing]
+        due = [s for s in active if s.turn.due_at <= now or (s.missing and not s.turn.failures)]
         if due:
             return due
         until = min((s.turn.due_at for s in active), default=None)
