@@ -27,6 +27,7 @@ from benchmarks import (
     reference,
     resume,
     snapshot,
+    sweep,
 )
 from benchmarks.rig import Rig, rig
 
@@ -270,6 +271,29 @@ def _polling(rig: Rig) -> list[Figure]:
     ]
 
 
+def _sweep(rig: Rig) -> list[Figure]:
+    figures = []
+    for kind, found in sweep.measure(rig).items():
+        whole_s = found["load_s"] + found["sweep_s"]
+        what = f"sweep of 10M {kind} keys"
+        figures += [
+            Figure(
+                f"{what}, from nothing in memory to the {sweep.GONE} that are gone",
+                f"{whole_s:.1f} s (of that what the lake holds {found['load_s']:.1f} s; "
+                f"psql COPY of the keys {found['reference_s']:.1f} s)",
+                "< 30 s",
+                whole_s < 30 and found["found"] == sweep.GONE,
+            ),
+            Figure(
+                f"peak memory, {what}",
+                f"{found['peak_mb']:.0f} MB ({found['before_mb']:.0f} MB before)",
+                "< 300 MB",
+                found["peak_mb"] < 300,
+            ),
+        ]
+    return figures
+
+
 def _reference(rig: Rig) -> list[Figure]:
     found = reference.measure(rig)
     merge, plain = found["merge_s"], found["plain_s"]
@@ -320,6 +344,7 @@ STEPS: dict[str, Callable[[Rig], list[Figure]]] = {
     "mirror": _mirror,
     "reference": _reference,
     "polling": _polling,
+    "sweep": _sweep,
 }
 
 
