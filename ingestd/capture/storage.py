@@ -63,6 +63,10 @@ SELECT EXISTS (SELECT FROM ONLY {table} r
 # TRUNCATE and ALTER TABLE leave the number of rows unknown (14 and later), VACUUM FULL and CLUSTER
 # count them.
 _UNCOUNTED = "SELECT bool_or(reltuples = -1) FROM pg_catalog.pg_class WHERE oid = ANY(%s::oid[])"
+_BLOCKS = """
+SELECT c.relkind <> 'r' OR pg_catalog.pg_relation_size(c.oid) > 0
+  FROM pg_catalog.pg_class c WHERE c.oid = %s
+"""
 _NAME = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
@@ -301,8 +305,17 @@ async def _holds(
     question = sql.SQL(query).format(table=sql.Identifier(*name), oid=table, xid=xid)
     try:
         row = await (await connection.execute(question)).fetchone()
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):
+    except psycopg.errors.InsufficientPrivilege:
+        # The right to read a partitioned table is enough, and needs none on its partitions.
+        return unknown and await _has_blocks(connection, table)
+    except psycopg.errors.WrongObjectType:
         return unknown
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return False  # it has gone again: the next look says so
+    return row is None or bool(row[0])
+
+
+async def _has_blocks(connection: AsyncConnection[Any], table: int) -> bool:
+    """Whether a table that can't be read may have rows."""
+    row = await (await connection.execute(_BLOCKS, (table,))).fetchone()
     return row is None or bool(row[0])

@@ -365,6 +365,35 @@ async def test_partitions_that_come_and_go(
         assert found.rewritten[T].startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        (["CREATE TABLE t_4 PARTITION OF t FOR VALUES IN (4)"], None),
+        (["TRUNCATE t_1"], "a partition was truncated by itself"),
+        (["ALTER TABLE t ATTACH PARTITION old FOR VALUES IN (3)"], "a partition was attached with"),
+    ],
+)
+async def test_partitions_that_the_role_may_read_only_as_a_whole(
+    database: Database, stranger: str, statements: list[str], reason: str | None
+) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY LIST (id)",
+        "CREATE TABLE t_1 PARTITION OF t FOR VALUES IN (1)",
+        "INSERT INTO t VALUES (1, 'x')",
+        "CREATE TABLE old (id int PRIMARY KEY, note text)",
+        "INSERT INTO old VALUES (3, 'y')",
+        f"GRANT SELECT ON t TO {stranger}",
+    )
+    dsn = database.server.dsn(database.name, user=stranger)
+    tables, found = await look(dsn, tables=["public.t"])
+    database.execute(*statements)
+    rewritten = (await discover(tables, dsn, recorded(found.tables))).rewritten
+    if reason is None:
+        assert rewritten == {}
+    else:
+        assert rewritten[T].startswith(reason)
+
+
 async def test_a_live_table_without_a_word_on_where_polling_stood_has_a_gap_once(
     database: Database,
 ) -> None:
