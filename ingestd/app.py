@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from ingestd import __version__
-from ingestd.capture.reference import CopiedReferenceSource
+from ingestd.capture.reference import CopiedReferenceSource, check_references
 from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
 from ingestd.checks import CheckLine
@@ -212,7 +212,10 @@ def check(config_path: Path) -> list[CheckLine]:
 async def _check_sources(config: Config) -> list[CheckLine]:
     connectors = [_connector(config, n, s) for n, s in config.sources.items()]
     try:
-        found = await asyncio.gather(*(c.check() for c in connectors))
+        found = await asyncio.gather(
+            *(c.check() for c in connectors),
+            *(check_references(n, s) for n, s in config.sources.items()),
+        )
     finally:
         for connector in connectors:
             await connector.close()

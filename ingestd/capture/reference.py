@@ -33,6 +33,7 @@ from ingestd.capture.patterns import missing_tables
 from ingestd.capture.session import classify, connect
 from ingestd.capture.splits import read_error, splits_seen
 from ingestd.capture.views import ExportedView, Place
+from ingestd.checks import CheckLine
 from ingestd.config import SourceSettings
 from ingestd.decode.lake_names import allocate
 from ingestd.decode.types import BUILT_IN
@@ -184,6 +185,45 @@ async def describe(
     controls, key = settings.controls(name), settings.mask_key_bytes
     table = controlled(table, controls, key, types, strict=True)
     return replace(table, columns=allocate(table.columns, {}))
+
+
+async def check_references(source: str, settings: SourceSettings) -> list[CheckLine]:
+    """Look for what would stop the source's reference tables. Changes nothing."""
+    names = {t: s.reference for t, s in settings.references().items()}
+    if not names:
+        return []
+    dsn = settings.dsn.get_secret_value()
+    try:
+        async with await connect(dsn, autocommit=False) as connection:
+            return [await _check(connection, source, settings, t, names[t]) for t in names]
+    except psycopg.Error as error:
+        fault = classify(error, f"source {source}, reference tables", dsn)
+        return [CheckLine(source, "reference tables", "fail", fault.what, fault.remedy)]
+
+
+async def _check(
+    connection: AsyncConnection[Any],
+    source: str,
+    settings: SourceSettings,
+    name: TableId,
+    kind: str,
+) -> CheckLine:
+    subject = f"reference table {name}"
+    try:
+        await describe(connection, settings, name)
+    except TableError as error:
+        return CheckLine(source, subject, "fail", error.reason, error.remedy)
+    if kind == "snapshot_only":
+        every_s = settings.controls(name).refresh_s
+        return CheckLine(source, subject, "ok", f"read every {every_s:g} s")
+    if kind == "manual":
+        return CheckLine(source, subject, "ok", "read when asked for")
+    [row] = [r for r in await list_tables(connection) if r.id == name]
+    has_key = row.primary_key or row.identity_key or getattr(settings.controls(name), "key", None)
+    if not has_key:
+        remedy = 'give it a primary key, or set reference = "snapshot_only"'
+        return CheckLine(source, subject, "fail", "has no key to tell its rows apart by", remedy)
+    return CheckLine(source, subject, "ok", "kept by its changes")
 
 
 def _without_identity(table: Table) -> Table:

@@ -67,11 +67,15 @@ class ReferenceWatch:
             self._status.tables[str(table)].snapshot_requested = True
         self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=False)
 
-    def reading(self, table: TableId, ratio: float, nbytes: int) -> None:
-        """Take how much of a table is read, 0 to 1; `nbytes`: since the last call."""
+    def reading(self, table: TableId, ratio: float, nbytes: int, *, is_asked: bool) -> None:
+        """Take how much of a table is read, 0 to 1; `nbytes`: since the last call.
+
+        `is_asked`: for another reading after this one.
+        """
         shown = self._shown(table)
         if shown is not None:
             progress = shown.read(ratio, nbytes, self._now())
+            shown.snapshot_requested = is_asked
             name = str(table)
             self._metrics.snapshot_progress(
                 self._status.source, name, progress.ratio, progress.eta_s
@@ -82,8 +86,13 @@ class ReferenceWatch:
         if state is not None:
             self._take(table, state)
 
-    def current(self, table: TableId, state: ReferenceState, seconds: float) -> None:
-        """Take that the lake has a table's rows; a new version of them if `state.is_new`."""
+    def current(
+        self, table: TableId, state: ReferenceState, seconds: float, *, is_asked: bool = False
+    ) -> None:
+        """Take that the lake has a table's rows; a new version of them if `state.is_new`.
+
+        `is_asked`: for another reading after this one.
+        """
         self._take(table, state)
         self._status.references[str(table)].looked = self._now()
         if state.is_new:
@@ -98,6 +107,7 @@ class ReferenceWatch:
         shown = self._shown(table)
         if shown is not None:
             shown.end_snapshot(SnapshotOutcome.DONE, self._now())
+            shown.snapshot_requested = is_asked
             self._metrics.no_snapshot(self._status.source, str(table))
             if state.is_new:
                 shown.last_change = self._now()

@@ -102,14 +102,15 @@ class Reread:
         finally:
             await source.close()
         self._due_s = None if self._refresh_s is None else began + self._refresh_s
-        self._watch.current(self._table, state, self._monotonic() - began)
+        seconds = self._monotonic() - began
+        self._watch.current(self._table, state, seconds, is_asked=self.is_asked)
 
     async def _batches(self, source: ReferenceTableSource) -> AsyncIterator[pa.RecordBatch]:
         nbytes = 0
         while (batch := await source.poll_snapshot()) is not None:
             ratio = getattr(source, "progress", 0.0)
             read = getattr(source, "nbytes", 0)
-            self._watch.reading(self._table, ratio, read - nbytes)
+            self._watch.reading(self._table, ratio, read - nbytes, is_asked=self.is_asked)
             nbytes = read
             yield batch
 

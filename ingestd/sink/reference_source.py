@@ -295,6 +295,7 @@ class RawReferenceSource:
         is_same = before is None or (
             (before.schema, before.key) == (definition.schema, definition.key)
         )
+        is_same = is_same and epoch >= self._epoch  # else it is another lake than before
         if is_same and (not definition.is_live or epoch <= self._epoch):
             return _no_changes(definition)
         found = self._changes_to(definition, epoch) if is_same else None

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from ingestd.errors import OperatorError, TransientError
 from ingestd.fakes.reference import FakeReferenceLake, FakeReferenceSink
 from ingestd.schema import TIMESTAMP_NTZ, TableId
+from ingestd.sink import reference_log, reference_table
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files
 from ingestd.sink.reference_table import DeltaReferenceTable
@@ -374,3 +375,19 @@ async def test_names_and_keys_of_any_kind(lake: Path, key: Sequence[str]) -> Non
     assert after["k3"] is None
     assert "k4" not in after
     assert after["k5"] == [5, None]
+
+
+async def test_old_files_are_removed_in_time(
+    delta: DeltaWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_log, "RETENTION", "interval 0 seconds")
+    monkeypatch.setattr(reference_table, "VACUUM_INTERVAL_S", -1.0)
+    sink = await loaded(delta, rows(range(300)))
+    for number in range(3):
+        await sink.replace(given(rows(range(300), f"v{number}")), position=2 + number)
+        await sink.merge(changes([{"id": 300, "name": "x"}]), ["id"], position=2 + number)
+    assert by_id(delta.at()) == rows(range(300), "v2")
+    assert len(list(delta.path.glob("*.parquet"))) == len(DeltaTable(delta.path).file_uris())
+    state = await delta.sink().open()
+    assert state is not None
+    assert state.position == 4

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from ingestd.app import check
 from ingestd.demo.daemon import module_environment
 from ingestd.observe.client import fetch_status
 from ingestd.schema import TableId
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ingestd.checks import CheckLine
     from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
@@ -355,3 +357,24 @@ def test_what_the_commands_show(database: Database, lake: Path, make_daemon: Mak
     daemon.sigterm()
     for found in (running, status()):
         assert (found["table"], found["state"], found["rows"]) == ("public.prices", "live", 200)
+
+
+def test_check_tells_what_would_stop_them(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    create(database)
+
+    def line(reference: str, *extra: str) -> CheckLine:
+        daemon = make_daemon(config(database, lake, reference, *extra), name=reference)
+        [own] = [c for c in check(daemon.config_path) if c.subject == f"reference table {PRICES}"]
+        return own
+
+    assert line("manual").level == "ok"
+    found = line("snapshot_only", 'exclude_columns = ["nte"]')
+    assert found.level == "fail"
+    assert "did you mean 'note'?" in str(found.remedy)
+    database.execute(
+        "ALTER TABLE prices DROP CONSTRAINT prices_pkey",
+        "ALTER TABLE prices REPLICA IDENTITY FULL",
+    )
+    assert "no key" in line("snapshot_plus_cdc").detail
