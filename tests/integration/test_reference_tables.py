@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from ingestd.app import check
 from ingestd.demo.daemon import module_environment
-from ingestd.observe.client import fetch_status
+from ingestd.observe.client import fetch_status, request_snapshot
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files
@@ -328,12 +328,48 @@ def test_every_version_is_the_source_at_some_moment_whatever_is_killed(
     if kind == "snapshot_only":
         assert snapshot(daemon, str(PRICES)).returncode == 0
     await_equal(database, lake)
-    count = versions(lake)
-    assert count > 6
-    for version in range(count):
+    assert versions(lake) > 6
+    assert_moments(lake)
+
+
+def assert_moments(lake: Path) -> None:
+    """Whatever was transferred, the sum over all rows is the same at any moment."""
+    for version in range(versions(lake)):
         rows = current(lake, version)
         assert len(rows) == ACCOUNTS, f"version {version} is half loaded"
         assert sum(row[2] for row in rows) == TOTAL, f"version {version} is of no moment"
+
+
+def test_i6_a_followed_table_that_is_read_anew(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    create(database, ACCOUNTS)
+    database.execute("UPDATE prices SET price = 100")
+    chunks = 'snapshot_chunk = "8KB"\nsnapshot_chunked_above = "0"'
+    daemon = make_daemon(config(database, lake, "snapshot_plus_cdc", source=chunks))
+    daemon.start_ready()
+
+    def ended() -> int:
+        return len([e for e in daemon.events("table.state") if e["state"] == "live"])
+
+    def last() -> Any:
+        [table] = (fetch_status(daemon.listen) or {})["sources"]["shop"]["tables"]
+        return table["last_snapshot"]
+
+    with Transfers(database):
+        for where in ("id % 2 = 0", "id < 50"):
+            then = str(last())
+            request_snapshot(daemon.listen, "shop", [str(PRICES)], where)
+
+            def is_over(then: str = then) -> bool:
+                return str(last()) != then
+
+            await_until(is_over, LIMIT_S, "the partial snapshot")
+        count = ended()
+        request_snapshot(daemon.listen, "shop", [str(PRICES)], None)
+        await_until(lambda: ended() > count, LIMIT_S, "the snapshot")
+    await_equal(database, lake)
+    assert_moments(lake)
 
 
 def test_what_the_commands_show(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
