@@ -15,14 +15,14 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_out import CopyOut
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.polling.polled import PolledTable
-from ingestd.capture.polling.queries import Near, look_query, peak_query, xids_query
+from ingestd.capture.polling.queries import Near, Shape, look_query, peak_query, xids_query
 from ingestd.capture.polling.rows import FoundRows
 from ingestd.capture.polling.seen import MAX_AGE, Moment, Progress, Seen, Xids
 from ingestd.capture.pooler import pooled
 from ingestd.capture.positions import insert_position
 from ingestd.capture.rewrites import ensure_described
 from ingestd.decode.copy import CopyRows
-from ingestd.errors import TableReplacedError
+from ingestd.errors import TableChangedError, TableReplacedError
 from ingestd.positions import Lsn
 from ingestd.visibility import Visibility
 
@@ -36,13 +36,17 @@ _MOMENT = """
 SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp(),
        pg_catalog.age('3'::pg_catalog.xid)::int8 + 3, pg_catalog.pg_backend_pid()
 """
-_CURSOR = """
-SELECT a.atttypid::int8,
+_SHAPE = """
+SELECT c.relkind = 'p', coalesce(a.atttypid, 0)::int8,
        EXISTS (SELECT FROM pg_catalog.pg_index i
-                WHERE i.indrelid = a.attrelid AND i.indkey[0] = a.attnum AND i.indisvalid
-                  AND i.indpred IS NULL)
-  FROM pg_catalog.pg_attribute a
- WHERE a.attrelid = %s::oid AND a.attname = %s AND NOT a.attisdropped
+                 JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
+                 JOIN pg_catalog.pg_am m ON m.oid = x.relam
+                WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indisvalid
+                  AND i.indpred IS NULL AND m.amname = 'btree')
+  FROM pg_catalog.pg_class c
+  LEFT JOIN pg_catalog.pg_attribute a
+    ON a.attrelid = c.oid AND a.attname = %s AND NOT a.attisdropped
+ WHERE c.oid = %s::oid
 """
 
 
@@ -118,17 +122,17 @@ async def look_at(
             polled.table.id, "more than 2 billion transactions have passed since it was polled"
         )
     await ensure_described(connection, polled.table)
-    type_oid, is_indexed = await _cursor_of(connection, polled)
-    if look.is_whole or not is_indexed or look.progress.floor is None:
+    shape = await _shape(connection, polled)
+    if look.is_whole or not shape.is_indexed or look.progress.floor is None:
         look.is_whole = True
         async for rows in _whole(connection, look, moment):
             yield look.saw(rows)
-        look.peak = await _peak(connection, polled, type_oid) if is_indexed else None
+        look.peak = await _peak(connection, polled, shape)
         look.progress = look.progress.after_whole(moment, _all(look.found), look.peak)
     else:
-        async for rows in _near(connection, look, moment):
+        async for rows in _near(connection, look, moment, shape):
             yield look.saw(rows)
-        look.peak = await _peak(connection, polled, type_oid)
+        look.peak = await _peak(connection, polled, shape)
         look.progress = look.progress.after_near(moment, _all(look.found))
 
 
@@ -139,19 +143,17 @@ async def first_progress(
 
     Raises psycopg.Error.
     """
-    everything = Seen(now.moment.oldest).unseen(now.moment)
-    table = sql.Identifier(polled.table.id.schema, polled.table.id.name)
-    cursor = await connection.execute(xids_query(table, everything))
+    shape = await _shape(connection, polled)
+    recent = Seen(now.moment.oldest).unseen(now.moment)
+    cursor = await connection.execute(xids_query(polled, shape, recent))
     ages = [age for (age,) in await cursor.fetchall()]
-    type_oid, is_indexed = await _cursor_of(connection, polled)
-    peak = await _peak(connection, polled, type_oid) if is_indexed else None
+    peak = await _peak(connection, polled, shape)
     return Progress.begun(now.moment, now.moment.next - np.array(ages, np.int64), peak)
 
 
 async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:
     """Give the text of the highest cursor; None if no index tells. Raises psycopg.Error."""
-    type_oid, is_indexed = await _cursor_of(connection, polled)
-    return await _peak(connection, polled, type_oid) if is_indexed else None
+    return await _peak(connection, polled, await _shape(connection, polled))
 
 
 # --- looks -----------------------------------------------------------------------------------
@@ -176,13 +178,13 @@ async def _whole(
                 BlockRange(leaf.schema, leaf.name, s, e) for s, e in zip(starts, ends, strict=True)
             ]
         for blocks in ranges:
-            query = look_query(look.polled, condition, blocks=blocks)
+            query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
             async for rows in _copy(connection, look.polled, query, 0, moment):
                 yield rows
 
 
 async def _near(
-    connection: AsyncConnection[Any], look: Look, moment: Moment
+    connection: AsyncConnection[Any], look: Look, moment: Moment, shape: Shape
 ) -> AsyncGenerator[FoundRows, None]:
     """Go along the index from the floor on, a page at a time."""
     assert look.polled.cursor is not None
@@ -191,7 +193,7 @@ async def _near(
     after: tuple[str, ...] | None = None
     while True:
         near = Near(look.page_rows, after)
-        query = look_query(look.polled, condition, near=near)
+        query = look_query(look.polled, condition, shape.relation_of(look.polled), near=near)
         count = 0
         async for rows in _copy(connection, look.polled, query, _places(look), moment):
             count += rows.rows.count
@@ -230,17 +232,20 @@ async def _copy(
     cutter.finish()
 
 
-async def _cursor_of(connection: AsyncConnection[Any], polled: PolledTable) -> tuple[int, bool]:
-    """Give the cursor's type, and whether an index begins with it."""
-    if polled.cursor is None:
-        return 0, False
-    found = await connection.execute(_CURSOR, (polled.table.oid, polled.cursor.columns[0]))
+async def _shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:
+    """Ask the catalog. Raises TableChangedError if the table is gone."""
+    cursor = None if polled.cursor is None else polled.cursor.columns[0]
+    found = await connection.execute(_SHAPE, (cursor, polled.table.oid))
     row = await found.fetchone()
-    return (0, False) if row is None else (row[0], row[1])
+    if row is None:
+        raise TableChangedError(polled.table.id, "is gone")
+    return Shape(*row)
 
 
-async def _peak(connection: AsyncConnection[Any], polled: PolledTable, type_oid: int) -> str | None:
-    row = await (await connection.execute(peak_query(polled, type_oid))).fetchone()
+async def _peak(connection: AsyncConnection[Any], polled: PolledTable, shape: Shape) -> str | None:
+    if not shape.is_indexed:
+        return None
+    row = await (await connection.execute(peak_query(polled, shape))).fetchone()
     return None if row is None else row[0]
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_queries import output_of, sendable
 from ingestd.capture.polling.polled import PolledTable
 
@@ -16,6 +15,23 @@ AGE, DELETED, PLACE = range(3)
 from here on cursor and key."""
 
 _TEXT = sql.SQL("pg_catalog.text")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the catalog says of a table: whether it is partitioned; of its cursor the type.
+
+    `is_indexed`: a B-tree begins with the cursor.
+    """
+
+    is_partitioned: bool
+    type_oid: int
+    is_indexed: bool
+
+    def relation_of(self, polled: PolledTable) -> sql.Composable:
+        """Give what stands after FROM: a table that others inherit from has rows of its own."""
+        name = sql.Identifier(polled.table.id.schema, polled.table.id.name)
+        return name if self.is_partitioned else sql.SQL("ONLY ") + name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +45,14 @@ class Near:
 def look_query(
     polled: PolledTable,
     condition: sql.Composable,
+    relation: sql.Composable,
     *,
-    blocks: BlockRange | None = None,
+    bounds: Sequence[sql.Composable] = (),
     near: Near | None = None,
 ) -> sql.Composed:
-    """Give the COPY, in binary format, of the rows for which `condition` holds.
+    """Give the COPY, in binary format, of the rows for which `condition` and `bounds` hold.
 
-    Of the table, or of a range of its blocks.
+    `relation`: the table, or one of its partitions.
     """
     table = polled.table
     fields = [sendable(c) for c in table.columns]
@@ -43,12 +60,8 @@ def look_query(
         sql.SQL("pg_catalog.age(xmin)::{}").format(_TEXT),
         sql.SQL("{}::{}").format(is_deleted(polled), _TEXT),
     ]
-    relation: sql.Composable = sql.Identifier(table.id.schema, table.id.name)
-    conditions = [condition]
+    conditions = [*bounds, condition]
     tail: sql.Composable = sql.SQL("")
-    if blocks is not None:
-        relation = blocks.relation
-        conditions = [*blocks.bounds, condition]
     if near is not None:
         order = [sql.Identifier(name) for name in place_columns(polled)]
         fields += [output_of(name) for name in order]
@@ -77,23 +90,25 @@ def is_deleted(polled: PolledTable) -> sql.Composable:
     return sql.SQL("(coalesce({}::{}, 'false') <> 'false')").format(column, _TEXT)
 
 
-def xids_query(table: sql.Composable, condition: sql.Composable) -> sql.Composed:
+def xids_query(polled: PolledTable, shape: Shape, condition: sql.Composable) -> sql.Composed:
     """Give the ages of the transactions of a table's rows for which the condition holds."""
-    return sql.SQL("SELECT DISTINCT pg_catalog.age(xmin) FROM {} WHERE {}").format(table, condition)
+    return sql.SQL("SELECT DISTINCT pg_catalog.age(xmin) FROM {} WHERE {}").format(
+        shape.relation_of(polled), condition
+    )
 
 
-def peak_query(polled: PolledTable, type_oid: int) -> sql.Composed:
+def peak_query(polled: PolledTable, shape: Shape) -> sql.Composed:
     """Give the highest cursor's text, by an index; no time that is still to come."""
     assert polled.cursor is not None
     cursor = sql.Identifier(polled.cursor.columns[0])
-    latest = _LATEST.get(type_oid)
+    latest = _LATEST.get(shape.type_oid)
     past = sql.SQL("") if latest is None else sql.SQL(" AND {} <= {}").format(cursor, latest)
     return sql.SQL(
         "SELECT {output} FROM {table} AS polled WHERE {cursor} IS NOT NULL{past}"
         " ORDER BY polled.{cursor} DESC LIMIT 1"
     ).format(
         output=output_of(cursor),
-        table=sql.Identifier(polled.table.id.schema, polled.table.id.name),
+        table=shape.relation_of(polled),
         cursor=cursor,
         past=past,
     )
