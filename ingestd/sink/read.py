@@ -23,6 +23,8 @@ from ingestd.sink.store import Store, open_store
 BATCH_ROWS = 1 << 15
 _BUFFER_BYTES = 1 << 20
 """Of a column that is read: else all of it in a row group is, compressed or not."""
+_RELEASED_EVERY = 8
+"""Batches: what was allocated for them and freed elsewhere is given back to the system."""
 KeepFile = Callable[[Mapping[str, Any]], bool]
 """Whether to read a file, by its statistics (empty if it has none)."""
 
@@ -106,9 +108,11 @@ def read_batches(
                 pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
             ):
                 present = [name for name in schema.names if name in file.schema_arrow.names]
-                for batch in file.iter_batches(BATCH_ROWS, columns=present, use_threads=False):
-                    rows = conform(pa.Table.from_batches([batch]), schema)
-                    yield from rows.to_batches()
+                batches = file.iter_batches(BATCH_ROWS, columns=present, use_threads=False)
+                for number, batch in enumerate(batches, 1):
+                    yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
+                    if number % _RELEASED_EVERY == 0:
+                        pa.default_memory_pool().release_unused()
 
 
 def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:

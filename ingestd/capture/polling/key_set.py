@@ -19,7 +19,7 @@ from ingestd.changes import DELETE, TRUNCATE
 from ingestd.ports import ChangeLog
 from ingestd.schema import Table
 
-_FEW = 1 << 16
+_FEW = 1 << 18
 """So many are kept apart before they are merged; of more keys, a quarter."""
 _NONE: Hashes = np.empty(0, np.uint64)
 
@@ -127,20 +127,19 @@ class KeySet:
         self._recent, self._added, self._removed = [], _NONE, _NONE
 
     def _remove(self, hashes: Hashes) -> None:
-        _, is_added = sorted_hashes.find(self._added, hashes)
-        self._added = np.setdiff1d(self._added, hashes[is_added], assume_unique=True)
-        _, is_there = sorted_hashes.find(self._hashes, hashes)
-        self._removed = np.union1d(self._removed, hashes[is_there])
+        self._added = sorted_hashes.without(self._added, hashes)
+        _, is_there = sorted_hashes.find_sorted(self._hashes, hashes)
+        self._removed = sorted_hashes.joined(self._removed, hashes[is_there])
 
     def _settle(self) -> None:
         if not self._recent:
             return
-        came = np.unique(np.concatenate(self._recent))
+        came = sorted_hashes.joined(*self._recent)
         self._recent = []
-        _, is_there = sorted_hashes.find(self._hashes, came)
+        _, is_there = sorted_hashes.find_sorted(self._hashes, came)
         if len(self._removed):
-            self._removed = np.setdiff1d(self._removed, came[is_there], assume_unique=True)
-        self._added = np.union1d(self._added, came[~is_there])
+            self._removed = sorted_hashes.without(self._removed, came[is_there])
+        self._added = sorted_hashes.joined(self._added, came[~is_there])
 
     def _merge(self) -> None:
         if self._still:

@@ -18,14 +18,30 @@ def find(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
 
     Where it is not the index means nothing. In order, a search is several times as fast.
     """
+    order = np.argsort(wanted)
+    index, is_there = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.bool_)
+    index[order], is_there[order] = find_sorted(hashes, wanted[order])
+    return index, is_there
+
+
+def find_sorted(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
+    """Do the same for `wanted` in order."""
     if not len(hashes):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
-    order = np.argsort(wanted)
-    ordered = wanted[order]
-    at = np.minimum(np.searchsorted(hashes, ordered), len(hashes) - 1)
-    index, is_there = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.bool_)
-    index[order], is_there[order] = at, hashes[at] == ordered
-    return index, is_there
+    at = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
+    return at, hashes[at] == wanted
+
+
+def joined(*parts: Hashes) -> Hashes:
+    """Give all hashes of these arrays, sorted, each once."""
+    hashes = np.concatenate(parts)
+    cut_to(hashes, distinct(hashes, len(hashes)))
+    return hashes
+
+
+def without(hashes: Hashes, others: Hashes) -> Hashes:
+    """Give those of sorted `hashes` that are not among sorted `others`."""
+    return hashes[~find_sorted(others, hashes)[1]]
 
 
 def distinct(hashes: Hashes, count: int) -> int:
@@ -57,7 +73,7 @@ def remove(hashes: Hashes, gone: Hashes) -> None:
         first = int(np.searchsorted(gone, block[0]))
         end = int(np.searchsorted(gone, block[-1], side="right"))
         stays = np.ones(len(block), np.bool_)
-        index, is_there = find(block, gone[first:end])
+        index, is_there = find_sorted(block, gone[first:end])
         stays[index[is_there]] = False
         found = block[stays]
         hashes[kept : kept + len(found)] = found

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
@@ -103,10 +104,16 @@ class Sweep:
 
     async def _marks(self, hashes: Hashes) -> Marks:
         marks = np.zeros(len(hashes), np.bool_)
-        if len(hashes):
+        if not len(hashes):
+            return marks
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "sweep")  # one: what it frees is used again
+        try:
             async with aclosing(self._pages()) as pages:
                 async for page in pages:
-                    await asyncio.to_thread(_mark, page, hashes, marks)
+                    await loop.run_in_executor(thread, _mark, page, hashes, marks)
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
         return marks
 
     async def _pages(self) -> AsyncGenerator[PackedKeys, None]:
