@@ -171,7 +171,7 @@ class Delivered:
 
     def take(self, batch: TableBatch) -> None:
         """Note changes that the stream brought."""
-        xids = batch.rows.column("_cdc_xid").to_numpy(zero_copy_only=False)
+        xids = batch.rows.column("_cdc_xid").drop_null().to_numpy(zero_copy_only=False)
         firsts = np.flatnonzero(np.diff(xids, prepend=xids[0] - 1)) if len(xids) else xids
         self._xids.setdefault(batch.table.id, []).append(xids[firsts].astype(np.int64))
 
