@@ -41,6 +41,7 @@ from ingestd.sink.store import open_store
 MEMORY_BYTES = 64 << 20
 """Arrow bytes of change rows folded at once: it takes some three times as much for a moment."""
 BATCH_ROWS = 1 << 16
+_LAST_SEQ = 1 << 62
 
 
 @dataclass(slots=True)
@@ -351,8 +352,13 @@ class RawReferenceSource:
         self._raw.load()
         files = self._files()
         for file in files:
-            high = file[1].get("maxValues", {}).get("_cdc_lsn", self._reach[0])
-            if epochs_of(file[1])[0] > self._epoch or high < self._reach[0]:
+            first, last = epochs_of(file[1])
+            high = file[1].get("maxValues", {}).get("_cdc_lsn")
+            if first > self._epoch:
+                continue
+            if last <= self._epoch and high is not None:
+                # Further than it may be: then something is folded anew once.
+                self._reach = max(self._reach, (high, _LAST_SEQ))
                 continue
             for rows in read_changes(self._raw, file, POSITION, self._epoch):
                 if rows.num_rows:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 import pyarrow as pa
@@ -221,14 +222,16 @@ class DeltaReferenceTable:
             numbers = changes.find(keys)
             if not is_joined and (numbers < 0).all():
                 return False
-            start = 0
-            for group in range(file.num_row_groups):
-                rows = conform(file.read_row_group(group, columns=wanted), schema)
-                own = numbers[start : start + rows.num_rows]
-                start += rows.num_rows
-                left = changes.without_changed(rows, own)
-                if left.num_rows:
-                    writer.write([left.combine_chunks()])
+
+            def left() -> Iterator[pa.Table]:
+                start = 0
+                for group in range(file.num_row_groups):
+                    rows = conform(file.read_row_group(group, columns=wanted), schema)
+                    own = numbers[start : start + rows.num_rows]
+                    start += rows.num_rows
+                    yield changes.without_changed(rows, own)
+
+            writer.write(rows for rows in _ahead(left()) if rows.num_rows)
         return True
 
     def _vacuum_if_due(self) -> None:
@@ -236,6 +239,15 @@ class DeltaReferenceTable:
         if now - self._vacuumed_s >= VACUUM_INTERVAL_S:
             self._vacuumed_s = now
             self._log.vacuum()
+
+
+def _ahead(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Make the next while the last is in the caller's hands."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, rows, None)
+        while (found := coming.result()) is not None:
+            coming = pool.submit(next, rows, None)
+            yield found
 
 
 def _bounded(schema: pa.Schema) -> list[str]:
