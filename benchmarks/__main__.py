@@ -305,7 +305,7 @@ def _reference(rig: Rig) -> list[Figure]:
             merge < 1.5,
         ),
         Figure(
-            "peak memory of that process",
+            "peak memory, reference table, 10k changes into 1M rows",
             f"{found['merge_mb']:.0f} MB",
             "< 500 MB",
             found["merge_mb"] < 500,
