@@ -133,10 +133,11 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
 class Unlisted:
     """Rows that the lake has beyond its last epoch: no row of `_epochs` says so yet.
 
-    `reach`: the highest position (`_cdc_lsn`) among them; `at`: the latest time (`_cdc_ts`, aware),
-    or up to a millisecond later.
+    `first`, `reach`: the lowest and the highest position (`_cdc_lsn`) among them; `at`: the latest
+    time (`_cdc_ts`, aware), or up to a millisecond later.
     """
 
+    first: Lsn
     reach: Lsn
     at: datetime
 

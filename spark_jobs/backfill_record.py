@@ -62,7 +62,7 @@ class Note:
     @property
     def held(self) -> Held:
         """What its files add to the lake."""
-        return Held(self.rows, self.point, self.at)
+        return Held(self.rows, self.point, self.point, self.at)
 
 
 @dataclass(frozen=True, slots=True)

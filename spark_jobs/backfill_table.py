@@ -86,7 +86,7 @@ class TableBackfill:
         """Say what those files hold."""
         parts = [note.held for note in self.notes.values() if note.rows]
         if is_marked:
-            parts.append(Held(1, self.agreed.point, self.agreed.at))
+            parts.append(Held(1, self.agreed.point, self.agreed.point, self.agreed.at))
         return reduce(Held.with_more, parts) if parts else None
 
     async def load(self, lake: DeltaLake, *, has_rows: bool) -> None:

@@ -345,8 +345,9 @@ def _unlisted(tables: Sequence[pa.Table], epoch: int) -> Unlisted | None:
     found = [t.filter(pc.equal(t[EPOCH_FIELD.name], epoch)) for t in tables]
     if not found:
         return None
+    first = min(pc.min(rows["_cdc_lsn"]).as_py() for rows in found)
     reach = max(pc.max(rows["_cdc_lsn"]).as_py() for rows in found)
-    return Unlisted(Lsn(reach), max(pc.max(rows["_cdc_ts"]).as_py() for rows in found))
+    return Unlisted(Lsn(first), Lsn(reach), max(pc.max(rows["_cdc_ts"]).as_py() for rows in found))
 
 
 def _rows_of(rows: pa.Table, epoch: int) -> int:

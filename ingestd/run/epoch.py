@@ -121,8 +121,9 @@ class FillingEpoch:
         self.position = max(self.position, chunk.position)
         self.is_open = chunk.is_open
         self.nbytes += chunk.nbytes
-        if self.first_lsn is None:
-            self.first_lsn = chunk.first_lsn
+        if chunk.first_lsn is not None:
+            first = chunk.first_lsn if self.first_lsn is None else self.first_lsn
+            self.first_lsn = min(first, chunk.first_lsn)
         if chunk.transactions:
             if self.transactions < COMMIT_TIMES_KEPT:
                 self.commit_times.append(chunk.commit_times)
@@ -134,6 +135,7 @@ class FillingEpoch:
     def list_more(self, unlisted: Unlisted) -> None:
         """Note rows that the lake has already and that are this epoch's."""
         self.lists_more = True
+        self.first_lsn = unlisted.first
         self.last_commit = unlisted.at
 
     @property

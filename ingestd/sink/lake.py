@@ -304,7 +304,7 @@ class DeltaLake:
 def _unlisted(held: Collection[Held]) -> Unlisted | None:
     if not held:
         return None
-    return Unlisted(max(h.reach for h in held), max(h.at for h in held))
+    return Unlisted(min(h.first for h in held), max(h.reach for h in held), max(h.at for h in held))
 
 
 def _id(entry: TableInEpoch) -> TableId:

@@ -38,15 +38,21 @@ def statistics_columns(table: Table) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Rows of one epoch: how many, the highest `_cdc_lsn`, the latest `_cdc_ts` (aware)."""
+    """Rows of one epoch: how many, lowest and highest `_cdc_lsn`, the latest `_cdc_ts` (aware)."""
 
     rows: int
+    first: Lsn
     reach: Lsn
     at: datetime
 
     def with_more(self, other: Held) -> Held:
         """Give both together."""
-        return Held(self.rows + other.rows, max(self.reach, other.reach), max(self.at, other.at))
+        return Held(
+            self.rows + other.rows,
+            min(self.first, other.first),
+            max(self.reach, other.reach),
+            max(self.at, other.at),
+        )
 
 
 def raw_schema(table: Table) -> pa.Schema:
@@ -92,11 +98,10 @@ class RawTable:
                 return True
             if not first <= epoch <= last:
                 return False
-            if first < last or not high.keys() >= {"_cdc_lsn", "_cdc_ts"}:
+            if first < last or not {"_cdc_lsn", "_cdc_ts"} <= high.keys() & low.keys():
                 return True
-            found.append(
-                Held(statistics["numRecords"], Lsn(high["_cdc_lsn"]), _time(high["_cdc_ts"]))
-            )
+            lsns = Lsn(low["_cdc_lsn"]), Lsn(high["_cdc_lsn"])
+            found.append(Held(statistics["numRecords"], *lsns, _time(high["_cdc_ts"])))
             return False
 
         present = self.log.schema()
@@ -106,8 +111,8 @@ class RawTable:
         for part in read_each(log.handle, log.store, log.folder, schema, keep=is_to_be_read):
             rows = part.filter(pc.equal(part[_EPOCH], epoch))
             if rows.num_rows:
-                reach = Lsn(pc.max(rows["_cdc_lsn"]).as_py())
-                found.append(Held(rows.num_rows, reach, pc.max(rows["_cdc_ts"]).as_py()))
+                lsns = Lsn(pc.min(rows["_cdc_lsn"]).as_py()), Lsn(pc.max(rows["_cdc_lsn"]).as_py())
+                found.append(Held(rows.num_rows, *lsns, pc.max(rows["_cdc_ts"]).as_py()))
         if not found:
             return None
         return reduce(Held.with_more, found)
