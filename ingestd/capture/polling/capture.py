@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, sql
 
-from ingestd.capture.advisory import claim_key
+from ingestd.capture.control import Control
 from ingestd.capture.polling.lag import seconds_behind
 from ingestd.capture.polling.poll import backend_of, begin
 from ingestd.capture.polling.polls import PolledState, Polls
@@ -36,7 +36,7 @@ from ingestd.capture.polling.server import (
 from ingestd.capture.polling.snapshot import PollingSnapshot
 from ingestd.capture.polling.tables import PolledTables
 from ingestd.capture.positions import current_position
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.changes import Chunk
 from ingestd.errors import OperatorError, TransientError
@@ -77,7 +77,7 @@ class PollingCapture:
         self._where = f"source {source}"
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
-        self._control: AsyncConnection[Any] | None = None
+        self._control = Control(self._where, self._dsn)
         self._monitor: AsyncConnection[Any] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._snapshots: list[PollingSnapshot] = []
@@ -86,32 +86,22 @@ class PollingCapture:
         self._polls = Polls(source, settings, self._positions, log, memory_bytes=memory_bytes)
         self._progress: dict[TableId, Progress] = {}
         self._delivered = ZERO
-        self._claimed = False
 
     async def claim(self) -> None:
         """Take the session-level advisory lock that goes with the source's name."""
-        control = await self._connected()
-        if self._claimed:
-            return
-        with self._errors("claim"):
+        with self._control.errors("claim"):
             await detect_transaction_pooler(self._dsn)
-            key = claim_key(f"polling/{self._source}")
-            row = await (
-                await control.execute("SELECT pg_catalog.pg_try_advisory_lock(%s)", (key,))
-            ).fetchone()
-        if not (row and row[0]):
-            raise TransientError(
-                f"{self._where}: another ingestd polls this database under the same name",
-                reason="claimed",
-                remedy="stop the other one; this one takes over as soon as it is gone. Or give the "
-                "source another name",
-            )
-        self._claimed = True
+        await self._control.claim(
+            f"polling/{self._source}",
+            taken="another ingestd polls this database under the same name",
+            remedy="stop the other one; this one takes over as soon as it is gone. Or give the "
+            "source another name",
+        )
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Read the catalog, hold it against `tables` and against what the lake has."""
-        control = await self._connected()
-        with self._errors("discover"):
+        control = await self._control.connection()
+        with self._control.errors("discover"):
             server = await self._checked_server(control)
             found = await self._tables.discover(control, known)
         self._polls.noticed.clear()
@@ -136,14 +126,17 @@ class PollingCapture:
                     await noticed.wait()
             if noticed.is_set() or self._polls.has_waited:
                 return
-            with self._errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
+            with (
+                self._control.errors("catalog"),
+                contextlib.suppress(psycopg.errors.LockNotAvailable),
+            ):
                 if await self._tables.have_changed():
                     return
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare the server with the one that the lake's rows came from."""
-        control = await self._connected()
-        with self._errors("continuity"):
+        control = await self._control.connection()
+        with self._control.errors("continuity"):
             server = await self._checked_server(control)
             current = await current_position(control)
             row = await (
@@ -229,7 +222,7 @@ class PollingCapture:
             msg = "polled tables are read at one point only"
             raise RuntimeError(msg)
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
-        with self._errors("snapshot"):
+        with self._control.errors("snapshot"):
             connection = await connect(self._dsn, autocommit=False)
             try:
                 now = await begin(connection, await backend_of(connection))
@@ -268,15 +261,14 @@ class PollingCapture:
             self._listener = asyncio.create_task(self._listen(self._settings.listen))
         async with contextlib.aclosing(self._polls.chunks()) as chunks:
             async for chunk in chunks:
-                if self._claimed and (self._control is None or self._control.closed):
-                    raise self._claim_lost()
+                self._control.ensure_claimed()
                 self._delivered = max(self._delivered, chunk.position)
                 yield chunk
 
     async def seen(self) -> Visibility:
         """Ask on the connection that holds the claim."""
-        control = await self._connected()
-        with self._errors("snapshot"):
+        control = await self._control.connection()
+        with self._control.errors("snapshot"):
             row = await (
                 await control.execute("SELECT pg_catalog.pg_current_snapshot()::text")
             ).fetchone()
@@ -297,7 +289,7 @@ class PollingCapture:
 
     async def lag(self) -> Lag:
         """Ask the server how far it is, and the tables how far their cursors are."""
-        with self._errors("lag"):
+        with self._control.errors("lag"):
             if self._monitor is None or self._monitor.closed:
                 timeout_s = self._settings.statement_timeout
                 self._monitor = await connect(self._dsn, statement_timeout_s=timeout_s)
@@ -309,17 +301,13 @@ class PollingCapture:
 
     async def health(self) -> None:
         """Ask the connection that holds the claim."""
-        if self._control is None or self._control.closed:
-            raise self._claim_lost()
-        with self._errors("health"):
-            await self._control.execute("SELECT")
+        await self._control.health()
         if self._listener is not None and self._listener.done():
             listener, self._listener = self._listener, None
             listener.result()
 
     async def close(self) -> None:
         """Close all connections; the lock goes with them."""
-        self._claimed = False
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.cancel()
@@ -327,10 +315,10 @@ class PollingCapture:
         await self._polls.close()
         for snapshot in self._snapshots:
             await snapshot.close()
-        for connection in (self._monitor, self._control):
-            if connection is not None:
-                await connection.close()
-        self._monitor = self._control = None
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            await monitor.close()
+        await self._control.close()
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -340,39 +328,18 @@ class PollingCapture:
 
     async def _listen(self, channel: str) -> None:
         """Poll whenever the source notifies. Raises IngestdError."""
-        with self._errors("listen"):
+        with self._control.errors("listen"):
             async with await connect(self._dsn) as connection:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 async for _ in connection.notifies():
                     self._polls.poll_now()
         raise TransientError(f"{self._where}: LISTEN ended", reason="connection_lost")
 
-    async def _connected(self) -> AsyncConnection[Any]:
-        if self._control is not None and self._control.closed and self._claimed:
-            raise self._claim_lost()
-        if self._control is None or self._control.closed:
-            with self._errors("connect"):
-                self._control = await connect(self._dsn)
-        return self._control
-
-    def _claim_lost(self) -> TransientError:
-        return TransientError(
-            f"{self._where}: the connection that holds the claim is gone",
-            reason="connection_lost",
-        )
-
     async def _checked_server(self, control: AsyncConnection[Any]) -> PolledServer:
         server = await inspect_polled_server(control)
         for fault in server.faults():
             raise OperatorError(f"{self._where}: {fault.what}", remedy=fault.remedy)
         return server
-
-    @contextlib.contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except psycopg.Error as error:
-            raise classify(error, f"{self._where}, {doing}", self._dsn) from error
 
 
 class _Reads:

@@ -63,6 +63,7 @@ class PolledState:
     resumes_at: Lsn = NEVER
     given_at: Lsn = ZERO
     load_above: Lsn = ZERO
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     peak: str | None = None
     polled_at: float | None = None
 
@@ -405,12 +406,12 @@ class Polls:
 
     async def _keys_of(self, state: PolledState) -> KeySet | None:
         """Give the keys that the lake holds of a table; None if they are too many."""
-        if state.knows_keys or self._log is None:
-            return state.keys
-        table = state.polled.table
-        limit = self.key_bytes_for(table.id)
-        state.keys = await KeySet.load(self._log, table, limit_bytes=limit)
-        state.knows_keys = True
+        async with state.loading:  # a poll and a sweep may both want them
+            if not state.knows_keys and self._log is not None:
+                table = state.polled.table
+                limit = self.key_bytes_for(table.id)
+                state.keys = await KeySet.load(self._log, table, limit_bytes=limit)
+                state.knows_keys = True
         return state.keys
 
     def _may_load(self, state: PolledState) -> bool:

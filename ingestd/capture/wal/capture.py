@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.advisory import claim_key
-from ingestd.capture.session import classify, connect
+from ingestd.capture.control import Control
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.chunks import (
@@ -70,7 +70,7 @@ class WalCapture:
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
-        self._control: AsyncConnection[Any] | None = None
+        self._control = Control(self._where, self._dsn)
         self._monitor: AsyncConnection[Any] | None = None
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
@@ -87,30 +87,19 @@ class WalCapture:
         self._is_live = False
         self._began = 0
         self._sent_whole: frozenset[int] = frozenset()
-        self._claimed = False
 
     async def claim(self) -> None:
         """Take the session-level advisory lock that goes with the slot's name."""
-        control = await self._connected()
-        if self._claimed:
-            return
-        with self._errors("claim"):
-            cursor = await control.execute(
-                "SELECT pg_try_advisory_lock(%s)", (claim_key(self._slot),)
-            )
-            row = await cursor.fetchone()
-        if not (row and row[0]):
-            raise TransientError(
-                f"{self._where}: another ingestd works on slot {self._slot!r}",
-                reason="claimed",
-                remedy="stop the other one; this one takes over as soon as it is gone",
-            )
-        self._claimed = True
+        await self._control.claim(
+            self._slot,
+            taken=f"another ingestd works on slot {self._slot!r}",
+            remedy="stop the other one; this one takes over as soon as it is gone",
+        )
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Read the catalog, hold it against `tables` and against what the lake has."""
-        control = await self._connected()
-        with self._errors("discover"):
+        control = await self._control.connection()
+        with self._control.errors("discover"):
             server = await self._checked_server(control)
             return await self._tables.discover(control, server, known)
 
@@ -131,14 +120,14 @@ class WalCapture:
                 raise
 
     async def _have_changed(self) -> bool:
-        with self._errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
+        with self._control.errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
             return await self._tables.have_changed()
         return False  # a table that is locked for long is looked at later
 
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare slot and server with what the lake holds."""
-        control = await self._connected()
-        with self._errors("continuity"):
+        control = await self._control.connection()
+        with self._control.errors("continuity"):
             server = await self._checked_server(control)
             return await continuity_of(
                 control, server, self._settings, committed, where=self._where
@@ -146,10 +135,10 @@ class WalCapture:
 
     async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
         """Make or check publication and slot."""
-        control = await self._connected()
+        control = await self._control.connection()
         self._relations.keep(tables)
         self._delivery.resolve_again()
-        with self._errors("prepare"):
+        with self._control.errors("prepare"):
             busy = await prepare_publication(
                 control, self._settings, tables, is_live=self._is_live, where=self._where
             )
@@ -172,7 +161,7 @@ class WalCapture:
         """By size, if it is the first load; none on a standby, whose snapshots hide who runs."""
         able = [t for t in tables if can_be_chunked(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
-        with self._errors("sizes"):
+        with self._control.errors("sizes"):
             async with await connect(self._dsn, lock_timeout_s=SIZE_PATIENCE_S) as connection:
                 if await is_standby(connection):
                     return frozenset()
@@ -192,7 +181,7 @@ class WalCapture:
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
         snapshot: TableSnapshot | ChunkedSnapshot
         if chunked:
-            with self._errors("snapshot"):
+            with self._control.errors("snapshot"):
                 snapshot = await ChunkedSnapshot.begin(
                     self._settings,
                     tables,
@@ -211,7 +200,7 @@ class WalCapture:
         exported, self._exported = self._exported, None
         if exported is None:
             try:
-                with self._errors("snapshot"):
+                with self._control.errors("snapshot"):
                     exported = await temporary_point(self._settings)
             except OperatorError as error:
                 if not isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded):
@@ -224,8 +213,8 @@ class WalCapture:
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give the changes from `after`, or from the slot's confirmed position if that is later."""
         self._is_live = True
-        control = await self._connected()
-        with self._errors("live"):
+        control = await self._control.connection()
+        with self._control.errors("live"):
             await self._drop_export()
             self._began = await next_xid(control)
             server = await inspect_server(control, self._dsn)
@@ -240,8 +229,8 @@ class WalCapture:
 
     async def seen(self) -> Visibility:
         """Ask on the connection that holds the claim."""
-        control = await self._connected()
-        with self._errors("snapshot"):
+        control = await self._control.connection()
+        with self._control.errors("snapshot"):
             return await look(control)
 
     def checkpoint_requested(self) -> bool:
@@ -254,7 +243,7 @@ class WalCapture:
 
     async def lag(self) -> Lag:
         """Ask pg_replication_slots."""
-        with self._errors("lag"):
+        with self._control.errors("lag"):
             if self._monitor is None or self._monitor.closed:
                 self._monitor = await connect(self._dsn)
             slot = await find_slot(self._monitor, self._slot)
@@ -271,39 +260,21 @@ class WalCapture:
 
     async def health(self) -> None:
         """Ask the connection that holds the claim."""
-        if self._control is None or self._control.closed:
-            raise self._claim_lost()
-        with self._errors("health"):
-            await self._control.execute("SELECT")
+        await self._control.health()
 
     async def close(self) -> None:
         """Close all connections; the lock and a temporary slot go with them."""
-        self._claimed = False
         await self._delivery.close()
         for snapshot in self._snapshots:
             await snapshot.close()
         await self._relations.close()
         await self._drop_export()
-        for connection in (self._monitor, self._control):
-            if connection is not None:
-                await connection.close()
-        self._monitor = self._control = None
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            await monitor.close()
+        await self._control.close()
 
     # --- inside ------------------------------------------------------------------------------
-
-    async def _connected(self) -> AsyncConnection[Any]:
-        if self._control is not None and self._control.closed and self._claimed:
-            raise self._claim_lost()
-        if self._control is None or self._control.closed:
-            with self._errors("connect"):
-                self._control = await connect(self._dsn)
-        return self._control
-
-    def _claim_lost(self) -> TransientError:
-        return TransientError(
-            f"{self._where}: the connection that holds the claim is gone",
-            reason="connection_lost",
-        )
 
     async def _checked_server(self, control: AsyncConnection[Any]) -> Server:
         server = await inspect_server(control, self._dsn)
@@ -321,13 +292,6 @@ class WalCapture:
             await exported.close()
 
     async def _describe(self, relation: Relation, name: TableId) -> Table:
-        control = await self._connected()
-        with self._errors("describe"):
+        control = await self._control.connection()
+        with self._control.errors("describe"):
             return await self._tables.of_relation(control, relation, name)
-
-    @contextlib.contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except psycopg.Error as error:
-            raise classify(error, f"{self._where}, {doing}", self._dsn) from error

@@ -1,0 +1,59 @@
+"""What every connector of a Postgres database gives, however its changes are captured."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.capture.coverage import coverage_of
+from ingestd.capture.key_splits import KeySplits
+from ingestd.capture.metadata import DEFAULT_TIMEOUT_S, PostgresMetadata
+from ingestd.capture.page_source import CopyPageSource
+from ingestd.capture.splits import CtidSplits
+from ingestd.ports import Coverage, Metadata, PageSource, Split, SplitManager
+from ingestd.predicates import Predicate
+from ingestd.recorded import RegisteredTable
+from ingestd.schema import TableId
+
+
+class PostgresConnector(ABC):
+    """See `ingestd.ports.Connector`; a kind adds `capture`, `check` and how it looks at tables."""
+
+    def __init__(self, source: str, dsn: str) -> None:
+        self._source = source
+        self._dsn = dsn
+
+    def metadata(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Metadata:
+        """Ask the catalog."""
+        return PostgresMetadata(self._dsn, timeout_s=timeout_s)
+
+    async def coverage(
+        self, known: Mapping[TableId, RegisteredTable], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Coverage:
+        """Ask the catalog, and hold it against the config."""
+        return await coverage_of(self._source, self._dsn, known, self._look, timeout_s=timeout_s)
+
+    @abstractmethod
+    async def _look(
+        self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
+    ) -> Coverage:
+        """Say what is captured. Raises psycopg.Error, IngestdError."""
+
+    def splits(self, *, resumable: bool = False) -> SplitManager:
+        """Cut tables by blocks, which lie together and can be packed; `resumable`: by the key."""
+        return KeySplits(self._dsn) if resumable else CtidSplits(self._dsn)
+
+    def page_source(
+        self,
+        split: Split,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[Predicate] = (),
+    ) -> PageSource:
+        """Read a split by COPY."""
+        return CopyPageSource(self._dsn, split, columns, predicates)
+
+    async def close(self) -> None:  # noqa: B027 - it is what a kind does that shares nothing
+        """Nothing is shared: whatever it gave closes itself."""
