@@ -22,7 +22,7 @@ from ingestd.capture.pooler import pooled
 from ingestd.capture.positions import insert_position
 from ingestd.capture.rewrites import ensure_described
 from ingestd.decode.copy import CopyRows
-from ingestd.errors import TableChangedError, TableReplacedError
+from ingestd.errors import TableChangedError, TableError
 from ingestd.positions import Lsn
 from ingestd.visibility import Visibility
 
@@ -118,8 +118,10 @@ async def look_at(
     """
     polled, moment = look.polled, now.moment
     if moment.next - look.progress.below > MAX_AGE:
-        raise TableReplacedError(
-            polled.table.id, "more than 2 billion transactions have passed since it was polled"
+        raise TableError(
+            polled.table.id,
+            "more than 2 billion transactions have passed since it was polled",
+            remedy="none is needed: it is read anew in a minute",
         )
     await ensure_described(connection, polled.table)
     shape = await _shape(connection, polled)
@@ -148,7 +150,8 @@ async def first_progress(
     cursor = await connection.execute(xids_query(polled, shape, recent))
     ages = [age for (age,) in await cursor.fetchall()]
     peak = await _peak(connection, polled, shape)
-    return Progress.begun(now.moment, now.moment.next - np.array(ages, np.int64), peak)
+    xids = now.moment.next - np.array(ages, np.int64)
+    return Progress.begun(now.moment, xids, peak, polled.by)
 
 
 async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:
@@ -165,8 +168,7 @@ async def _whole(
     """Go through the blocks of the table and its partitions, some at a time."""
     if look.progress.is_current(moment):
         return
-    cursor = look.polled.cursor
-    column = None if cursor is None else sql.Identifier(cursor.columns[0])
+    column = None if look.polled.by is None else sql.Identifier(look.polled.by)
     condition = look.progress.whole_condition(column, moment)
     for leaf in await leaves_of(connection, look.polled.table):
         if leaf.is_whole:
@@ -234,8 +236,7 @@ async def _copy(
 
 async def _shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:
     """Ask the catalog. Raises TableChangedError if the table is gone."""
-    cursor = None if polled.cursor is None else polled.cursor.columns[0]
-    found = await connection.execute(_SHAPE, (cursor, polled.table.oid))
+    found = await connection.execute(_SHAPE, (polled.by, polled.table.oid))
     row = await found.fetchone()
     if row is None:
         raise TableChangedError(polled.table.id, "is gone")

@@ -39,3 +39,8 @@ class PolledTable:
     deleted: str | None
     interval_s: float
     sweep_s: float | None
+
+    @property
+    def by(self) -> str | None:
+        """Name the column that says where to look; None without a cursor."""
+        return None if self.cursor is None else self.cursor.columns[0]

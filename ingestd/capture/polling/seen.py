@@ -28,7 +28,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,8 @@ class Progress:
 
     `whole`: seen by the last whole look; `last`: by any, as far as it looked. `floor`: text of the
     cursor from which on near looks are made; None: there are none. `ahead`: the floor to be, once
-    all that ran at `ahead_end` have ended: a slow transaction may write an old cursor.
+    all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`: the
+    column whose values these are.
     """
 
     whole: Seen
@@ -106,12 +107,15 @@ class Progress:
     floor: str | None = None
     ahead: str | None = None
     ahead_end: int = 0
+    cursor: str | None = None
 
     @classmethod
-    def begun(cls, moment: Moment, xids: Xids, peak: str | None) -> Progress:
+    def begun(
+        cls, moment: Moment, xids: Xids, peak: str | None, cursor: str | None = None
+    ) -> Progress:
         """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
         seen = Seen().with_more(moment, xids)
-        return cls(seen, seen, peak, peak, moment.end)
+        return cls(seen, seen, peak, peak, moment.end, cursor)
 
     @property
     def below(self) -> int:
@@ -124,15 +128,24 @@ class Progress:
 
     def after_near(self, moment: Moment, found: Xids) -> Progress:
         """Give it after a near look that found rows of these transactions."""
-        last = self.last.with_more(moment, found)
-        return Progress(self.whole, last, self.floor, self.ahead, self.ahead_end)
+        return replace(self, last=self.last.with_more(moment, found))
 
     def after_whole(self, moment: Moment, found: Xids, peak: str | None) -> Progress:
         """Give it after a whole look that found rows of these transactions."""
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
-            return Progress(seen, seen, self.floor, self.ahead, self.ahead_end)
-        return Progress(seen, seen, self.ahead, peak, moment.end)
+            return replace(self, whole=seen, last=seen)
+        return Progress(seen, seen, self.ahead, peak, moment.end, self.cursor)
+
+    def by(self, cursor: str | None) -> Progress:
+        """Give it for looks by another cursor, perhaps.
+
+        Then what near looks by the one before gave since the last whole look comes once more: nobody
+        can tell it from what they did not see.
+        """
+        if cursor == self.cursor:
+            return self
+        return Progress(self.whole, self.whole, cursor=cursor)
 
     def near_condition(self, cursor: sql.Composable, moment: Moment) -> sql.Composable:
         """Give the SQL condition for what a near look gives. Only with a `floor`."""
@@ -160,6 +173,7 @@ class Progress:
             "floor": self.floor,
             "ahead": self.ahead,
             "ahead_end": self.ahead_end,
+            "cursor": self.cursor,
         }
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
@@ -172,7 +186,8 @@ class Progress:
                 return None
             whole = _seen(said["whole"])
             last = whole if said["last"] is None else _seen(said["last"])
-            return cls(whole, last, said["floor"], said["ahead"], said["ahead_end"])
+            floors = said["floor"], said["ahead"], said["ahead_end"], said["cursor"]
+            return cls(whole, last, *floors)
         except (ValueError, KeyError, TypeError, zlib.error):
             return None
 
