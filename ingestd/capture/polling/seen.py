@@ -98,8 +98,8 @@ class Progress:
 
     `whole`: seen by the last whole look; `last`: by any, as far as it looked. `floor`: text of the
     cursor from which on near looks are made; None: there are none. `ahead`: the floor to be, once
-    all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`: the
-    column whose values these are.
+    all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`:
+    the column whose values these are.
     """
 
     whole: Seen
@@ -140,8 +140,8 @@ class Progress:
     def by(self, cursor: str | None) -> Progress:
         """Give it for looks by another cursor, perhaps.
 
-        Then what near looks by the one before gave since the last whole look comes once more: nobody
-        can tell it from what they did not see.
+        Then what near looks by the one before gave since the last whole look comes once more:
+        nobody can tell it from what they did not see.
         """
         if cursor == self.cursor:
             return self
