@@ -350,6 +350,9 @@ class _Reads:
         self._states = states
         self._point = point
         self._before = {name: state.progress for name, state in states.items()}
+        self._reading = dict(states)
+        for state in states.values():
+            state.readings += 1
 
     def resume_of(self, table: TableId, first: Progress) -> str | None:
         """Give where a table stands, unless the lake knows of something later.
@@ -369,7 +372,18 @@ class _Reads:
         state.resumes_at = min(state.resumes_at, self._point)
         state.keys, state.knows_keys = None, False
         state.load_above = max(self._point, state.given_at)
-        self._polls.wake.set()
+        self._end(table)
+
+    def close(self) -> None:
+        """Take that no more is read. Twice is fine."""
+        for table in list(self._reading):
+            self._end(table)
+
+    def _end(self, table: TableId) -> None:
+        state = self._reading.pop(table, None)
+        if state is not None:
+            state.readings -= 1
+            self._polls.wake.set()
 
 
 def _progress_of(committed: Committed) -> dict[TableId, Progress]:

@@ -48,8 +48,9 @@ class PolledState:
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
     `missing`: keys that a sweep did not find, for the next poll to look for. `deleted_at`: position
     of the last rows that came of those. `resumes_at`: position of the first rows that carried where
-    it stands. `given_at`: of the last rows. After it was read its keys are loaded, and it is polled
-    on, once what was given up to `load_above` is durable.
+    it stands. `given_at`: of the last rows. While snapshots read it (`readings`) it is not polled:
+    what they see would come as a `c`. After that its keys are loaded, and it is polled on, once
+    what was given up to `load_above` is durable.
     `peak`: the highest cursor at the last poll, which began at `polled_at` (monotonic).
     """
 
@@ -62,6 +63,7 @@ class PolledState:
     deleted_at: Lsn = ZERO
     resumes_at: Lsn = NEVER
     given_at: Lsn = ZERO
+    readings: int = 0
     load_above: Lsn = ZERO
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     peak: str | None = None
@@ -188,8 +190,8 @@ class Polls:
                 self._faults.pop(name, None)
                 state = PolledState(polled, Turn(polled.interval_s, now))
                 state.turn.swept_at = now
-                state.progress = progress.get(name)
-                if state.progress is not None:
+                if name in progress:
+                    state.progress = progress[name].by(polled.by)
                     state.resumes_at = ZERO
             state.polled, state.turn.interval_s = polled, polled.interval_s
             self.states[name] = state
@@ -251,7 +253,7 @@ class Polls:
 
     def _is_active(self, state: PolledState) -> bool:
         """Whether it has been read; if nothing is ever read, it is polled from now on."""
-        if state.polled.table.id in self._faults or not self._may_load(state):
+        if state.polled.table.id in self._faults or state.readings or not self._may_load(state):
             return False
         return state.progress is not None or self._settings.snapshot == "never"
 
@@ -301,6 +303,8 @@ class Polls:
 
     async def _look(self, poll: _Poll, state: PolledState) -> AsyncGenerator[Chunk, None]:
         """Look at one table. What is only in its own way leaves the poll as it was."""
+        if state.readings:  # only just: this poll's snapshot is older than the other
+            return
         await poll.connection.execute("SAVEPOINT a_table")
         outcome: _Outcome | None = None
         is_given = False

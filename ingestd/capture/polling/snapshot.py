@@ -42,6 +42,10 @@ class Reads(Protocol):
         """Take that all pages of a table have been given."""
         ...
 
+    def close(self) -> None:
+        """Take that no more is read. Twice is fine."""
+        ...
+
 
 class PollingSnapshot:
     """See `ingestd.ports.Snapshot`. `connection` is in the transaction of `now`, and exported it.
@@ -142,6 +146,7 @@ class PollingSnapshot:
 
     async def close(self) -> None:
         """Let the snapshot go."""
+        self._reads.close()
         await self._close_cutter()
         await self._connection.close()
 
