@@ -48,7 +48,7 @@ def lasting(seconds: float) -> str:
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"
-    return f"{max(1.0, seconds * 1000):.2g} ms"
+    return f"{max(1, round(seconds * 1000))} ms"
 
 
 def sized(count: int) -> str:
