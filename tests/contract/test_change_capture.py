@@ -720,7 +720,7 @@ async def test_idle_advances_past_a_snapshot_that_was_read(world: ChangeWorld) -
     capture, tables = await begun(world)
     snapshot = await capture.snapshot(tables)
     async with aclosing(capture.live(None)) as live:
-        before = (await take_to(live, await world.current()))[-1].position
+        before = (await take_to(live, snapshot.point))[-1].position
         await snapshot.move_on()
         chunks = await take_to(live, Lsn(before + 1))
     await snapshot.close()
