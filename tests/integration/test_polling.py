@@ -8,6 +8,7 @@ import pytest
 
 from ingestd.demo.comparison import compare_source
 from ingestd.schema import TableId
+from ingestd.sink.fold import fold
 from ingestd.sink.read import read_raw
 from tests.harness.compare import assert_change_log_is_sound, registry
 from tests.harness.config import polling_config
@@ -93,3 +94,43 @@ def test_inserts_updates_and_deletes(items: Database, lake: Path, make_daemon: M
     await_equal(items, lake)
     later = [(op, key) for op, key in ops(lake) if op not in {"t", "r"}][7:]
     assert sorted(later) == [("c", 102), ("d", 9), ("u", 10)]
+
+
+def test_another_cursor_loses_nothing(items: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+    """Rows that only the new cursor would have told of, changed while the old one was followed."""
+    items.execute("ALTER TABLE item ADD made timestamptz NOT NULL DEFAULT '2020-01-01'")
+    items.execute("CREATE INDEX ON item (made)")
+    by_made = CURSOR.replace('"at"', '"made"')
+    daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn, extra=by_made))
+    daemon.start_ready()
+    await_until(lambda: is_live(lake), LIMIT_S, "the table to be live")
+    await_equal(items, lake)
+    items.execute("UPDATE item SET note = 'old', at = now(), made = '2019-01-01' WHERE id = 5")
+    assert daemon.sigterm() == 0
+    daemon.write_config(polling_config(lake=lake, dsn=items.dsn, extra=CURSOR))
+    daemon.start_ready()
+    await_equal(items, lake)
+
+
+def test_another_column_for_deleted_rows_reads_the_table_anew(
+    items: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    items.execute("ALTER TABLE item ADD is_gone boolean NOT NULL DEFAULT false")
+    items.execute("UPDATE item SET is_gone = true WHERE id IN (1, 2)")
+    daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn))
+    daemon.start_ready()
+    await_until(lambda: is_live(lake), LIMIT_S, "the table to be live")
+    await_equal(items, lake)
+    assert daemon.sigterm() == 0
+    extra = CURSOR + 'deleted = "is_gone"\n'
+    daemon.write_config(polling_config(lake=lake, dsn=items.dsn, extra=extra))
+
+    def current() -> set[int]:
+        return {row["id"] for row in fold(read_raw(str(lake), "shop", ITEM), ["id"])}
+
+    for _ in range(2):  # and only once
+        daemon.start_ready()
+        await_until(lambda: current() == set(range(3, 51)), LIMIT_S, "the marked rows to go")
+        await_until(lambda: is_live(lake), LIMIT_S, "the table to be live")
+        assert daemon.sigterm() == 0
+    assert [op for op, _ in ops(lake)].count("t") == 2

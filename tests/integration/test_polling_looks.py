@@ -162,9 +162,9 @@ async def test_every_version_that_stays_is_found_once(
 def test_what_was_seen_is_written_and_read() -> None:
     for xids in ([], [5], [5, 6, 9, 1 << 40]):
         seen = Seen(4, np.array(xids, np.int64))
-        progress = Progress(seen, Seen(4), "2026-01-01 00:00:00+00", None, 7, "at")
+        progress = Progress(seen, Seen(4), "2026-01-01 00:00:00+00", None, 7, "at", "gone")
         assert Progress.parse(progress.to_text()) == progress
         assert progress.by("at") == progress
-        assert progress.by("id") == Progress(seen, seen, cursor="id")
+        assert progress.by("id") == Progress(seen, seen, cursor="id", deleted="gone")
     assert Progress.parse("{}") is None
     assert Progress.parse("") is None

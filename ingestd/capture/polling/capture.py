@@ -222,6 +222,21 @@ class PollingCapture:
             msg = "polled tables are read at one point only"
             raise RuntimeError(msg)
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
+        states = {t.id: s for t in tables if (s := self._polls.states.get(t.id)) is not None}
+        if len(states) < len(tables):
+            raise TransientError(f"{self._where}: a table has gone", reason="table_gone")
+        # From here on they are not polled: a poll that saw more must not get a place below.
+        reads = _Reads(self._polls, self._positions, states)
+        try:
+            made = await self._begin_snapshot(tables, reads)
+        except BaseException:
+            reads.close()
+            raise
+        self._snapshots.append(made)
+        self._polls.wake.set()
+        return made
+
+    async def _begin_snapshot(self, tables: Sequence[Table], reads: _Reads) -> PollingSnapshot:
         with self._control.errors("snapshot"):
             connection = await connect(self._dsn, autocommit=False)
             try:
@@ -233,25 +248,12 @@ class PollingCapture:
             except BaseException:
                 await connection.close()
                 raise
-        point = self._positions.take(now.lsn)
-        self._delivered = max(self._delivered, point)
-        states = {t.id: s for t in tables if (s := self._polls.states.get(t.id)) is not None}
-        if len(states) < len(tables):
-            await connection.close()
-            raise TransientError(f"{self._where}: a table has gone", reason="table_gone")
-        made = PollingSnapshot(
-            self._settings,
-            connection,
-            row[0],
-            now,
-            point,
-            [replace(states[t.id].polled, table=t) for t in tables],
-            _Reads(self._polls, states, point),
-            self._move_on,
+        reads.point = self._positions.take(now.lsn)
+        self._delivered = max(self._delivered, reads.point)
+        polled = [replace(reads.states[t.id].polled, table=t) for t in tables]
+        return PollingSnapshot(
+            self._settings, connection, row[0], now, reads.point, polled, reads, self._move_on
         )
-        self._snapshots.append(made)
-        self._polls.wake.set()
-        return made
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Poll, for ever. `after` is where the positions go on."""
@@ -343,14 +345,20 @@ class PollingCapture:
 
 
 class _Reads:
-    """What becomes of the tables of a snapshot at `point`; `states` from before it was taken."""
+    """What becomes of the tables of a snapshot, which are not polled while it reads them.
 
-    def __init__(self, polls: Polls, states: Mapping[TableId, PolledState], point: Lsn) -> None:
+    `states`: from before it was taken. `point`: where it lies, once it was.
+    """
+
+    def __init__(
+        self, polls: Polls, positions: Positions, states: Mapping[TableId, PolledState]
+    ) -> None:
+        self.states = states
+        self.point = ZERO
         self._polls = polls
-        self._states = states
-        self._point = point
+        self._positions = positions
         self._before = {name: state.progress for name, state in states.items()}
-        self._reading = dict(states)
+        self._reading = set(states)
         for state in states.values():
             state.readings += 1
 
@@ -359,20 +367,21 @@ class _Reads:
 
         One that was polled before goes on where it was: rows that changed between come once more.
         """
-        if self._states[table].resumes_at < self._polls.confirmed:
+        if self.states[table].resumes_at < self._polls.confirmed:
             return None
         return (self._before[table] or first).to_text()
 
     def has_read(self, table: TableId, first: Progress) -> None:
-        """Begin to poll it, or go on."""
-        state = self._states[table]
-        if state.progress is None:
+        """Begin to poll it; one that was polled before goes on when the snapshot is closed.
+
+        Its `t`, without which nobody can say which keys the lake holds, comes last.
+        """
+        state = self.states[table]
+        state.resumes_at = min(state.resumes_at, self.point)
+        if self._before[table] is None:
             state.progress = first
             state.turn.due_at = time.monotonic() + state.turn.interval_s
-        state.resumes_at = min(state.resumes_at, self._point)
-        state.keys, state.knows_keys = None, False
-        state.load_above = max(self._point, state.given_at)
-        self._end(table)
+            self._end(table)
 
     def close(self) -> None:
         """Take that no more is read. Twice is fine."""
@@ -380,10 +389,18 @@ class _Reads:
             self._end(table)
 
     def _end(self, table: TableId) -> None:
-        state = self._reading.pop(table, None)
-        if state is not None:
-            state.readings -= 1
-            self._polls.wake.set()
+        """Have it polled once all that was given of it is durable: then its keys can be loaded.
+
+        Whatever is confirmed above the end of now comes after it.
+        """
+        if table not in self._reading:
+            return
+        self._reading.discard(table)
+        state = self.states[table]
+        state.readings -= 1
+        state.forget_keys(self._positions.end)
+        self._positions.move_on()
+        self._polls.wake.set()
 
 
 def _progress_of(committed: Committed) -> dict[TableId, Progress]:

@@ -151,7 +151,7 @@ async def first_progress(
     ages = [age for (age,) in await cursor.fetchall()]
     peak = await _peak(connection, polled, shape)
     xids = now.moment.next - np.array(ages, np.int64)
-    return Progress.begun(now.moment, xids, peak, polled.by)
+    return Progress.begun(now.moment, xids, peak, polled)
 
 
 async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:

@@ -51,7 +51,8 @@ class PolledState:
     it stands. `given_at`: of the last rows. While snapshots read it (`readings`) it is not polled:
     what they see would come as a `c`. After that its keys are loaded, and it is polled on, once
     what was given up to `load_above` is durable.
-    `peak`: the highest cursor at the last poll, which began at `polled_at` (monotonic).
+    `forgotten`: how often they were to be loaded anew. `peak`: the highest cursor at the last poll,
+    which began at `polled_at` (monotonic).
     """
 
     polled: PolledTable
@@ -66,8 +67,14 @@ class PolledState:
     readings: int = 0
     load_above: Lsn = ZERO
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    forgotten: int = 0
     peak: str | None = None
     polled_at: float | None = None
+
+    def forget_keys(self, above: Lsn) -> None:
+        """Have the keys loaded anew, once the lake is durable above this."""
+        self.keys, self.knows_keys, self.load_above = None, False, above
+        self.forgotten += 1
 
 
 @dataclass(slots=True)
@@ -190,9 +197,9 @@ class Polls:
                 self._faults.pop(name, None)
                 state = PolledState(polled, Turn(polled.interval_s, now))
                 state.turn.swept_at = now
-                if name in progress:
-                    state.progress = progress[name].by(polled.by)
-                    state.resumes_at = ZERO
+                known = progress.get(name)
+                if known is not None and known.deleted == polled.deleted:
+                    state.progress, state.resumes_at = known.by(polled.by), ZERO
             state.polled, state.turn.interval_s = polled, polled.interval_s
             self.states[name] = state
         self._swept.set()
@@ -303,7 +310,7 @@ class Polls:
 
     async def _look(self, poll: _Poll, state: PolledState) -> AsyncGenerator[Chunk, None]:
         """Look at one table. What is only in its own way leaves the poll as it was."""
-        if state.readings:  # only just: this poll's snapshot is older than the other
+        if not self._is_active(state):  # not any more: its reading has begun
             return
         await poll.connection.execute("SAVEPOINT a_table")
         outcome: _Outcome | None = None
@@ -413,9 +420,10 @@ class Polls:
         async with state.loading:  # a poll and a sweep may both want them
             if not state.knows_keys and self._log is not None:
                 table = state.polled.table
-                limit = self.key_bytes_for(table.id)
-                state.keys = await KeySet.load(self._log, table, limit_bytes=limit)
-                state.knows_keys = True
+                limit, before = self.key_bytes_for(table.id), state.forgotten
+                keys = await KeySet.load(self._log, table, limit_bytes=limit)
+                if before == state.forgotten:
+                    state.keys, state.knows_keys = keys, True
         return state.keys
 
     def _may_load(self, state: PolledState) -> bool:

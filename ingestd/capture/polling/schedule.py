@@ -15,6 +15,7 @@ WHOLE_SHARE = 200
 WHOLE_LIMIT_S = 600.0
 """But it is made so often at least: rows with a cursor of long ago wait for it."""
 RETRY_S = 1.0
+MAX_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
@@ -63,7 +64,10 @@ class Turn:
     def failed(self, now: float) -> int:
         """Take that it could not be looked at; give how often in a row."""
         self.failures += 1
-        self._next(now, min(RETRY_S * 2 ** (self.failures - 1), self.interval_s * QUIETEST))
+        self._next(
+            now,
+            min(RETRY_S * 2 ** min(self.failures - 1, MAX_DOUBLINGS), self.interval_s * QUIETEST),
+        )
         return self.failures
 
     def _next(self, now: float, delay_s: float) -> None:

@@ -35,6 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import sql
 
+from ingestd.capture.polling.polled import PolledTable
+
 Xids = NDArray[np.int64]
 
 _NONE: Xids = np.empty(0, np.int64)
@@ -99,7 +101,7 @@ class Progress:
     `whole`: seen by the last whole look; `last`: by any, as far as it looked. `floor`: text of the
     cursor from which on near looks are made; None: there are none. `ahead`: the floor to be, once
     all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`:
-    the column whose values these are.
+    the column whose values these are; `deleted`: the one that says which rows were left out.
     """
 
     whole: Seen
@@ -108,14 +110,13 @@ class Progress:
     ahead: str | None = None
     ahead_end: int = 0
     cursor: str | None = None
+    deleted: str | None = None
 
     @classmethod
-    def begun(
-        cls, moment: Moment, xids: Xids, peak: str | None, cursor: str | None = None
-    ) -> Progress:
+    def begun(cls, moment: Moment, xids: Xids, peak: str | None, polled: PolledTable) -> Progress:
         """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
         seen = Seen().with_more(moment, xids)
-        return cls(seen, seen, peak, peak, moment.end, cursor)
+        return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
 
     @property
     def below(self) -> int:
@@ -135,7 +136,8 @@ class Progress:
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
             return replace(self, whole=seen, last=seen)
-        return Progress(seen, seen, self.ahead, peak, moment.end, self.cursor)
+        floors = {"floor": self.ahead, "ahead": peak, "ahead_end": moment.end}
+        return replace(self, whole=seen, last=seen, **floors)
 
     def by(self, cursor: str | None) -> Progress:
         """Give it for looks by another cursor, perhaps.
@@ -145,7 +147,7 @@ class Progress:
         """
         if cursor == self.cursor:
             return self
-        return Progress(self.whole, self.whole, cursor=cursor)
+        return Progress(self.whole, self.whole, cursor=cursor, deleted=self.deleted)
 
     def near_condition(self, cursor: sql.Composable, moment: Moment) -> sql.Composable:
         """Give the SQL condition for what a near look gives. Only with a `floor`."""
@@ -174,6 +176,7 @@ class Progress:
             "ahead": self.ahead,
             "ahead_end": self.ahead_end,
             "cursor": self.cursor,
+            "deleted": self.deleted,
         }
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
@@ -186,8 +189,8 @@ class Progress:
                 return None
             whole = _seen(said["whole"])
             last = whole if said["last"] is None else _seen(said["last"])
-            floors = said["floor"], said["ahead"], said["ahead_end"], said["cursor"]
-            return cls(whole, last, *floors)
+            names = ("floor", "ahead", "ahead_end", "cursor", "deleted")
+            return cls(whole, last, **{name: said[name] for name in names})
         except (ValueError, KeyError, TypeError, zlib.error):
             return None
 

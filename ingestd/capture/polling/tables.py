@@ -14,6 +14,7 @@ from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.polling.cursors import cursor_of, named
 from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.server import inspect_polled_server
 from ingestd.capture.polling.unique_keys import key_of
 from ingestd.capture.session import identifier
@@ -65,7 +66,7 @@ class PolledTables:
             reason = await self._looks.difference(row.oid, then, now)
             if reason is not None:
                 rewritten[row.id] = reason
-            if self._is_interrupted(found.table, catalog, was):
+            if self._is_interrupted(found, catalog, was):
                 interrupted.add(row.id)
             storage = to_record(now, row.oid, was, files=True)
             polled[row.id] = replace(found, table=replace(found.table, storage=storage))
@@ -90,16 +91,19 @@ class PolledTables:
         return self._polled[table]
 
     def _is_interrupted(
-        self, table: Table, catalog: Catalog, known: RegisteredTable | None
+        self, polled: PolledTable, catalog: Catalog, known: RegisteredTable | None
     ) -> bool:
+        table = polled.table
         if known is None or known.oid != table.oid:
             return False
         # Once in a run: what is recorded while it goes on has not been read from the lake.
-        is_unknown = not known.resume and not self._looks.has_seen(table.oid)
-        # Where nothing is ever read, polling begins with the first run that finds something.
-        is_unknown &= self._settings.snapshot != "never"
-        if known.state is TableState.LIVE and is_unknown:
-            return True
+        if known.state is TableState.LIVE and not self._looks.has_seen(table.oid):
+            progress = Progress.parse(known.resume)
+            if progress is not None and progress.deleted != polled.deleted:
+                return True
+            # Where nothing is ever read, polling begins with the first run that finds something.
+            if progress is None and (known.resume or self._settings.snapshot != "never"):
+                return True
         key = {c.source_name for c in known.columns if c.identity}
         if known.columns and key != set(table.identity):
             return True
