@@ -378,3 +378,36 @@ def test_a_standby_is_polled_while_transactions_are_open_on_the_primary(
         given = [i for i in row_ids(lake, orders) if i > 1000]
         assert sorted(given) == sorted(set(given))
         assert daemon.sigterm() == 0
+
+
+def test_a_query_that_replay_cancels_is_made_again(
+    own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    primary = with_shop(own_postgres)
+    orders = TableId("public", "orders")
+    primary.execute("INSERT INTO orders SELECT i, 'many' FROM generate_series(101, 60000) i")
+    impatient = {"hot_standby_feedback": "off", "max_standby_streaming_delay": "0"}
+    with copy_of(own_postgres, settings=impatient) as server:
+        standby = shop_on(server)
+        daemon = make_daemon(polling_config(lake=lake, dsn=standby.dsn, interval="20ms"))
+        daemon.start_ready()
+        await_state(lake, orders, "live")
+        last = 0
+
+        def write_and_vacuum() -> bool:
+            nonlocal last
+            last += 1
+            primary.execute(
+                f"UPDATE orders SET note = 'write {last}' WHERE id % 1000 = {last}",
+                "VACUUM orders",
+            )
+            # It cancels a query, and ends a session that is between two.
+            return any("conflict with recovery" in str(e["reason"]) for e in failed_events(daemon))
+
+        await_until(write_and_vacuum, LIMIT_S, lambda: f"a conflict\n{daemon.tail()}")
+        failed = failed_events(daemon)
+        assert all(e["state"] == "backing_off" for e in failed)
+        assert "hot_standby_feedback" in str([e["remedy"] for e in failed])
+        await_replayed(own_postgres, server)
+        await_equal(standby, lake, orders)
+        assert_change_log_is_sound(standby, lake)
