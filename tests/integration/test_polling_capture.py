@@ -1,0 +1,246 @@
+"""A polling capture over a lake in memory: where it goes on, and what it calls a change."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from ingestd.capture.polling.capture import PollingCapture
+from ingestd.capture.settings import PollingSettings
+from ingestd.changes import marker_batch
+from ingestd.ports import Resumed, SnapshotPage
+from ingestd.positions import ZERO, Lsn
+from ingestd.recorded import Committed, RegisteredTable, TableState
+from ingestd.schema import TableId
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from ingestd.changes import TableBatch
+    from ingestd.schema import Table
+    from tests.harness.databases import Database
+
+LIMIT_S = 20.0
+T = TableId("public", "t")
+
+
+@dataclass
+class MemoryLake:
+    """What was given of table t, and where its capture goes on."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    resume: str = ""
+    position: Lsn = ZERO
+
+    def append(self, batch: TableBatch) -> None:
+        self.batches.append(batch.rows)
+        self.resume = batch.resume or self.resume
+
+    async def changes(
+        self, table: TableId, columns: Sequence[str]
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        assert table == T
+        for number, rows in enumerate(list(self.batches), start=1):
+            whole = rows.append_column("_cdc_epoch", pa.repeat(pa.scalar(number), rows.num_rows))
+            yield whole.select(columns)
+
+    def committed(self, table: Table, origin: str) -> Committed:
+        known = RegisteredTable(
+            T, table.oid, 1, TableState.LIVE, None, self.position, resume=self.resume
+        )
+        return Committed(len(self.batches), self.position, {}, {T: known}, origin)
+
+
+class Source:
+    """A capture of table t, and what it gives."""
+
+    def __init__(self, database: Database, lake: MemoryLake, **changes: Any) -> None:
+        memory_bytes = changes.pop("memory_bytes", 1 << 24)
+        settings = PollingSettings.model_validate(
+            {
+                "kind": "polling",
+                "dsn": database.dsn,
+                "tables": ["public.t"],
+                "interval": "20ms",
+                **changes,
+            }
+        )
+        self.lake = lake
+        self.capture = PollingCapture("shop", settings, memory_bytes=memory_bytes, log=lake)
+        self.table: Table | None = None
+        self.origin = ""
+        self._live: AsyncGenerator[Any, None] | None = None
+
+    async def start(self) -> Source:
+        """Go on where the lake is, or read the table first."""
+        await self.capture.claim()
+        found = await self.capture.discover({})
+        [self.table] = found.tables
+        self.origin = found.origin
+        lake = self.lake.committed(self.table, self.origin) if self.lake.resume else Committed()
+        verdict = await self.capture.continuity(lake)
+        assert isinstance(verdict, Resumed) == bool(self.lake.resume)
+        await self.capture.prepare([self.table])
+        self._live = self.capture.live(self.lake.position or None)
+        await anext(self._live)
+        if not self.lake.resume:
+            await self.read()
+        return self
+
+    async def read(self) -> None:
+        """Read the table, make it durable."""
+        assert self.table is not None
+        snapshot = await self.capture.snapshot([self.table])
+        self.lake.append(marker_batch(self.table, snapshot.point, snapshot.at))
+        async for item in snapshot.items():
+            if isinstance(item, SnapshotPage):
+                self.lake.append(item.batch)
+        await snapshot.close()
+        await self.durable(snapshot.point)
+
+    async def durable(self, above: Lsn) -> None:
+        """Take chunks until one lies above, and confirm it."""
+        assert self._live is not None
+        async with asyncio.timeout(LIMIT_S):
+            async for chunk in self._live:
+                for batch in chunk.batches:
+                    self.lake.append(batch)
+                if not chunk.is_open and chunk.position > above:
+                    self.lake.position = chunk.position
+                    await self.capture.confirm(chunk.position)
+                    return
+
+    async def changes(self, count: int, *, keep: bool = True) -> list[tuple[str, int]]:
+        """Take so many changes, or more: whole polls. (op, id), in order."""
+        assert self._live is not None
+        batches: list[TableBatch] = []
+        async with asyncio.timeout(LIMIT_S):
+            async for chunk in self._live:
+                batches += chunk.batches
+                if not chunk.is_open and sum(b.rows.num_rows for b in batches) >= count:
+                    break
+        if keep:
+            for batch in batches:
+                self.lake.append(batch)
+            self.lake.position = chunk.position
+            await self.capture.confirm(chunk.position)
+        rows = [row for batch in batches for row in batch.rows.to_pylist()]
+        return [(row["_cdc_op"], row["id"]) for row in rows]
+
+    async def quiet(self, database: Database) -> None:
+        """See that nothing more comes, though a poll looks at what was committed before."""
+        database.execute("INSERT INTO t VALUES (-1) ON CONFLICT (id) DO UPDATE SET at = now()")
+        assert [key for _, key in await self.changes(1)] == [-1]
+
+    async def close(self) -> None:
+        if self._live is not None:
+            await self._live.aclose()
+        await self.capture.close()
+
+
+@pytest.fixture
+def source(database: Database) -> Database:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text, at timestamptz DEFAULT now())",
+        "CREATE INDEX ON t (at)",
+        "INSERT INTO t SELECT i FROM generate_series(1, 20) i",
+    )
+    return database
+
+
+@pytest.fixture(params=["cursor", "xmin alone"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"table": {"public.t": {"cursor": "at"}}} if request.param == "cursor" else {}
+
+
+async def test_a_later_capture_goes_on_where_the_lake_is(
+    source: Database, options: dict[str, Any]
+) -> None:
+    """What was given and not made durable comes again; what was durable does not."""
+    lake = MemoryLake()
+    first = await Source(source, lake, **options).start()
+    source.execute("INSERT INTO t VALUES (100)", "UPDATE t SET at = 'epoch' WHERE id = 5")
+    assert sorted(await first.changes(2)) == [("c", 100), ("u", 5)]
+    source.execute("INSERT INTO t VALUES (101)")
+    assert await first.changes(1, keep=False) == [("c", 101)]
+    await first.close()
+    source.execute("UPDATE t SET at = NULL WHERE id = 6", "UPDATE t SET at = now() WHERE id = 101")
+    for _ in range(2):
+        later = await Source(source, lake, **options).start()
+        assert sorted(await later.changes(2, keep=False)) == [("c", 101), ("u", 6)]
+        await later.close()
+    last = await Source(source, lake, **options).start()
+    assert sorted(await last.changes(2)) == [("c", 101), ("u", 6)]
+    await last.quiet(source)
+    await last.close()
+
+
+async def test_a_row_is_a_c_when_the_lake_lacks_its_key(
+    source: Database, options: dict[str, Any]
+) -> None:
+    swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
+    capture = await Source(source, MemoryLake(), table=swept).start()
+    source.execute("UPDATE t SET note = 'x', at = now() WHERE id = 1")
+    assert await capture.changes(1) == [("u", 1)]
+    source.execute("DELETE FROM t WHERE id = 2")
+    assert await capture.changes(1) == [("d", 2)]
+    source.execute("INSERT INTO t VALUES (2)")
+    assert await capture.changes(1) == [("c", 2)]
+    source.execute("UPDATE t SET id = 50, at = now() WHERE id = 3")
+    assert sorted(await capture.changes(2)) == [("c", 50), ("d", 3)]
+    with source.connect() as connection, connection.transaction():
+        connection.execute("DELETE FROM t WHERE id = 4")
+        connection.execute("INSERT INTO t VALUES (4)")
+    assert await capture.changes(1) == [("u", 4)]
+    await capture.quiet(source)
+    await capture.close()
+
+
+async def test_every_row_is_a_u_where_keys_take_too_much_memory(
+    source: Database, options: dict[str, Any]
+) -> None:
+    swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
+    capture = await Source(source, MemoryLake(), table=swept, memory_bytes=64).start()
+    source.execute("INSERT INTO t VALUES (100)", "UPDATE t SET at = now() WHERE id = 5")
+    assert {key for op, key in await capture.changes(2) if op == "u"} == {5, 100}
+    source.execute("DELETE FROM t WHERE id IN (7, 100)")
+    assert sorted(await capture.changes(2)) == [("d", 7), ("d", 100)]
+    await capture.close()
+
+
+async def test_what_a_reading_sees_is_known_when_polling_goes_on(
+    source: Database, options: dict[str, Any]
+) -> None:
+    capture = await Source(source, MemoryLake(), **options).start()
+    source.execute("INSERT INTO t VALUES (100)")
+    await capture.read()
+    source.execute("INSERT INTO t VALUES (101)")
+    found = await capture.changes(1)
+    while ("c", 101) not in found:
+        found += await capture.changes(1)
+    assert set(found) <= {("u", 100), ("c", 101)}
+    await capture.quiet(source)
+    await capture.close()
+
+
+async def test_a_row_that_counts_as_deleted_is_given_as_such(source: Database) -> None:
+    source.execute("ALTER TABLE t ADD gone boolean", "UPDATE t SET gone = true WHERE id <= 3")
+    table = {"public.t": {"cursor": "at", "deleted": "gone"}}
+    lake = MemoryLake()
+    capture = await Source(source, lake, table=table).start()
+    read = [i for rows in lake.batches for i in rows.column("id").to_pylist() if i is not None]
+    assert sorted(read) == list(range(4, 21))
+    source.execute("UPDATE t SET gone = true, at = now() WHERE id = 4")
+    assert await capture.changes(1) == [("d", 4)]
+    source.execute("UPDATE t SET gone = true, at = now() WHERE id IN (3, 4)")  # were, and stay
+    source.execute("UPDATE t SET gone = false, at = now() WHERE id IN (1, 5)")
+    assert sorted(await capture.changes(2)) == [("c", 1), ("u", 5)]
+    source.execute("INSERT INTO t VALUES (200, '', now(), true)")
+    source.execute("UPDATE t SET gone = NULL, at = now() WHERE id = 4")
+    assert await capture.changes(1) == [("c", 4)]
+    await capture.quiet(source)
+    await capture.close()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingestd.capture.polling.positions import Positions
+from ingestd.positions import Lsn
+
+
+def test_on_an_idle_server_positions_grow_all_the_same() -> None:
+    positions = Positions()
+    assert [positions.take(Lsn(100)) for _ in range(3)] == [100, 101, 102]
+    assert positions.end == 103
+    assert positions.take(Lsn(500)) == 500
+
+
+def test_what_found_nothing_takes_no_position_unless_another_follows() -> None:
+    positions = Positions()
+    first = positions.take(Lsn(100))
+    positions.give_back(first)
+    assert positions.take(Lsn(100)) == 100
+    second = positions.take(Lsn(100))
+    positions.give_back(Lsn(100))  # not the last one any more
+    assert positions.take(Lsn(100)) == second + 1
+
+
+def test_nothing_is_given_out_below_what_was_told() -> None:
+    positions = Positions()
+    positions.begin_at(Lsn(700))
+    assert positions.take(Lsn(100)) == 700
+    positions.pass_by(Lsn(900))
+    positions.pass_by(Lsn(800))
+    assert positions.take(Lsn(100)) == 900
+    positions.move_on()
+    assert positions.take(Lsn(100)) == 902
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "give_back", "pass_by", "begin_at", "move_on"]),
+        st.integers(0, 50),
+    )
+)
+
+
+@given(STEPS)
+def test_positions_that_were_kept_grow_strictly_and_lie_below_the_end(
+    steps: list[tuple[str, int]],
+) -> None:
+    positions, kept = Positions(), list[Lsn]()
+    for step, lsn in steps:
+        end = positions.end
+        if step == "take":
+            taken = positions.take(Lsn(lsn))
+            assert taken >= max(lsn, end)
+            kept.append(taken)
+        elif step == "give_back" and kept:
+            positions.give_back(kept[-1])
+            if positions.end == kept[-1]:
+                kept.pop()
+        elif step == "move_on":
+            positions.move_on()
+        elif step in {"pass_by", "begin_at"}:
+            getattr(positions, step)(Lsn(lsn))
+        assert positions.end >= end or step == "give_back"
+        assert all(a < b for a, b in pairwise(kept))
+        assert not kept or kept[-1] < positions.end
