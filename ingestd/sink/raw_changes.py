@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.commit_tail import File
-from ingestd.sink.content_digest import row_hashes
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.last_rows import NEEDED
 from ingestd.sink.read import conform
 from ingestd.sink.reference_definition import ReferenceDefinition
+from ingestd.value_hashes import row_hashes
 
 Position = tuple[int, int]
 """`_cdc_lsn` and `_cdc_seq`."""

@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.capture.polling import sorted_hashes
-from ingestd.capture.polling.key_hashes import Hashes, key_hashes
+from ingestd.capture.polling.key_hashes import key_hashes
 from ingestd.capture.polling.lake_keys import keys_held
 from ingestd.changes import DELETE, TRUNCATE
 from ingestd.ports import ChangeLog
 from ingestd.schema import Table
+from ingestd.value_hashes import Hashes
 
 _FEW = 1 << 18
 """So many are kept apart before they are merged; of more keys, a quarter."""
@@ -27,7 +28,7 @@ _NONE: Hashes = np.empty(0, np.uint64)
 class KeySet:
     """The hashes of the keys, sorted; and what came and went since they were last merged.
 
-    That two keys have one hash is possible in principle: see `ingestd.capture.polling.key_hashes`.
+    That two keys have one hash is possible in principle: see `ingestd.value_hashes`.
     May be used from several threads.
     """
 

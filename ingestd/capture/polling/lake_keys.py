@@ -25,11 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.capture.polling.key_hashes import Hashes, hashed_columns, key_hashes
+from ingestd.capture.polling.key_hashes import hashed_columns, key_hashes
 from ingestd.capture.polling.sorted_hashes import cut_to, distinct, find
 from ingestd.changes import DELETE, TRUNCATE
 from ingestd.ports import ChangeLog
 from ingestd.schema import Table
+from ingestd.value_hashes import Hashes
 
 _LEAST_BYTES = 1 << 20
 """What there is for keys in any case."""

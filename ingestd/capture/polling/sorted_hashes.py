@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.capture.polling.key_hashes import Hashes
+from ingestd.value_hashes import Hashes
 
 _BLOCK = 1 << 19
 """Hashes that are moved at a time (4 MB)."""

@@ -26,7 +26,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
-from ingestd.capture.polling.key_hashes import Hashes, hashed_columns, key_hashes, key_names
+from ingestd.capture.polling.key_hashes import hashed_columns, key_hashes, key_names
 from ingestd.capture.polling.key_pages import PAGE_ROWS, KeyPages, PackedKeys, rows_of_next
 from ingestd.capture.polling.key_set import KeySet
 from ingestd.capture.polling.lake_keys import parts_held
@@ -39,6 +39,7 @@ from ingestd.errors import TransientError
 from ingestd.keys import new_keys
 from ingestd.ports import ChangeLog
 from ingestd.schema import Table
+from ingestd.value_hashes import Hashes
 
 BATCH_ROWS = 10_000
 """Candidates given at a time."""

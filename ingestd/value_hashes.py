@@ -1,0 +1,198 @@
+"""64-bit hashes of Arrow values: of equal values always equal, of others almost never.
+
+What a column's values hash to depends on neither the width of its integers or floats, nor on how
+its array is sliced or encoded. Zero and minus zero differ, NaN is one value, null is like no value.
+The mixing is that of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
+Generators", 2014). It is one to one, so two values of one integer column never share a hash; of ten
+million other values the chance that any two do is one in 400,000. Who looks for values that share
+one finds some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_ABSENT = np.uint64(0x6A09E667F3BCC909)
+"""The hash of null."""
+_BLOCK = 1 << 14
+"""Values that are hashed at a time: what that needs stays in the processor's cache."""
+_BLOCK_BYTES = 1 << 20
+"""How many bytes these may have, if they are more than one."""
+_WORD = 8
+_LONG = 1 << 9
+"""Bytes: what is longer is hashed in pieces of this length, side by side."""
+
+
+def mixed(hashes: Hashes) -> Hashes:
+    """Mix 64-bit numbers; the array that is given may be changed."""
+    hashes += _STEP
+    for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
+        hashes ^= hashes >> shift
+        hashes *= factor
+    hashes ^= hashes >> _SHIFTS[-1]
+    return hashes
+
+
+def row_hashes(columns: Sequence[pa.Array], rows: int) -> Hashes:
+    """Hash each row, of these columns in their order."""
+    return combined(map(column_hashes, columns), rows)
+
+
+def combined(columns: Iterable[Hashes], rows: int) -> Hashes:
+    """Give each row's hash from its values' hashes; they may be changed. Of one value, its own."""
+    found: Hashes | None = None
+    for hashes in columns:
+        found = hashes if found is None else mixed(found) ^ hashes
+    return np.zeros(rows, np.uint64) if found is None else found
+
+
+def text_hash(text: str) -> np.uint64:
+    """Give the hash that a text has in a column."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    hashed: np.uint64 = _of_cuts(data, np.array([0, len(data)]))[0]
+    return hashed
+
+
+def column_hashes(column: pa.Array) -> Hashes:
+    """Hash each value: plain ones by what they are, nested ones by the hashes of their parts."""
+    kind = column.type
+    if column.null_count == len(column):
+        return np.full(len(column), _ABSENT)
+    if pa.types.is_dictionary(kind):
+        found = column_hashes(column.dictionary).take(_numbers(column.indices))
+    elif pa.types.is_floating(kind):
+        values = _numbers(column.cast(pa.float64()))
+        found = mixed(np.where(np.isnan(values), np.nan, values).view(np.uint64))
+    elif pa.types.is_decimal128(kind):
+        found = _of_decimals(column)
+    elif pa.types.is_list(kind) or pa.types.is_map(kind):
+        found = _of_lists(column)
+    elif pa.types.is_struct(kind):
+        fields = [pc.struct_field(column, i) for i in range(kind.num_fields)]
+        found = mixed(row_hashes(fields, len(column)))
+    elif any(is_such(kind) for is_such in _WHOLE):
+        found = _of_integers(column)
+    else:
+        found = _of_strings(column)
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _ABSENT
+    return found
+
+
+# --- numbers -----------------------------------------------------------------------------------
+
+_WHOLE = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_temporal)
+
+
+def _of_integers(column: pa.Array) -> Hashes:
+    kind = column.type
+    if pa.types.is_temporal(kind):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())  # noqa: PLR2004
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    found = _numbers(column).astype(np.int64).view(np.uint64)
+    for start in range(0, len(found), _BLOCK):
+        mixed(found[start : start + _BLOCK])
+    return found
+
+
+def _numbers(column: pa.Array) -> NDArray[Any]:
+    """Give an array without a copy if there are no nulls, and otherwise one with zeros for them."""
+    found: NDArray[Any] = (column.fill_null(0) if column.null_count else column).to_numpy()
+    return found
+
+
+def _of_decimals(column: pa.Array) -> Hashes:
+    """Two's complement, 128 bits, low half first. Source: Arrow columnar format, Decimal."""
+    data = column.buffers()[1]
+    words = np.frombuffer(data, np.uint64, 2 * len(column), 16 * column.offset)
+    return mixed(mixed(words[0::2].copy()) ^ words[1::2])
+
+
+# --- runs of bytes -----------------------------------------------------------------------------
+
+
+def _of_strings(column: pa.Array) -> Hashes:
+    """Hash strings and binary values by their bytes."""
+    is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    column = column.cast(pa.large_binary() if is_large else pa.binary())
+    width = np.dtype(np.int64 if is_large else np.int32)
+    _, ends, data = column.buffers()
+    cuts = np.frombuffer(ends, width, len(column) + 1, column.offset * width.itemsize)
+    return _of_cuts(np.frombuffer(b"" if data is None else data, np.uint8), cuts)
+
+
+def _of_lists(column: pa.Array) -> Hashes:
+    """Hash lists and maps by the bytes of the hashes of what is in them."""
+    cuts = column.offsets.to_numpy().astype(np.int64)
+    first, last = int(cuts[0]), int(cuts[-1])
+    is_map = pa.types.is_map(column.type)
+    parts = [column.keys, column.items] if is_map else [column.values]
+    inner = row_hashes([p.slice(first, last - first) for p in parts], last - first)
+    return _of_cuts(inner.view(np.uint8), (cuts - first) * _WORD)
+
+
+def _of_cuts(data: NDArray[np.uint8], cuts: NDArray[np.integer]) -> Hashes:
+    """Hash the runs that `cuts` (one more than these) make of `data`, block by block."""
+    found = np.empty(len(cuts) - 1, np.uint64)
+    start = 0
+    while start < len(found):
+        part = cuts[start : start + _BLOCK + 1].astype(np.int64)
+        first = part[0]
+        part -= first
+        count = max(1, int(np.searchsorted(part, _BLOCK_BYTES, side="right")) - 1)
+        end = part[count]
+        padded = np.zeros(end + _WORD, np.uint8)
+        padded[:end] = data[first : first + end]
+        found[start : start + count] = _of_runs(padded, part[:count], np.diff(part[: count + 1]))
+        start += count
+    return found
+
+
+def _of_runs(data: NDArray[np.uint8], starts: Places, lengths: Places) -> Hashes:
+    """Hash runs of bytes, eight bytes at a time; after the last of them eight more can be read."""
+    words: Hashes = np.ndarray((len(data) - _WORD + 1,), "<u8", data, strides=(1,))
+    hashes = mixed(lengths.astype(np.uint64))
+    longest, shortest = int(lengths.max()), int(lengths.min())
+    if longest > _LONG:
+        is_long = lengths > _LONG
+        hashes[is_long] ^= _of_long_runs(data, starts[is_long], lengths[is_long])
+        lengths = np.where(is_long, 0, lengths)
+        longest, shortest = int(lengths.max()), 0
+    which = np.arange(len(lengths))
+    for done in range(0, longest, _WORD):
+        if done + _WORD <= shortest:
+            hashes ^= words[starts + done]
+            mixed(hashes)
+        else:
+            left = lengths[which] - done
+            which, left = which[left > 0], left[left > 0]
+            word = words[starts[which] + done] & _LOW_BYTES[np.minimum(left, _WORD)]
+            hashes[which] = mixed(hashes[which] ^ word)
+    return hashes
+
+
+def _of_long_runs(data: NDArray[np.uint8], starts: Places, lengths: Places) -> Hashes:
+    """Hash runs by the bytes of their pieces' hashes."""
+    counts = -(-lengths // _LONG)
+    ends = np.cumsum(counts)
+    done = (np.arange(ends[-1]) - np.repeat(ends - counts, counts)) * _LONG
+    left = np.repeat(lengths, counts) - done
+    pieces = _of_runs(data, np.repeat(starts, counts) + done, np.minimum(left, _LONG))
+    return _of_cuts(pieces.view(np.uint8), np.append(0, ends) * _WORD)
+
+
+_LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
+"""Masks of a word's first bytes, by how many."""
