@@ -5,6 +5,8 @@ Source: PostgreSQL, src/backend/access/transam/xlog.c (XLogBytePosToRecPtr, XLog
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 from psycopg import AsyncConnection, sql
@@ -27,6 +29,9 @@ CURRENT = _on_standby(_RECEIVED, "pg_catalog.pg_current_wal_lsn()")
 """How far the server's WAL goes."""
 FLUSHED = _on_standby(_REPLAYED, "pg_catalog.pg_current_wal_flush_lsn()")
 """How far a walsender can send."""
+
+FLUSH_LIMIT_S = 2.0
+FLUSH_LOOK_S = 0.02
 
 _CURRENT = sql.SQL("SELECT {}::text").format(CURRENT)
 _FLUSHED = sql.SQL("SELECT {}::text").format(FLUSHED)
@@ -51,6 +56,19 @@ async def flush_position(connection: AsyncConnection[Any]) -> Lsn:
     row = await (await connection.execute(_FLUSHED)).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
+
+
+async def await_flushed(connection: AsyncConnection[Any], position: Lsn) -> None:
+    """Wait until a crash of the server can't take back what lies below `position`.
+
+    At once, but for commits that did not wait for that (``synchronous_commit = off``); and not for
+    long: the last bytes may be of a transaction that goes on. Of a standby: until it has replayed
+    that. Source: PostgreSQL documentation, "Asynchronous Commit".
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FLUSH_LIMIT_S):
+            while await flush_position(connection) < position:  # noqa: ASYNC110 - the server's
+                await asyncio.sleep(FLUSH_LOOK_S)
 
 
 async def insert_position(connection: AsyncConnection[Any]) -> Lsn:

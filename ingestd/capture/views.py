@@ -89,6 +89,14 @@ class OwnView:
         return place
 
 
+async def look(connection: AsyncConnection[Any]) -> Visibility:
+    """Take a snapshot, on a connection that is in no transaction."""
+    cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
+    row = await cursor.fetchone()
+    assert row is not None
+    return Visibility.parse(row[0])
+
+
 async def _now(connection: AsyncConnection[Any]) -> Place:
     cursor = await connection.execute(_SEEN)
     row = await cursor.fetchone()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +169,9 @@ async def test_discover_finds_the_tables_and_changes_nothing(world: ChangeWorld)
     assert found.tables[0].key == found.tables[0].identity == ("id",)
     assert not found.refused
     assert found.origin
-    assert (await capture.discover({})) == found
+    again = await capture.discover({})
+    assert again.lsn >= found.lsn  # the server writes of its own, when it prunes a catalog's pages
+    assert replace(again, lsn=found.lsn) == found
     assert await world.state() == before
 
 

@@ -35,9 +35,10 @@ from ingestd.capture.polling.server import (
 )
 from ingestd.capture.polling.snapshot import PollingSnapshot
 from ingestd.capture.polling.tables import PolledTables
-from ingestd.capture.positions import current_position
+from ingestd.capture.positions import current_position, flush_position, insert_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
+from ingestd.capture.views import look
 from ingestd.changes import Chunk
 from ingestd.errors import OperatorError, TransientError
 from ingestd.ports import (
@@ -139,24 +140,25 @@ class PollingCapture:
         with self._control.errors("continuity"):
             server = await self._checked_server(control)
             current = await current_position(control)
-            row = await (
-                await control.execute("SELECT pg_catalog.pg_current_snapshot()::text")
-            ).fetchone()
-        assert row is not None
+            # What a standby has received is not what it shows.
+            at = flush_position if server.in_recovery else insert_position
+            shown = await at(control)
+            seen = await look(control)
         reached = max(committed.position or ZERO, committed.floor or ZERO)
         self._positions.begin_at(reached)
         self._progress = _progress_of(committed)
-        verdict = self._judge(committed, server, current, Visibility.parse(row[0]).xmax)
+        lacks = any(p.lsn > shown or p.below > seen.xmax for p in self._progress.values())
+        verdict = self._judge(committed, server, current, lacks=lacks)
         if not isinstance(verdict, Resumed):
             self._progress = {}
         return verdict
 
     def _judge(
-        self, committed: Committed, server: PolledServer, current: Lsn, xmax: int
+        self, committed: Committed, server: PolledServer, current: Lsn, *, lacks: bool
     ) -> Continuity:
+        """Decide. `lacks`: the server has not all that was seen."""
         reached = max(committed.position or ZERO, committed.floor or ZERO)
-        is_behind = current + SLACK_BYTES < reached
-        is_behind |= any(p.below > xmax for p in self._progress.values())
+        is_behind = lacks or current + SLACK_BYTES < reached
         if is_behind and server.in_recovery:
             raise TransientError(
                 f"{self._where}: the standby has not replayed all that the lake has ({reached})",
@@ -271,11 +273,7 @@ class PollingCapture:
         """Ask on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
-            row = await (
-                await control.execute("SELECT pg_catalog.pg_current_snapshot()::text")
-            ).fetchone()
-        assert row is not None
-        return Visibility.parse(row[0])
+            return await look(control)
 
     def checkpoint_requested(self) -> bool:
         """Never: the source waits for nobody."""
@@ -372,16 +370,13 @@ class _Reads:
         return (self._before[table] or first).to_text()
 
     def has_read(self, table: TableId, first: Progress) -> None:
-        """Begin to poll it; one that was polled before goes on when the snapshot is closed.
-
-        Its `t`, without which nobody can say which keys the lake holds, comes last.
-        """
+        """Begin to poll it, or go on: all of it, its `t` too, has been given."""
         state = self.states[table]
         state.resumes_at = min(state.resumes_at, self.point)
         if self._before[table] is None:
             state.progress = first
             state.turn.due_at = time.monotonic() + state.turn.interval_s
-            self._end(table)
+        self._end(table)
 
     def close(self) -> None:
         """Take that no more is read. Twice is fine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from ingestd.capture.leaves import leaves_of
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import Near, Shape, look_query, peak_query, xids_query
 from ingestd.capture.polling.rows import FoundRows
-from ingestd.capture.polling.seen import MAX_AGE, Moment, Progress, Seen, Xids
+from ingestd.capture.polling.seen import MAX_AGE, MAX_SEEN, Moment, Progress, Seen, Xids
 from ingestd.capture.pooler import pooled
 from ingestd.capture.positions import insert_position
 from ingestd.capture.rewrites import ensure_described
@@ -92,7 +92,8 @@ async def begin(connection: AsyncConnection[Any], backend: int) -> Now:
     seen = Visibility.parse(row[0])
     if row[3] != backend:
         raise pooled()
-    return Now(moment_of(seen, row[2]), row[1], await insert_position(connection))
+    lsn = await insert_position(connection)
+    return Now(replace(moment_of(seen, row[2]), lsn=lsn), row[1], lsn)
 
 
 async def backend_of(connection: AsyncConnection[Any]) -> int:
@@ -136,6 +137,7 @@ async def look_at(
             yield look.saw(rows)
         look.peak = await _peak(connection, polled, shape)
         look.progress = look.progress.after_near(moment, _all(look.found))
+    _ensure_short(polled, look.progress)
 
 
 async def first_progress(
@@ -151,7 +153,21 @@ async def first_progress(
     ages = [age for (age,) in await cursor.fetchall()]
     peak = await _peak(connection, polled, shape)
     xids = now.moment.next - np.array(ages, np.int64)
-    return Progress.begun(now.moment, xids, peak, polled)
+    progress = Progress.begun(now.moment, xids, peak, polled)
+    _ensure_short(polled, progress)
+    return progress
+
+
+def _ensure_short(polled: PolledTable, progress: Progress) -> None:
+    if progress.is_too_long:
+        raise TableError(
+            polled.table.id,
+            f"more than {MAX_SEEN:,} transactions wrote it since the oldest one that still runs "
+            f"began (id {progress.last.below}): what was seen can't be kept apart any more",
+            remedy="end that one: SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY "
+            "age(backend_xid) DESC NULLS LAST LIMIT 1; or SELECT gid FROM pg_prepared_xacts; the "
+            "table is read anew then",
+        )
 
 
 async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:

@@ -23,6 +23,7 @@ from ingestd.capture.polling.rows import Place, vanished_rows
 from ingestd.capture.polling.schedule import Turn
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.sweep import Sweep, absent
+from ingestd.capture.positions import await_flushed
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.splits import read_error
@@ -71,6 +72,11 @@ class PolledState:
     peak: str | None = None
     polled_at: float | None = None
 
+    @property
+    def sweep_at(self) -> float:
+        """When its keys are to be swept next (monotonic)."""
+        return self.turn.swept_at + (self.polled.sweep_s or 0.0)
+
     def forget_keys(self, above: Lsn) -> None:
         """Have the keys loaded anew, once the lake is durable above this."""
         self.keys, self.knows_keys, self.load_above = None, False, above
@@ -102,6 +108,11 @@ class _Poll:
         self._first: Lsn | None = None
         self.waiting: list[TableBatch] = []
         self.outcomes: list[_Outcome] = []
+
+    @property
+    def has_found(self) -> bool:
+        """Whether there are rows to give."""
+        return self._first is not None
 
     def place(self) -> Place:
         """Give the place of a table's rows, to be given back if there are none."""
@@ -295,6 +306,8 @@ class Polls:
                 async with aclosing(self._look(poll, state)) as chunks:
                     async for chunk in chunks:
                         yield chunk
+            if poll.has_found:
+                await await_flushed(connection, poll.now.lsn)
             await connection.rollback()
             for outcome in poll.outcomes:
                 await self._note(outcome, started)
@@ -446,16 +459,24 @@ class Polls:
         if self._sweep is not None or self._log is None:
             return
         now = self._monotonic()
-        for state in self.states.values():
-            every = state.polled.sweep_s
-            is_free = self._is_active(state) and state.progress is not None
-            # Until the lake has what the last one found, another would find it again.
-            is_known = state.deleted_at < self.confirmed or state.deleted_at == ZERO
-            if every is not None and is_free and is_known and now - state.turn.swept_at >= every:
-                state.turn.swept_at = now
-                self._sweep = asyncio.create_task(self._run_sweep(state, self._log))
-                self._sweep.add_done_callback(lambda _: self.wake.set())
-                return
+        due = [(s.sweep_at, s) for s in self.states.values() if self._may_sweep(s)]
+        at, state = min(due, key=lambda one: one[0], default=(now + 1, None))
+        if state is not None and at <= now:
+            self._sweep = asyncio.create_task(self._run_sweep(state, self._log))
+            self._sweep.add_done_callback(lambda _: self._swept_now(state))
+
+    def _may_sweep(self, state: PolledState) -> bool:
+        """Whether it is swept at all, and the lake has what the last sweep found.
+
+        Another would find that again.
+        """
+        if state.polled.sweep_s is None or state.progress is None or not self._is_active(state):
+            return False
+        return state.deleted_at == ZERO or state.deleted_at < self.confirmed
+
+    def _swept_now(self, state: PolledState) -> None:
+        state.turn.swept_at = self._monotonic()
+        self.wake.set()
 
     async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:
         keys = await self._keys_of(state)

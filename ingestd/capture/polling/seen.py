@@ -42,6 +42,8 @@ Xids = NDArray[np.int64]
 _NONE: Xids = np.empty(0, np.int64)
 MAX_AGE = (1 << 31) - 1
 """Of a transaction id, counted from the next one: Postgres tells no older ones apart."""
+MAX_SEEN = 1_000_000
+"""Transactions that are told apart, of those that began since the oldest one that runs did."""
 _FORMAT = 1
 
 
@@ -50,12 +52,14 @@ class Moment:
     """Where a look stands among the source's transactions, by 64-bit ids.
 
     `oldest`: no transaction below it runs. `end`: none at or above it has ended. `next`: what
-    ``age(xmin)`` counts back from in the look's transaction.
+    ``age(xmin)`` counts back from in the look's transaction. `lsn`: where the server was, by its
+    WAL; all that the look sees is below.
     """
 
     oldest: int
     end: int
     next: int
+    lsn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Progress:
     cursor from which on near looks are made; None: there are none. `ahead`: the floor to be, once
     all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`:
     the column whose values these are; `deleted`: the one that says which rows were left out.
+    `lsn`: where the server was at the last look: one that is not there yet has not what was seen.
     """
 
     whole: Seen
@@ -111,12 +116,18 @@ class Progress:
     ahead_end: int = 0
     cursor: str | None = None
     deleted: str | None = None
+    lsn: int = 0
 
     @classmethod
     def begun(cls, moment: Moment, xids: Xids, peak: str | None, polled: PolledTable) -> Progress:
         """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
         seen = Seen().with_more(moment, xids)
-        return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
+        return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted, moment.lsn)
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the ids are too many to be sent with each query."""
+        return max(len(self.whole.xids), len(self.last.xids)) > MAX_SEEN
 
     @property
     def below(self) -> int:
@@ -129,15 +140,22 @@ class Progress:
 
     def after_near(self, moment: Moment, found: Xids) -> Progress:
         """Give it after a near look that found rows of these transactions."""
-        return replace(self, last=self.last.with_more(moment, found))
+        return replace(self, last=self.last.with_more(moment, found), lsn=moment.lsn)
 
     def after_whole(self, moment: Moment, found: Xids, peak: str | None) -> Progress:
         """Give it after a whole look that found rows of these transactions."""
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
-            return replace(self, whole=seen, last=seen)
-        floors = {"floor": self.ahead, "ahead": peak, "ahead_end": moment.end}
-        return replace(self, whole=seen, last=seen, **floors)
+            return replace(self, whole=seen, last=seen, lsn=moment.lsn)
+        return replace(
+            self,
+            whole=seen,
+            last=seen,
+            floor=self.ahead,
+            ahead=peak,
+            ahead_end=moment.end,
+            lsn=moment.lsn,
+        )
 
     def by(self, cursor: str | None) -> Progress:
         """Give it for looks by another cursor, perhaps.
@@ -147,7 +165,7 @@ class Progress:
         """
         if cursor == self.cursor:
             return self
-        return Progress(self.whole, self.whole, cursor=cursor, deleted=self.deleted)
+        return Progress(self.whole, self.whole, cursor=cursor, deleted=self.deleted, lsn=self.lsn)
 
     def near_condition(self, cursor: sql.Composable, moment: Moment) -> sql.Composable:
         """Give the SQL condition for what a near look gives. Only with a `floor`."""
@@ -177,6 +195,7 @@ class Progress:
             "ahead_end": self.ahead_end,
             "cursor": self.cursor,
             "deleted": self.deleted,
+            "lsn": self.lsn,
         }
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
@@ -189,7 +208,7 @@ class Progress:
                 return None
             whole = _seen(said["whole"])
             last = whole if said["last"] is None else _seen(said["last"])
-            names = ("floor", "ahead", "ahead_end", "cursor", "deleted")
+            names = ("floor", "ahead", "ahead_end", "cursor", "deleted", "lsn")
             return cls(whole, last, **{name: said[name] for name in names})
         except (ValueError, KeyError, TypeError, zlib.error):
             return None

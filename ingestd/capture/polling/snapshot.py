@@ -179,8 +179,9 @@ class PollingSnapshot:
                 yield replace(item, batch=replace(item.batch, resume=resume))
             else:
                 yield item
-        self._reads.has_read(name, first)
         yield TableRead(name)
+        # Only now: its `t`, where that comes last, has been given too.
+        self._reads.has_read(name, first)
 
     async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
         try:

@@ -17,12 +17,12 @@ from psycopg import AsyncConnection
 from ingestd.capture.control import Control
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.views import look
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.chunks import (
     ChunkedSnapshot,
     can_be_chunked,
     is_standby,
-    look,
     next_xid,
     sizes,
 )

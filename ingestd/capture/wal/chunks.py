@@ -27,7 +27,7 @@ from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import cut, read_error
 from ingestd.capture.unread import Unread, unread
-from ingestd.capture.views import OwnView
+from ingestd.capture.views import OwnView, look
 from ingestd.errors import TableError, TableReplacedError
 from ingestd.keys import Key
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
@@ -125,14 +125,6 @@ async def is_standby(connection: AsyncConnection[Any]) -> bool:
     cursor = await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
     row = await cursor.fetchone()
     return row is not None and bool(row[0])
-
-
-async def look(connection: AsyncConnection[Any]) -> Visibility:
-    """Take a snapshot, on a connection that is in no transaction."""
-    cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
-    row = await cursor.fetchone()
-    assert row is not None
-    return Visibility.parse(row[0])
 
 
 async def await_earlier_writers(
