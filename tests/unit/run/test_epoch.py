@@ -1,10 +1,20 @@
 from __future__ import annotations
 
-import pyarrow as pa
+from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import Mock
 
-from ingestd.changes import change_schema
-from ingestd.run.epoch import Tally
+import pyarrow as pa
+import pytest
+
+from ingestd.changes import NO_COMMITS, Chunk, TableBatch, change_schema
+from ingestd.positions import Lsn
+from ingestd.recorded import Unlisted
+from ingestd.run.epoch import FillingEpoch, Tally
+from ingestd.run.touched import Delivered
 from tests.unit.run.fixtures import A
+
+NOTHING: Any = {"commit_times": NO_COMMITS, "nbytes": 0}
 
 
 def rows(*raw: list[tuple[str, str]] | None) -> pa.RecordBatch:
@@ -26,3 +36,28 @@ def test_lossless_values_kept_as_text_are_counted() -> None:
     assert tally.raw_columns == {"id": 3, "_cdc_before.id": 2}
     tally.count(batch.slice(3))
     assert tally.raw_values == 5
+
+
+@pytest.mark.parametrize(("replayed", "first"), [(None, 200), (150, 150), (250, 200)])
+def test_an_epoch_begins_with_the_first_row_that_the_lake_held_or_is_given(
+    replayed: int | None, first: int
+) -> None:
+    """What a killed attempt left comes again from a source that replays, and not from others."""
+    epoch = FillingEpoch(Mock(rows=1), start=Lsn(100))
+    epoch.list_more(Unlisted(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
+    given = None if replayed is None else Lsn(replayed)
+    for first_lsn in (given, None, Lsn(400)):
+        chunk = Chunk((), Lsn(500), is_open=False, first_lsn=first_lsn, **NOTHING)
+        epoch.cover(chunk, 0.0)
+    assert epoch.summary().first_lsn == first
+
+
+def test_changes_without_a_transaction_id_are_not_remembered_as_delivered() -> None:
+    batch = rows(None, None, None)
+    at = batch.schema.get_field_index("_cdc_xid")
+    field = batch.schema.field(at)
+    delivered = Delivered()
+    for xids in ([None, 7, 7], [None, None, None]):
+        some = batch.set_column(at, field, pa.array(xids, field.type))
+        delivered.take(TableBatch(A, some, 1))
+    assert delivered.of(A.id).tolist() == [7]
