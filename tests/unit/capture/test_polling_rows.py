@@ -111,9 +111,9 @@ def test_ids_of_transactions_count_back_from_the_next_one() -> None:
     assert found.xids.tolist() == [(5 << 32) + 2 - age for age in (3, 4, 5, 6)]
 
 
-def test_the_last_place_is_cursor_and_key_of_the_last_row() -> None:
-    found = looked([("1", "a", "3", "false", "9.5", "1"), ("2", "a", "3", "false", "9.5", "2")])
-    assert found.last_place == ("9.5", "2")
+def test_a_page_tells_the_cursor_of_its_last_row() -> None:
+    found = looked([("1", "a", "3", "false", "9"), ("2", "a", "3", "false", "9.5")])
+    assert found.last_cursor == "9.5"
 
 
 def test_vanished_rows_have_their_key_and_nothing_else() -> None:
