@@ -35,6 +35,9 @@ FLUSH_LOOK_S = 0.02
 
 _CURRENT = sql.SQL("SELECT {}::text").format(CURRENT)
 _FLUSHED = sql.SQL("SELECT {}::text").format(FLUSHED)
+_REPLAYED_BY_STANDBY = sql.SQL("SELECT ({})::text").format(
+    _on_standby(_REPLAYED, "NULL::pg_catalog.pg_lsn")
+)
 _INSERT = sql.SQL(
     "SELECT {}::text, pg_catalog.current_setting('wal_block_size')::pg_catalog.int4"
 ).format(_on_standby(_RECEIVED, "pg_catalog.pg_current_wal_insert_lsn()"))
@@ -69,6 +72,13 @@ async def await_flushed(connection: AsyncConnection[Any], position: Lsn) -> None
         async with asyncio.timeout(FLUSH_LIMIT_S):
             while await flush_position(connection) < position:  # noqa: ASYNC110 - the server's
                 await asyncio.sleep(FLUSH_LOOK_S)
+
+
+async def replayed_position(connection: AsyncConnection[Any]) -> Lsn | None:
+    """Give what a standby has replayed; None of a primary."""
+    row = await (await connection.execute(_REPLAYED_BY_STANDBY)).fetchone()
+    assert row is not None
+    return None if row[0] is None else Lsn.parse(row[0])
 
 
 async def insert_position(connection: AsyncConnection[Any]) -> Lsn:

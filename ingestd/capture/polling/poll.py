@@ -19,7 +19,7 @@ from ingestd.capture.polling.queries import Near, Shape, look_query, peak_query,
 from ingestd.capture.polling.rows import FoundRows
 from ingestd.capture.polling.seen import MAX_AGE, MAX_SEEN, Moment, Progress, Seen, Xids
 from ingestd.capture.pooler import pooled
-from ingestd.capture.positions import insert_position
+from ingestd.capture.positions import insert_position, replayed_position
 from ingestd.capture.rewrites import ensure_described
 from ingestd.decode.copy import CopyRows
 from ingestd.errors import TableChangedError, TableError
@@ -92,8 +92,7 @@ async def begin(connection: AsyncConnection[Any], backend: int) -> Now:
     seen = Visibility.parse(row[0])
     if row[3] != backend:
         raise pooled()
-    lsn = await insert_position(connection)
-    return Now(replace(moment_of(seen, row[2]), lsn=lsn), row[1], lsn)
+    return Now(moment_of(seen, row[2]), row[1], await insert_position(connection))
 
 
 async def backend_of(connection: AsyncConnection[Any]) -> int:
@@ -137,6 +136,7 @@ async def look_at(
             yield look.saw(rows)
         look.peak = await _peak(connection, polled, shape)
         look.progress = look.progress.after_near(moment, _all(look.found))
+    look.progress = replace(look.progress, lsn=await _shown(connection, now))
     _ensure_short(polled, look.progress)
 
 
@@ -154,8 +154,18 @@ async def first_progress(
     peak = await _peak(connection, polled, shape)
     xids = now.moment.next - np.array(ages, np.int64)
     progress = Progress.begun(now.moment, xids, peak, polled)
+    progress = replace(progress, lsn=await _shown(connection, now))
     _ensure_short(polled, progress)
     return progress
+
+
+async def _shown(connection: AsyncConnection[Any], now: Now) -> Lsn:
+    """Give where a server has to be to show what was seen.
+
+    Of a standby: what it has replayed by now, which its snapshot of before is not above.
+    """
+    replayed = await replayed_position(connection)
+    return now.lsn if replayed is None else replayed
 
 
 def _ensure_short(polled: PolledTable, progress: Progress) -> None:
@@ -197,7 +207,7 @@ async def _whole(
             ]
         for blocks in ranges:
             query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
-            async for rows in _copy(connection, look.polled, query, 0, moment):
+            async for rows in _copy(connection, look.polled, query, moment):
                 yield rows
 
 
@@ -205,36 +215,32 @@ async def _near(
     connection: AsyncConnection[Any], look: Look, moment: Moment, shape: Shape
 ) -> AsyncGenerator[FoundRows, None]:
     """Go along the index from the floor on, a page at a time."""
-    assert look.polled.cursor is not None
-    column = sql.Identifier(look.polled.cursor.columns[0])
+    assert look.polled.by is not None
+    column = sql.Identifier(look.polled.by)
     condition = look.progress.near_condition(column, moment)
-    after: tuple[str, ...] | None = None
+    after: str | None = None
     while True:
         near = Near(look.page_rows, after)
         query = look_query(look.polled, condition, shape.relation_of(look.polled), near=near)
         count = 0
-        async for rows in _copy(connection, look.polled, query, _places(look), moment):
+        async for rows in _copy(connection, look.polled, query, moment, is_near=True):
             count += rows.rows.count
-            after = rows.last_place
+            after = rows.last_cursor
             yield rows
         if count < look.page_rows:
             return
-
-
-def _places(look: Look) -> int:
-    assert look.polled.cursor is not None
-    return len({look.polled.cursor.columns[0], *look.polled.table.key})
 
 
 async def _copy(
     connection: AsyncConnection[Any],
     polled: PolledTable,
     query: sql.Composed,
-    places: int,
     moment: Moment,
+    *,
+    is_near: bool = False,
 ) -> AsyncGenerator[FoundRows, None]:
     copy = CopyOut(connection)
-    cutter = CopyRows(str(polled.table.id), len(polled.table.columns) + 2 + places)
+    cutter = CopyRows(str(polled.table.id), len(polled.table.columns) + 2 + is_near)
     try:
         await copy.start(query, is_small=True)
         is_last = False

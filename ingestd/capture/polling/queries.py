@@ -10,9 +10,9 @@ from psycopg import sql
 from ingestd.capture.copy_queries import output_of, sendable
 from ingestd.capture.polling.polled import PolledTable
 
-AGE, DELETED, PLACE = range(3)
-"""Fields after the table's columns: age of xmin; whether the row counts as deleted; of a near look,
-from here on cursor and key."""
+AGE, DELETED, CURSOR = range(3)
+"""Fields after the table's columns: age of xmin; whether the row counts as deleted; of a near look
+the cursor."""
 
 _TEXT = sql.SQL("pg_catalog.text")
 
@@ -36,10 +36,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """So many rows of a near look, ordered by cursor and key, that follow `after` (their texts)."""
+    """So many rows of a near look, by the cursor, above `after` (its text): and all its equals."""
 
-    limit: int
-    after: tuple[str, ...] | None = None
+    rows: int
+    after: str | None = None
 
 
 def look_query(
@@ -63,23 +63,18 @@ def look_query(
     conditions = [*bounds, condition]
     tail: sql.Composable = sql.SQL("")
     if near is not None:
-        order = [sql.Identifier(name) for name in place_columns(polled)]
-        fields += [output_of(name) for name in order]
-        # By the columns, not by the texts of the same names that are selected.
-        listed = sql.SQL(", ").join(sql.SQL("polled.{}").format(name) for name in order)
+        assert polled.by is not None
+        # By the column, not by the text of the same name that is selected.
+        cursor = sql.SQL("polled.{}").format(sql.Identifier(polled.by))
+        fields.append(output_of(cursor))
         if near.after is not None:
-            values = sql.SQL(", ").join(map(sql.Literal, near.after))
-            conditions.append(sql.SQL("({}) > ({})").format(listed, values))
-        tail = sql.SQL(" ORDER BY {} LIMIT {}").format(listed, sql.Literal(near.limit))
+            conditions.append(sql.SQL("{} > {}").format(cursor, sql.Literal(near.after)))
+        tail = sql.SQL(" ORDER BY {} FETCH FIRST {} ROWS WITH TIES").format(
+            cursor, sql.Literal(near.rows)
+        )
     return sql.SQL(
         "COPY (SELECT {} FROM {} AS polled WHERE {}{}) TO STDOUT (FORMAT binary)"
     ).format(sql.SQL(", ").join(fields), relation, sql.SQL(" AND ").join(conditions), tail)
-
-
-def place_columns(polled: PolledTable) -> Sequence[str]:
-    """Name what orders the rows of a near look: the cursor, then the key."""
-    assert polled.cursor is not None
-    return list(dict.fromkeys([polled.cursor.columns[0], *polled.table.key]))
 
 
 def is_deleted(polled: PolledTable) -> sql.Composable:

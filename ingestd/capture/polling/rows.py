@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingestd.capture.polling.polled import PolledTable
-from ingestd.capture.polling.queries import AGE, DELETED, PLACE
+from ingestd.capture.polling.queries import AGE, CURSOR, DELETED
 from ingestd.capture.polling.seen import Xids
 from ingestd.changes import DELETE, INSERT, UPDATE, TableBatch, change_schema
 from ingestd.decode.cast import raw_texts
@@ -68,10 +68,9 @@ class FoundRows:
         return cls(polled, rows, next_xid - ages.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
     @property
-    def last_place(self) -> tuple[str, ...]:
-        """Cursor and key of the last row, of a near look."""
-        fields = self.rows.columns[len(self.polled.table.columns) + PLACE :]
-        return tuple(field.at(self.rows.count - 1).decode() for field in fields)
+    def last_cursor(self) -> str:
+        """The cursor of the last row, of a near look."""
+        return self._field(CURSOR).at(self.rows.count - 1).decode()
 
     def changes(self, place: Place, keys: HeldKeys | None) -> list[TableBatch]:
         """Give the change rows; `keys` do not know of them yet.

@@ -52,14 +52,12 @@ class Moment:
     """Where a look stands among the source's transactions, by 64-bit ids.
 
     `oldest`: no transaction below it runs. `end`: none at or above it has ended. `next`: what
-    ``age(xmin)`` counts back from in the look's transaction. `lsn`: where the server was, by its
-    WAL; all that the look sees is below.
+    ``age(xmin)`` counts back from in the look's transaction.
     """
 
     oldest: int
     end: int
     next: int
-    lsn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ class Progress:
     def begun(cls, moment: Moment, xids: Xids, peak: str | None, polled: PolledTable) -> Progress:
         """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
         seen = Seen().with_more(moment, xids)
-        return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted, moment.lsn)
+        return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
 
     @property
     def is_too_long(self) -> bool:
@@ -140,13 +138,13 @@ class Progress:
 
     def after_near(self, moment: Moment, found: Xids) -> Progress:
         """Give it after a near look that found rows of these transactions."""
-        return replace(self, last=self.last.with_more(moment, found), lsn=moment.lsn)
+        return replace(self, last=self.last.with_more(moment, found))
 
     def after_whole(self, moment: Moment, found: Xids, peak: str | None) -> Progress:
         """Give it after a whole look that found rows of these transactions."""
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
-            return replace(self, whole=seen, last=seen, lsn=moment.lsn)
+            return replace(self, whole=seen, last=seen)
         return replace(
             self,
             whole=seen,
@@ -154,7 +152,6 @@ class Progress:
             floor=self.ahead,
             ahead=peak,
             ahead_end=moment.end,
-            lsn=moment.lsn,
         )
 
     def by(self, cursor: str | None) -> Progress:
