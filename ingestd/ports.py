@@ -544,7 +544,8 @@ class ReferenceTableSource(Protocol):
         All batches together are the table at one moment, each row once. Each has the table's
         columns, lake names and types, and nothing else; the first may be empty, so that an empty
         table too tells its columns. An empty batch is not the end: an empty first poll is not the
-        completion of a table.
+        completion of a table. Nor is an error: the next poll goes on where it was, or raises
+        TransientError (``snapshot_gone``), each time: then another source is to begin anew.
         """
         ...
 

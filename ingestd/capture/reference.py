@@ -37,7 +37,7 @@ from ingestd.checks import CheckLine
 from ingestd.config import SourceSettings
 from ingestd.decode.lake_names import allocate
 from ingestd.decode.types import BUILT_IN
-from ingestd.errors import TableError
+from ingestd.errors import TableError, TransientError
 from ingestd.positions import ZERO
 from ingestd.schema import Table, TableId
 
@@ -69,6 +69,7 @@ class CopiedReferenceSource:
         self._keeper: AsyncConnection[Any] | None = None
         self._batches: AsyncGenerator[pa.RecordBatch, None] | None = None
         self._schema: pa.Schema | None = None
+        self._has_begun = False
         self._is_complete = False
         self.progress = 0.0
         self.nbytes = 0
@@ -84,18 +85,23 @@ class CopiedReferenceSource:
         return 0
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Give some rows; the first batch is empty."""
+        """Give some rows; the first batch is empty. After an error it can't go on."""
         if self._is_complete:
             return None
         if self._batches is None:
-            self._batches = self._read()
+            if self._has_begun:
+                ended = f"{self._where}: its snapshot ended before all of it was read"
+                raise TransientError(ended, reason="snapshot_gone")
+            self._has_begun, self._batches = True, self._read()
+        batch = None
         try:
             batch = await anext(self._batches, None)
+            self._is_complete = batch is None
         except psycopg.Error as error:
             raise classify(error, self._where, self._dsn) from error
-        if batch is None:
-            self._is_complete = True
-            await self.close()
+        finally:
+            if batch is None:
+                await self.close()
         return batch
 
     def is_snapshot_complete(self) -> bool:
@@ -111,7 +117,7 @@ class CopiedReferenceSource:
 
     def checkpoint(self) -> bytes:
         """Say whether the snapshot is complete."""
-        return b"complete" if self._is_complete else b"begun" if self._batches else b""
+        return b"complete" if self._is_complete else b"begun" if self._has_begun else b""
 
     def restore(self, checkpoint: bytes) -> bool:
         """Begin anew unless all was given: who held the snapshot has ended."""
@@ -121,11 +127,13 @@ class CopiedReferenceSource:
     async def close(self) -> None:
         """Let the snapshot and the lock go."""
         batches, self._batches = self._batches, None
-        if batches is not None:
-            await batches.aclose()
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            await keeper.close()
+        try:
+            if batches is not None:
+                await batches.aclose()
+        finally:
+            if keeper is not None:
+                await keeper.close()
 
     async def _read(self) -> AsyncGenerator[pa.RecordBatch, None]:
         keeper = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.changes import DELETE, RESERVED_PREFIX, change_schema
-from ingestd.errors import TransientError
+from ingestd.errors import IngestdError, TransientError
 from ingestd.ports import ReferenceState
 from ingestd.schema import Table
 
@@ -18,10 +18,14 @@ Row = Mapping[str, object]
 
 
 class FakeReferenceTable:
-    """A keyed table with the log of what was done to it."""
+    """A keyed table with the log of what was done to it.
+
+    `faults`: what the next polls of a snapshot raise, once each.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table
+        self.faults: list[IngestdError] = []
         self.log: list[tuple[str, Row]] = []
 
     def upsert(self, row: Row) -> None:
@@ -82,6 +86,8 @@ class FakeReferenceTableSource:
         """Give some rows; the first poll settles which."""
         if self._is_complete:
             return None
+        if self._reference.faults:
+            raise self._reference.faults.pop(0)
         if self._version is None:  # what a real source does while the server prepares
             self._version = len(self._reference.log)
             return _batch(self._row_schema, [])

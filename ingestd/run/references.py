@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -45,7 +45,7 @@ class Keeper(Protocol):
     async def step(self) -> float | None:
         """Do what is due; give the seconds until something may be due again.
 
-        None: when it is woken. Raises IngestdError.
+        0.0: at once. None: when it is woken. Raises IngestdError.
         """
         ...
 
@@ -144,10 +144,12 @@ class Followed:
         self._monotonic = monotonic
         self._source: ReferenceTableSource | None = None
         self._state: ReferenceState | None = None
+        self._has_begun_anew = False
 
     async def step(self) -> float | None:
-        """Go as far as the lake is."""
+        """Go as far as the lake is; the seconds are a pause, after which it waits to be woken."""
         began = self._monotonic()
+        has_begun_anew, self._has_begun_anew = self._has_begun_anew, False
         if self._source is None:
             self._state = await self._sink.open()
             self._watch.opened(self._table, self._state)
@@ -158,12 +160,13 @@ class Followed:
         except TransientError as error:
             if error.reason == "not_whole":
                 return None  # woken when its own snapshot is complete
-            if error.reason == "row_missing":
+            if error.reason == "row_missing" and not has_begun_anew:
                 await self._begin_anew()
+                self._has_begun_anew = True
                 return 0.0
             raise
         took_s = self._monotonic() - began
-        return min(PAUSE_LIMIT_S, took_s / SHARE_OF_TIME - took_s)
+        return min(PAUSE_LIMIT_S, took_s / SHARE_OF_TIME - took_s) or None
 
     async def _advance(self, source: ReferenceTableSource) -> None:
         began = self._monotonic()
@@ -268,32 +271,39 @@ class References:
             while True:
                 woken.clear()
                 if not self._watch.is_running:
-                    await keeper.close()
+                    await self._tried(keeper.close())
                     await woken.wait()
                     continue
-                error, delay_s = None, None
                 async with self._one:
-                    try:
-                        delay_s = await keeper.step()
-                    except IngestdError as fault:
-                        error = fault
-                    except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
-                        raise
-                    except BaseException as fault:  # noqa: BLE001 - only this table stops
-                        error = self._watch.unknown(fault)
+                    delay_s, error = await self._tried(keeper.step())
                 attempt = 0 if error is None else attempt + 1
                 if error is not None:
-                    await keeper.close()
+                    await self._tried(keeper.close())
                     delay_s = retry_delay_s(error, attempt, self._jitter())
                     self._watch.failed(table, error, delay_s)
                     await self._pause(keeper, woken, delay_s)
+                elif delay_s == 0.0:
+                    await asyncio.sleep(0)
                 elif isinstance(keeper, Followed):
                     await asyncio.sleep(delay_s or 0.0)
                     await woken.wait()
                 else:
                     await self._pause(keeper, woken, delay_s)
         finally:
-            await keeper.close()
+            await self._tried(keeper.close())
+
+    async def _tried(
+        self, work: Awaitable[float | None]
+    ) -> tuple[float | None, IngestdError | None]:
+        """Give its outcome or its fault: whatever it is, only this table stops."""
+        try:
+            return await work, None
+        except IngestdError as fault:
+            return None, fault
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as fault:  # noqa: BLE001 - a Rust panic too
+            return None, self._watch.unknown(fault)
 
     async def _pause(self, keeper: Keeper, woken: asyncio.Event, delay_s: float | None) -> None:
         """Wait, or until somebody asks."""

@@ -21,7 +21,7 @@ from ingestd.errors import IngestdError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.run.pipeline import Pipeline
 from ingestd.run.references import References, refused
-from ingestd.run.retrying import retry_delay_s
+from ingestd.run.retrying import OPERATOR_DELAY_S, retry_delay_s
 from ingestd.run.watch import Watch
 from ingestd.schema import TableId
 
@@ -59,7 +59,8 @@ class Supervisor:
             for name, source in self._sources.items():
                 group.create_task(self._keep(name, source, stop), name=f"source {name}")
                 if source.references is not None:
-                    group.create_task(_until_stop(source.references, stop))
+                    beside = self._keep_references(source.references, source.watch, stop)
+                    group.create_task(beside, name=f"references of {name}")
 
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
@@ -115,6 +116,19 @@ class Supervisor:
             await _wait(stop, delay_s)
         source.watch.enter(SourceState.CLOSED)
 
+    async def _keep_references(
+        self, references: References, watch: Watch, stop: asyncio.Event
+    ) -> None:
+        """Their faults are each table's own: what ends them all is none of these, and is logged."""
+        while not stop.is_set():
+            error = await _until_stop(references, stop)
+            if error is None:
+                return
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            watch.unknown(error)
+            await _wait(stop, OPERATOR_DELAY_S)
+
     async def _attempt(
         self, name: str, source: Supervised, stop: asyncio.Event
     ) -> IngestdError | None:
@@ -132,13 +146,17 @@ class Supervisor:
         return None
 
 
-async def _until_stop(references: References, stop: asyncio.Event) -> None:
+async def _until_stop(references: References, stop: asyncio.Event) -> BaseException | None:
+    """Run them until `stop` is set or they end by themselves; give what they ended with."""
     running = asyncio.create_task(references.run())
+    stopping = asyncio.create_task(stop.wait())
     try:
-        await stop.wait()
+        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        stopping.cancel()
+        await asyncio.gather(running, stopping, return_exceptions=True)
+    return None if running.cancelled() else running.exception()
 
 
 async def _wait(stop: asyncio.Event, delay_s: float) -> None:

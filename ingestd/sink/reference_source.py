@@ -155,15 +155,17 @@ class RawReferenceSource:
                 )
             self._plan = self._planned(definition, epoch)
         plan = self._plan
-        if self._batches is None:
-            self._batches = self._folded(plan)
+        batches, self._batches = self._batches, None  # an error ends it: then another one
+        if batches is None:
+            batches = self._folded(plan)
             for _ in range(self._given):  # of a fold that was begun before
-                next(self._batches, None)
-        batch = next(self._batches, None)
+                next(batches, None)
+        batch = next(batches, None)
         if batch is not None:
+            self._batches = batches
             self._given += 1
             return batch
-        self._plan = self._batches = None
+        self._plan = None
         self._given, self._is_complete, self._epoch = 0, True, plan.epoch
         self._tail, self._reach = (
             CommitTail(self._store, self._raw.folder, plan.version),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import psycopg
 import pytest
 
 from ingestd.capture.reference import CopiedReferenceSource
 from ingestd.capture.settings import SETTINGS
+from ingestd.errors import IngestdError, TransientError
 from ingestd.fakes.reference import FakeReferenceTable, FakeReferenceTableSource
 from ingestd.sink.reference_source import RawReferenceSource
 from tests.contract.conftest import NAME, make_table
 from tests.harness.change_log import ChangeLogWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from ingestd.ports import ReferenceTableSource
@@ -37,6 +42,9 @@ class Reference(Protocol):
     def source(self) -> ReferenceTableSource:
         """A new source, which begins with the snapshot."""
 
+    def fault(self) -> AbstractContextManager[None]:
+        """Have what is being read fail, once or while this lasts."""
+
 
 class FakeReference:
     sees_changes = True
@@ -55,6 +63,11 @@ class FakeReference:
 
     def source(self) -> ReferenceTableSource:
         return FakeReferenceTableSource(self._table)
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        self._table.faults.append(TransientError("gone", reason="connection_lost"))
+        yield
 
 
 class CopiedReference:
@@ -87,6 +100,15 @@ class CopiedReference:
     def source(self) -> ReferenceTableSource:
         return CopiedReferenceSource("shop", self._settings, NAME)
 
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        with psycopg.connect(self._database.dsn, autocommit=True) as connection:
+            connection.execute(
+                """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+                    WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+            )
+        yield
+
 
 class RawReference:
     """A raw table, each change an epoch of its own."""
@@ -114,6 +136,17 @@ class RawReference:
         return RawReferenceSource(
             str(self._lake), "shop", NAME, memory_bytes=self._memory_bytes, batch_rows=2
         )
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        found = [p for p in self._lake.rglob("*.parquet") if "_delta_log" not in p.parts]
+        for path in found:
+            path.rename(path.with_suffix(".away"))
+        try:
+            yield
+        finally:
+            for path in found:
+                path.with_suffix(".away").rename(path)
 
 
 @pytest.fixture(params=["fake", "wal", "polling", "raw", "raw in shares"])
@@ -191,6 +224,33 @@ async def test_an_empty_poll_is_not_completion(reference: Reference) -> None:
     assert first is not None
     assert not source.is_snapshot_complete()
     assert by_id(first.to_pylist() + await drain(source)) == rows(3)
+    await source.close()
+
+
+async def test_an_error_is_not_the_end_of_a_snapshot(reference: Reference) -> None:
+    for row in rows(7):
+        await reference.upsert(row)
+    source = reference.source()
+    first = await source.poll_snapshot()
+    assert first is not None
+    found = first.to_pylist()
+    with reference.fault(), pytest.raises(IngestdError):
+        await drain(source)
+    assert not source.is_snapshot_complete()
+    kept = source.checkpoint()
+    try:
+        found += await drain(source)
+    except TransientError:
+        with pytest.raises(TransientError) as again:
+            await source.poll_snapshot()
+        assert again.value.reason == "snapshot_gone"
+        assert not source.is_snapshot_complete()
+        await source.close()
+        source = reference.source()
+        assert not source.restore(kept), "what was given would come twice"
+        found = await drain(source)
+    assert by_id(found) == rows(7)
+    assert source.is_snapshot_complete()
     await source.close()
 
 

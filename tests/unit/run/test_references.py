@@ -24,6 +24,7 @@ from ingestd.run import references as keeping
 from ingestd.run.reference_watch import ReferenceWatch
 from ingestd.run.references import Followed, References, Reread
 from ingestd.run.watch import Watch
+from ingestd.schema import TableId
 from tests.contract.conftest import NAME, make_table
 from tests.unit.run.fixtures import until
 
@@ -219,3 +220,65 @@ async def test_other_columns_are_folded_anew(monkeypatch: pytest.MonkeyPatch) ->
     async with world.running():
         await world.version(2)
     assert world.rows() == [row(1), row(2)]
+
+
+async def test_a_row_that_is_missing_has_all_folded_anew_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World("snapshot_plus_cdc", monkeypatch)
+    world.table.upsert(row(1))
+    async with world.running():
+        await world.version(1)
+    world.table.upsert(row(2))
+    missing = TransientError("a row that changed is not there", reason="row_missing")
+    merge = FakeReferenceSink.merge
+    faults = [missing]
+
+    async def failing(self: FakeReferenceSink, *args: Any, **kwargs: Any) -> Any:
+        if faults:
+            raise faults.pop(0)
+        return await merge(self, *args, **kwargs)
+
+    monkeypatch.setattr(FakeReferenceSink, "merge", failing)
+    async with world.running():  # nothing else happens that would wake it
+        await world.version(2)
+    assert world.rows() == [row(1), row(2)]
+    assert world.delays == [], "it was no fault of the table"
+
+
+class Stubborn:
+    """A keeper that fails to step and to close, `faults` times each."""
+
+    is_asked = False
+
+    def __init__(self, faults: int) -> None:
+        self.steps = self.closes = 0
+        self._faults = faults
+
+    async def step(self) -> float | None:
+        self.steps += 1
+        if self.steps <= self._faults:
+            raise TransientError("gone", reason="connection_lost")
+        return 0.001
+
+    async def close(self) -> None:
+        self.closes += 1
+        if self.closes <= self._faults:
+            msg = "ours"
+            raise RuntimeError(msg)
+
+
+async def test_i8_a_table_that_fails_to_close_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World("manual", monkeypatch)
+    bad, good = Stubborn(3), Stubborn(0)
+    keepers = {NAME: bad, TableId("public", "other"): good}
+    task = asyncio.create_task(References(keepers, world.told, frozenset()).run())
+    await until(lambda: min(bad.steps, good.steps) > 5 or task.done())
+    world.watch.enter(SourceState.STARTING)
+    await until(lambda: bad.closes > 3 or task.done())
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert world.delays == [1, 2, 3]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,7 @@ from tests.unit.run.fixtures import LIMIT_S, until, watch
 
 if TYPE_CHECKING:
     from ingestd.run.pipeline import Pipeline
+    from ingestd.run.references import References
 
 LOST = TransientError("connection lost", reason="connection_lost")
 DENIED = OperatorError("no REPLICATION attribute", remedy="ALTER ROLE r REPLICATION;")
@@ -212,6 +214,48 @@ async def test_no_attempt_is_made_after_the_stop() -> None:
     await Supervisor({"shop": source}).run(stop)
     assert state_of(source).state is SourceState.CLOSED
     assert not state_of(source).last_errors
+
+
+class ScriptedReferences:
+    """Ends by itself with an error, `faults` times; then not before it is cancelled."""
+
+    def __init__(self, faults: int) -> None:
+        self.runs = 0
+        self._faults = faults
+
+    async def run(self) -> None:
+        self.runs += 1
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._one())
+
+    async def _one(self) -> None:
+        if self.runs <= self._faults:
+            msg = "ours"
+            raise ZeroDivisionError(msg)
+        await asyncio.Event().wait()
+
+
+async def test_i8_reference_tables_that_end_are_logged_and_begin_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = asyncio.Event()
+    waits = Waits(Clock(), 3)
+    monkeypatch.setattr(supervising, "_wait", waits)
+    beside = ScriptedReferences(2)
+    source = replace(
+        supervised("shop", lambda stopping: stopping.wait()),
+        references=cast("References", beside),
+    )
+    with capture_logs() as logged:
+        task = asyncio.create_task(Supervisor({"shop": source}).run(stop))
+        await until(lambda: beside.runs == 3)
+        assert not task.done()
+        stop.set()
+        async with asyncio.timeout(LIMIT_S):
+            await task
+    unknown = [entry for entry in logged if entry["event"] == "source.unknown_error"]
+    assert [entry["error"] for entry in unknown] == ["ZeroDivisionError"] * 2
+    assert waits.delays == [60.0, 60.0]
 
 
 # --- asking for a snapshot -------------------------------------------------------------------
