@@ -55,6 +55,7 @@ class CopyOut:
         self._connection = connection
         self._pg: PGconn = connection.pgconn
         self._is_running = False
+        self._is_copying = False
 
     async def start(self, query: sql.Composed, *, is_small: bool = False) -> None:
         """Send the command; return when data may come. `is_small`: for less than a buffer."""
@@ -70,6 +71,7 @@ class CopyOut:
         result = await self._result()
         if result is None or result.status != ExecStatus.COPY_OUT:
             raise _fault(result)
+        self._is_copying = True
 
     async def read_block(self) -> Block:
         """Give the next block, which may be empty if it is the last."""
@@ -89,6 +91,7 @@ class CopyOut:
                 await readable(self._pg.socket)
                 self._pg.consume_input()
             else:
+                self._is_copying = False
                 await self._end()
                 return await asyncio.to_thread(_join, messages, is_last=True)
         return await asyncio.to_thread(_join, messages, is_last=False)
@@ -104,9 +107,18 @@ class CopyOut:
             await self._connection.close()
 
     async def drain(self) -> None:
-        """Take what follows an error, so that the connection can be used again."""
-        while await self._result() is not None:
-            pass
+        """Take what follows an error or a cancel, so that the connection can be used again."""
+        while True:
+            while self._is_copying:
+                size, _ = self._pg.get_copy_data(1)
+                if size == 0:
+                    await readable(self._pg.socket)
+                    self._pg.consume_input()
+                self._is_copying = size >= 0
+            result = await self._result()
+            if result is None:
+                break
+            self._is_copying = result.status == ExecStatus.COPY_OUT
         self._is_running = False
 
     async def _end(self) -> None:

@@ -377,7 +377,7 @@ class Reader:
     async def _give_page(self, reading: Reading, snapshot: Snapshot, page: SnapshotPage) -> None:
         if page.seen is not None:
             await self._passed(page.position, snapshot)
-        if page.batch.rows.num_rows:
+        if page.batch.rows.num_rows or page.batch.resume is not None:
             load = reading.loads[page.batch.table.id]
             await reading.give(Page(page.batch, snapshot.at, load, page.position, page.seen))
 

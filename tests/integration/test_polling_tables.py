@@ -11,6 +11,7 @@ import pytest
 from ingestd.capture.polling import preflight
 from ingestd.capture.polling.connector import PollingFactory
 from ingestd.capture.polling.polled import Cursor
+from ingestd.capture.polling.seen import Progress, Seen
 from ingestd.capture.polling.server import inspect_polled_server
 from ingestd.capture.polling.tables import PolledTables
 from ingestd.capture.session import connect
@@ -57,7 +58,10 @@ async def look(
     return tables, await discover(tables, dsn)
 
 
-def recorded(tables: Iterable[Table], resume: str = "somewhere") -> dict[TableId, RegisteredTable]:
+SOMEWHERE = Progress(Seen(3), Seen(3)).to_text()
+
+
+def recorded(tables: Iterable[Table], resume: str = SOMEWHERE) -> dict[TableId, RegisteredTable]:
     """What the lake has of these, live."""
     events = [TableEvent(table, TableState.LIVE, AT, Lsn(1)) for table in tables]
     return {e.table.id: replace(registered(e, None), resume=resume) for e in events}

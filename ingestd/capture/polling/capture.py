@@ -35,7 +35,12 @@ from ingestd.capture.polling.server import (
 )
 from ingestd.capture.polling.snapshot import PollingSnapshot
 from ingestd.capture.polling.tables import PolledTables
-from ingestd.capture.positions import current_position, flush_position, insert_position
+from ingestd.capture.positions import (
+    await_flushed,
+    current_position,
+    flush_position,
+    insert_position,
+)
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.views import look
@@ -59,6 +64,10 @@ from ingestd.visibility import Visibility
 
 SLACK_BYTES = 1 << 16
 """Positions run ahead of an idle server's WAL, by one for each poll with rows."""
+
+
+LAG_PATIENCE_S = 1.0
+"""How long a table's newest cursor may wait for who holds the table."""
 
 
 class PollingCapture:
@@ -106,6 +115,7 @@ class PollingCapture:
             server = await self._checked_server(control)
             found = await self._tables.discover(control, known)
         self._polls.noticed.clear()
+        self._polls.try_again()
         # Whoever waits for what was found must not wait for the next poll.
         self._positions.pass_by(found.lsn)
         self._polls.wake.set()
@@ -247,6 +257,7 @@ class PollingCapture:
                     await connection.execute("SELECT pg_catalog.pg_export_snapshot()")
                 ).fetchone()
                 assert row is not None
+                await await_flushed(connection, now.lsn)
             except BaseException:
                 await connection.close()
                 raise
@@ -292,7 +303,9 @@ class PollingCapture:
         with self._control.errors("lag"):
             if self._monitor is None or self._monitor.closed:
                 timeout_s = self._settings.statement_timeout
-                self._monitor = await connect(self._dsn, statement_timeout_s=timeout_s)
+                self._monitor = await connect(
+                    self._dsn, statement_timeout_s=timeout_s, lock_timeout_s=LAG_PATIENCE_S
+                )
             current = await current_position(self._monitor)
             seconds = await seconds_behind(self._monitor, self._polls.states.values())
         confirmed = self._polls.confirmed or None

@@ -12,6 +12,12 @@ from psycopg import AsyncConnection
 from ingestd.capture.polling.poll import latest_cursor
 from ingestd.capture.polling.polls import PolledState
 
+_OF_ONE_TABLE = (
+    psycopg.errors.SyntaxErrorOrAccessRuleViolation,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.QueryCanceled,
+)
+
 
 async def seconds_behind(
     connection: AsyncConnection[Any], states: Iterable[PolledState]
@@ -29,7 +35,7 @@ async def seconds_behind(
             continue
         try:
             latest = await latest_cursor(connection, state.polled)
-        except (psycopg.errors.SyntaxErrorOrAccessRuleViolation, psycopg.errors.LockNotAvailable):
+        except _OF_ONE_TABLE:
             continue
         if latest is not None:
             known.append(0.0 if latest == state.peak else time.monotonic() - seen_at)

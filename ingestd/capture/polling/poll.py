@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -26,6 +28,7 @@ from ingestd.errors import TableChangedError, TableError
 from ingestd.positions import Lsn
 from ingestd.visibility import Visibility
 
+CANCEL_LIMIT_S = 2.0
 PAGE_BLOCKS = 16_384
 """Of a whole look, at a time: 128 MB of the table."""
 _XIDS = 1 << 32
@@ -64,13 +67,15 @@ class Look:
     """One table in a poll: how it is looked at, and, when that has ended, what follows.
 
     `is_whole`: all of it, else from the floor on. `progress`: of before, then of after. `peak`:
-    the highest cursor, if an index tells.
+    the highest cursor, if an index tells. `limit_s`: how long the server may give nothing; longer
+    is a QueryCanceled.
     """
 
     polled: PolledTable
     progress: Progress
     is_whole: bool
     page_rows: int
+    limit_s: float | None = None
     found: list[Xids] = field(default_factory=list)
     peak: str | None = None
 
@@ -207,7 +212,7 @@ async def _whole(
             ]
         for blocks in ranges:
             query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
-            async for rows in _copy(connection, look.polled, query, moment):
+            async for rows in _copy(connection, look, query, moment):
                 yield rows
 
 
@@ -223,7 +228,7 @@ async def _near(
         near = Near(look.page_rows, after)
         query = look_query(look.polled, condition, shape.relation_of(look.polled), near=near)
         count = 0
-        async for rows in _copy(connection, look.polled, query, moment, is_near=True):
+        async for rows in _copy(connection, look, query, moment, is_near=True):
             count += rows.rows.count
             after = rows.last_cursor
             yield rows
@@ -233,19 +238,22 @@ async def _near(
 
 async def _copy(
     connection: AsyncConnection[Any],
-    polled: PolledTable,
+    look: Look,
     query: sql.Composed,
     moment: Moment,
     *,
     is_near: bool = False,
 ) -> AsyncGenerator[FoundRows, None]:
+    polled = look.polled
     copy = CopyOut(connection)
     cutter = CopyRows(str(polled.table.id), len(polled.table.columns) + 2 + is_near)
     try:
-        await copy.start(query, is_small=True)
+        async with _within(connection, look.limit_s):
+            await copy.start(query, is_small=True)
         is_last = False
         while not is_last:
-            block = await copy.read_block()
+            async with _within(connection, look.limit_s):
+                block = await copy.read_block()
             is_last = block.is_last
             rows = cutter.feed(block.buffer, block.starts, block.ends)
             if rows is not None:
@@ -254,6 +262,20 @@ async def _copy(
         await copy.drain()
         raise
     cutter.finish()
+
+
+@asynccontextmanager
+async def _within(
+    connection: AsyncConnection[Any], limit_s: float | None
+) -> AsyncGenerator[None, None]:
+    """Have the server give up what it takes too long for. Raises QueryCanceled."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+        msg = f"gave nothing for {limit_s:g} s (`statement_timeout`)"
+        raise psycopg.errors.QueryCanceled(msg) from error
 
 
 async def _shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:

@@ -37,6 +37,7 @@ from ingestd.schema import TableId
 NEVER = Lsn((1 << 63) - 1)
 FAULT_S = 60.0
 """When a table that can't be polled is tried again, from its rows on."""
+FAULT_LIMIT_S = 3600.0
 FAILURES = 5
 """So often in a row a lock or a statement's time limit may be in a table's way."""
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
@@ -47,7 +48,8 @@ class PolledState:
     """A table that is polled. `progress`: None before it has been read.
 
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
-    `missing`: keys that a sweep did not find, for the next poll to look for. `deleted_at`: position
+    `missing`: keys that a sweep did not find, for the next poll to look for (`swept`: it has).
+    `deleted_at`: position
     of the last rows that came of those. `resumes_at`: position of the first rows that carried where
     it stands. `given_at`: of the last rows. While snapshots read it (`readings`) it is not polled:
     what they see would come as a `c`. After that its keys are loaded, and it is polled on, once
@@ -62,6 +64,7 @@ class PolledState:
     keys: KeySet | None = None
     knows_keys: bool = False
     missing: list[pa.RecordBatch] = field(default_factory=list)
+    swept: asyncio.Event = field(default_factory=asyncio.Event)
     deleted_at: Lsn = ZERO
     resumes_at: Lsn = NEVER
     given_at: Lsn = ZERO
@@ -77,6 +80,11 @@ class PolledState:
         """When its keys are to be swept next (monotonic)."""
         return self.turn.swept_at + (self.polled.sweep_s or 0.0)
 
+    def forget_missing(self) -> None:
+        """Forget what a sweep found: another finds it again."""
+        self.missing.clear()
+        self.swept.set()
+
     def forget_keys(self, above: Lsn) -> None:
         """Have the keys loaded anew, once the lake is durable above this."""
         self.keys, self.knows_keys, self.load_above = None, False, above
@@ -88,11 +96,13 @@ class _Outcome:
     """What a poll found in one table: rows at a position of their own.
 
     So positions of one `_cdc_lsn` are without gaps also after a kill between two tables' commits.
+    `is_due`: it is looked at; else only asked for keys that a sweep did not find.
     """
 
     state: PolledState
     look: Look
     place: Place
+    is_due: bool = True
     batches: list[TableBatch] = field(default_factory=list)
     whole_s: float | None = None
     deleted: bool = False
@@ -106,6 +116,7 @@ class _Poll:
         self.now = now
         self._positions = positions
         self._first: Lsn | None = None
+        self._transactions = 0
         self.waiting: list[TableBatch] = []
         self.outcomes: list[_Outcome] = []
 
@@ -124,14 +135,18 @@ class _Poll:
             resume = outcome.look.progress.to_text()
             outcome.batches[-1] = replace(outcome.batches[-1], resume=resume)
             self._begins_at(outcome.place.position)
+            self._transactions += 1
         else:
             self._positions.give_back(outcome.place.position)
         self.waiting += outcome.batches
         self.outcomes.append(outcome)
 
-    def undo(self, outcome: _Outcome) -> None:
-        """Take that nothing comes of a table."""
-        self._positions.give_back(outcome.place.position)
+    def give_up(self, outcome: _Outcome, *, is_given: bool) -> None:
+        """Take that nothing more comes of a table."""
+        if is_given:
+            self._transactions += 1
+        else:
+            self._positions.give_back(outcome.place.position)
 
     def _begins_at(self, position: Lsn) -> Lsn:
         if self._first is None:
@@ -151,13 +166,12 @@ class _Poll:
         if self._first is None:
             self._positions.pass_by(self.now.lsn)
             return None
-        count = sum(bool(outcome.batches) for outcome in self.outcomes)
         return Chunk(
             tuple(self.waiting),
             self._positions.end,
             is_open=False,
             first_lsn=self._first,
-            commit_times=np.full(count, microseconds(self.now.at), np.int64),
+            commit_times=np.full(self._transactions, microseconds(self.now.at), np.int64),
             nbytes=sum(b.nbytes for b in self.waiting),
         )
 
@@ -190,8 +204,8 @@ class Polls:
         self._connection: AsyncConnection[Any] | None = None
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
-        self._swept = asyncio.Event()
         self._faults: dict[TableId, tuple[TableError, float]] = {}
+        self._waits: dict[TableId, float] = {}
         self.states: dict[TableId, PolledState] = {}
         self.confirmed = ZERO
         self.wake = asyncio.Event()
@@ -211,9 +225,13 @@ class Polls:
                 known = progress.get(name)
                 if known is not None and known.deleted == polled.deleted:
                     state.progress, state.resumes_at = known.by(polled.by), ZERO
+            if state.polled.table != polled.table:
+                state.forget_missing()
             state.polled, state.turn.interval_s = polled, polled.interval_s
             self.states[name] = state
-        self._swept.set()
+        for state in before.values():
+            if self.states.get(state.polled.table.id) is not state:
+                state.forget_missing()
         self.wake.set()
 
     def poll_now(self) -> None:
@@ -280,16 +298,26 @@ class Polls:
     def faults(self) -> Mapping[TableId, TableError]:
         """Give why tables are not polled at present; after a time they are to be tried again."""
         now = self._monotonic()
-        return {name: why for name, (why, at) in self._faults.items() if now - at < FAULT_S}
+        return {name: why for name, (why, until) in self._faults.items() if now < until}
 
     @property
     def has_waited(self) -> bool:
         """Whether there is one to be tried again."""
         return len(self.faults()) < len(self._faults)
 
+    def try_again(self) -> None:
+        """Forget the faults of tables that have waited: who asks for this looks at them."""
+        present = self.faults().keys()
+        self._faults = {name: found for name, found in self._faults.items() if name in present}
+
     def _fault(self, fault: TableError) -> None:
-        self._faults[fault.table] = fault, self._monotonic()
-        self._swept.set()
+        """Stop polling a table: for longer each time, because it is read anew then."""
+        wait_s = self._waits.get(fault.table, FAULT_S)
+        self._waits[fault.table] = min(2 * wait_s, FAULT_LIMIT_S)
+        self._faults[fault.table] = fault, self._monotonic() + wait_s
+        state = self.states.get(fault.table)
+        if state is not None:
+            state.forget_missing()
         self.noticed.set()
 
     # --- one poll ----------------------------------------------------------------------------
@@ -326,6 +354,8 @@ class Polls:
         if not self._is_active(state):  # not any more: its reading has begun
             return
         await poll.connection.execute("SAVEPOINT a_table")
+        # The server would count the time for which the lake holds the rows up: see `look_at`.
+        await poll.connection.execute("SET LOCAL statement_timeout = 0")
         outcome: _Outcome | None = None
         is_given = False
         try:
@@ -333,9 +363,16 @@ class Polls:
                 # Nothing was ever read: polling begins with this.
                 state.progress = await first_progress(poll.connection, state.polled, poll.now)
                 return
-            is_whole = state.turn.is_whole_due(self._monotonic())
-            look = Look(state.polled, state.progress, is_whole, self._settings.page_rows)
-            outcome = _Outcome(state, look, poll.place())
+            now = self._monotonic()
+            is_whole = state.turn.is_whole_due(now)
+            look = Look(
+                state.polled,
+                state.progress,
+                is_whole,
+                self._settings.page_rows,
+                self._settings.statement_timeout or None,
+            )
+            outcome = _Outcome(state, look, poll.place(), is_due=state.turn.due_at <= now)
             async with aclosing(self._changes(poll, outcome)) as found:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
@@ -345,31 +382,27 @@ class Polls:
                         outcome.batches = []
                     outcome.batches.append(batch)
         except (psycopg.Error, TableError) as error:
-            if is_given or not await self._passes(poll.connection, state, error):
+            if not await self._passes(poll.connection, state, error):
                 raise
             if outcome is not None:
-                poll.undo(outcome)
+                # What was given stays, without where it stands: it comes once more.
+                poll.give_up(outcome, is_given=is_given)
         else:
             poll.end(outcome)
+            # Nobody who alters the table need wait for the other tables, or for the lake.
+            await poll.connection.execute("ROLLBACK TO SAVEPOINT a_table")
 
     def _is_full(self, batches: Sequence[TableBatch]) -> bool:
         return sum(b.nbytes for b in batches) > self._hold_bytes
 
     async def _changes(self, poll: _Poll, outcome: _Outcome) -> AsyncGenerator[TableBatch, None]:
         """Give a table's changes: rows that were written, then those that are gone."""
-        state, look, place = outcome.state, outcome.look, outcome.place
+        state, place = outcome.state, outcome.place
         table = state.polled.table
-        # Only what the source takes: not the lake, nor whoever holds the rows up.
-        looked_s, started = 0.0, self._monotonic()
-        async with aclosing(look_at(poll.connection, look, poll.now)) as pages:
-            async for rows in pages:
-                looked_s += self._monotonic() - started
-                keys = await self._keys_of(state)
-                for batch in await asyncio.to_thread(rows.changes, place, keys):
+        if outcome.is_due:
+            async with aclosing(self._written(poll, outcome)) as written:
+                async for batch in written:
                     yield batch
-                started = self._monotonic()
-        if look.is_whole:
-            outcome.whole_s = looked_s + self._monotonic() - started
         while state.missing:
             gone = await absent(poll.connection, table, state.missing[0])
             keys = await self._keys_of(state)
@@ -380,7 +413,22 @@ class Polls:
                 outcome.deleted = True
                 yield vanished_rows(table, gone, place)
             del state.missing[0]
-        self._swept.set()
+        state.swept.set()
+
+    async def _written(self, poll: _Poll, outcome: _Outcome) -> AsyncGenerator[TableBatch, None]:
+        """Give the rows that a look finds."""
+        state, look = outcome.state, outcome.look
+        # Only what the source takes: not the lake, nor whoever holds the rows up.
+        looked_s, started = 0.0, self._monotonic()
+        async with aclosing(look_at(poll.connection, look, poll.now)) as pages:
+            async for rows in pages:
+                looked_s += self._monotonic() - started
+                keys = await self._keys_of(state)
+                for batch in await asyncio.to_thread(rows.changes, outcome.place, keys):
+                    yield batch
+                started = self._monotonic()
+        if look.is_whole:
+            outcome.whole_s = looked_s + self._monotonic() - started
 
     async def _passes(
         self, connection: AsyncConnection[Any], state: PolledState, error: Exception
@@ -406,19 +454,19 @@ class Polls:
             self._fault(fault)
         else:
             return False
-        # Another sweep finds them again.
-        state.missing.clear()
-        self._swept.set()
+        state.forget_missing()
         await connection.execute("ROLLBACK TO SAVEPOINT a_table")
         return True
 
     async def _note(self, outcome: _Outcome, started: float) -> None:
         """Take that what a look found is given."""
         state = outcome.state
-        state.progress, state.peak = outcome.look.progress, outcome.look.peak
-        state.polled_at = started
         found = bool(outcome.batches)
-        state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
+        if outcome.is_due:
+            state.progress, state.peak = outcome.look.progress, outcome.look.peak
+            state.polled_at = started
+            state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
+            self._waits.pop(state.polled.table.id, None)
         if found:
             state.given_at = outcome.place.position
             state.resumes_at = min(state.resumes_at, state.given_at)
@@ -479,19 +527,18 @@ class Polls:
         self.wake.set()
 
     async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:
+        table = state.polled.table
         keys = await self._keys_of(state)
-        sweep = Sweep(self._settings, state.polled.table, keys, log, key_bytes=self._key_bytes)
+        sweep = Sweep(self._settings, table, keys, log, key_bytes=self._key_bytes)
         async with aclosing(sweep.missing()) as found:
             async for candidates in found:
-                self._swept.clear()
+                is_same = self.states.get(table.id) is state and state.polled.table == table
+                if not (is_same and self._is_active(state)):
+                    return
+                state.swept.clear()
                 state.missing.append(candidates)
                 self.wake.set()
-                await self._swept.wait()
-                if (
-                    not self._is_active(state)
-                    or self.states.get(state.polled.table.id) is not state
-                ):
-                    return
+                await state.swept.wait()
 
     def _raise_sweeps_fault(self) -> None:
         """Forget a sweep that has ended. Raises what ended it, unless it passes by itself."""

@@ -164,8 +164,10 @@ class PollingSnapshot:
         polled = self._polled[name]
         try:
             first = await first_progress(self._connection, polled, self._now)
-        except psycopg.Error as error:
-            fault = read_error(error, name, self._dsn)
+        except (psycopg.Error, TableError) as error:
+            fault: Exception = error
+            if isinstance(error, psycopg.Error):
+                fault = read_error(error, name, self._dsn)
             if not isinstance(fault, TableError):
                 raise fault from error
             yield fault

@@ -19,6 +19,7 @@ from ingestd.capture.polling.server import inspect_polled_server
 from ingestd.capture.polling.unique_keys import key_of
 from ingestd.capture.session import identifier
 from ingestd.capture.settings import PollingSettings
+from ingestd.capture.storage import Storage
 from ingestd.errors import TableError
 from ingestd.ports import Discovery, Refused
 from ingestd.recorded import RegisteredTable, TableState
@@ -101,6 +102,9 @@ class PolledTables:
             progress = Progress.parse(known.resume)
             if progress is not None and progress.deleted != polled.deleted:
                 return True
+            stored = Storage.parse(known.storage)
+            if stored is not None and not stored.ended:
+                return True  # another kind captured it since
             # Where nothing is ever read, polling begins with the first run that finds something.
             if progress is None and (known.resume or self._settings.snapshot != "never"):
                 return True

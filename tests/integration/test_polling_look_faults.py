@@ -1,0 +1,56 @@
+"""Faults in the middle of a look: its connection serves on."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from ingestd.capture.polling.poll import Look, backend_of, begin, look_at
+from ingestd.capture.polling.seen import Progress, Seen
+from ingestd.capture.session import connect
+from tests.integration.test_polling_looks import described
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+    from ingestd.capture.polling.polled import PolledTable
+    from tests.harness.databases import Database
+
+ROWS = 200_000
+
+
+async def rows_found(
+    connection: AsyncConnection[Any], backend: int, polled: PolledTable, limit_s: float | None
+) -> int:
+    """Look at all of the table, and let go of its locks."""
+    now = await begin(connection, backend)
+    await connection.execute("SAVEPOINT a_table")
+    progress = Progress(Seen(), Seen())
+    look = Look(polled, progress, is_whole=True, page_rows=1000, limit_s=limit_s)
+    try:
+        async with aclosing(look_at(connection, look, now)) as pages:
+            return sum([rows.rows.count async for rows in pages])
+    finally:
+        await connection.execute("ROLLBACK TO SAVEPOINT a_table")
+        await connection.rollback()
+
+
+@pytest.mark.timeout(60)
+async def test_a_server_that_gives_nothing_for_too_long_is_cancelled(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, version int8)",
+        f"INSERT INTO t SELECT i, now(), i FROM generate_series(1, {ROWS}) i",
+    )
+    polled = described(database, cursor=False)
+    connection = await connect(database.dsn, autocommit=False)
+    backend = await backend_of(connection)
+    for limit_s in (0.0001, 0.001, 0.005):
+        try:
+            await rows_found(connection, backend, polled, limit_s)
+        except psycopg.errors.QueryCanceled as error:
+            assert "gave nothing" in str(error)  # noqa: PT017 - a fast server may not be cancelled
+    assert await rows_found(connection, backend, polled, None) == ROWS
+    await connection.close()
