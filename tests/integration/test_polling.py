@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from ingestd.schema import TableId
 from ingestd.sink.fold import fold
 from ingestd.sink.read import read_raw
 from tests.harness.compare import assert_change_log_is_sound, registry
-from tests.harness.config import polling_config
+from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -134,3 +135,29 @@ def test_another_column_for_deleted_rows_reads_the_table_anew(
         await_until(lambda: is_live(lake), LIMIT_S, "the table to be live")
         assert daemon.sigterm() == 0
     assert [op for op, _ in ops(lake)].count("t") == 2
+
+
+def _is_updated(lake: Path, key: int) -> bool:
+    return ("u", key) in ops(lake)
+
+
+def test_another_kind_of_capture_reads_anew(
+    items: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """Neither knows what the other has given, though the slot is still there."""
+    slot = f'slot = "{items.name}"\npublication = "{items.name}"'
+    by_slot = wal_config(lake=lake, dsn=items.dsn, source_extra=slot)
+    by_polling = polling_config(lake=lake, dsn=items.dsn, extra=CURSOR)
+    daemon = make_daemon(by_slot)
+    for key, config in enumerate((by_slot, by_polling, by_slot, by_polling), start=1):
+        daemon.write_config(config)
+        daemon.start_ready()
+        await_until(lambda: is_live(lake), LIMIT_S, "the table to be live")
+        items.execute(f"UPDATE item SET note = 'seen', at = now() WHERE id = {key}")
+        await_until(partial(_is_updated, lake, key), LIMIT_S, f"the change of {key} to be there")
+        assert daemon.sigterm() == 0
+        items.execute(f"DELETE FROM item WHERE id = {key}")
+        items.execute("INSERT INTO item SELECT max(id) + 1, 'more' FROM item")
+    daemon.start_ready()
+    current = {row["id"] for row in fold(read_raw(str(lake), "shop", ITEM), ["id"])}
+    assert not current & {1, 2, 3}

@@ -304,7 +304,7 @@ def test_a_statement_timeout_that_is_too_small_is_named(
     items.execute("UPDATE other SET note = 'y' WHERE id % 2 = 0")
     reason = await_state(lake, OTHER, "stopped")
     assert "could not be polled 5 times in a row" in reason
-    assert "statement timeout" in reason
+    assert "gave nothing for" in reason
     items.execute("INSERT INTO item VALUES (100, 'meanwhile')")
     await_equal(items, lake, ITEM)
     assert daemon.sigterm() == 0

@@ -29,6 +29,7 @@ from ingestd.capture.polling.polls import PolledState, Polls
 from ingestd.capture.polling.positions import Positions
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.server import (
+    POLLING,
     PolledServer,
     detect_transaction_pooler,
     inspect_polled_server,
@@ -182,13 +183,15 @@ class PollingCapture:
         if is_behind:
             error = self._behind(reached, current)
             return Lost(error.what, remedy=error.remedy, is_behind=current < reached)
-        system, _, timeline = (committed.origin or server.origin).partition("/")
+        system, timeline, *kind = (committed.origin or server.origin).split("/")
         if system != server.system_identifier:
             return Lost(
                 "this is another server (system identifier "
                 f"{server.system_identifier}) than the one that the lake's rows came from "
                 f"({system})"
             )
+        if kind != [POLLING]:
+            return Lost("the lake's rows came by another kind of capture")
         if timeline != str(server.timeline):
             return Lost(
                 f"the server was promoted or restored (timeline {timeline}, now "
@@ -307,7 +310,8 @@ class PollingCapture:
                     self._dsn, statement_timeout_s=timeout_s, lock_timeout_s=LAG_PATIENCE_S
                 )
             current = await current_position(self._monitor)
-            seconds = await seconds_behind(self._monitor, self._polls.states.values())
+            states = list(self._polls.states.values())
+            seconds = await seconds_behind(self._monitor, states, current)
         confirmed = self._polls.confirmed or None
         behind = None if confirmed is None else max(0, current - confirmed)
         return Lag(current, confirmed, behind, None, None, seconds)
@@ -387,7 +391,8 @@ class _Reads:
         state = self.states[table]
         state.resumes_at = min(state.resumes_at, self.point)
         if self._before[table] is None:
-            state.progress = first
+            state.progress, state.peak = first, first.ahead
+            state.polled_at = time.monotonic()
             state.turn.due_at = time.monotonic() + state.turn.interval_s
         self._end(table)
 

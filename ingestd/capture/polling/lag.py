@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.polling.poll import latest_cursor
 from ingestd.capture.polling.polls import PolledState
+from ingestd.positions import Lsn
 
 _OF_ONE_TABLE = (
     psycopg.errors.SyntaxErrorOrAccessRuleViolation,
@@ -20,23 +21,22 @@ _OF_ONE_TABLE = (
 
 
 async def seconds_behind(
-    connection: AsyncConnection[Any], states: Iterable[PolledState]
+    connection: AsyncConnection[Any], states: Iterable[PolledState], current: Lsn
 ) -> float | None:
-    """Give the age of the oldest poll that has not seen its table's newest cursor.
+    """Give the age of the oldest last poll of a table that may have changed since; 0 if none has.
 
-    0 where every cursor has been seen; None where no table has one with an index: then nobody
-    knows without a poll. `connection` commits by itself. Raises psycopg.Error, but for a table that
-    can't be looked at: its poll tells.
+    By its newest cursor where an index tells, else by whether the server, now at `current`, has
+    written anything; a table that is locked may have changed. None without tables. `connection`
+    commits by itself. Raises psycopg.Error.
     """
     known: list[float] = []
     for state in states:
-        seen_at = state.polled_at
-        if state.polled.cursor is None or seen_at is None:
-            continue
         try:
             latest = await latest_cursor(connection, state.polled)
         except _OF_ONE_TABLE:
-            continue
-        if latest is not None:
-            known.append(0.0 if latest == state.peak else time.monotonic() - seen_at)
+            may_have_changed = True
+        else:
+            seen = 0 if state.progress is None else state.progress.lsn
+            may_have_changed = current > seen if latest is None else latest != state.peak
+        known.append(time.monotonic() - state.polled_at if may_have_changed else 0.0)
     return max(known, default=None)

@@ -73,7 +73,7 @@ class PolledState:
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     forgotten: int = 0
     peak: str | None = None
-    polled_at: float | None = None
+    polled_at: float = 0.0
 
     @property
     def sweep_at(self) -> float:
@@ -221,7 +221,7 @@ class Polls:
             if state is None or state.polled.table.oid != polled.table.oid:
                 self._faults.pop(name, None)
                 state = PolledState(polled, Turn(polled.interval_s, now))
-                state.turn.swept_at = now
+                state.turn.swept_at = state.polled_at = now
                 known = progress.get(name)
                 if known is not None and known.deleted == polled.deleted:
                     state.progress, state.resumes_at = known.by(polled.by), ZERO

@@ -13,6 +13,7 @@ from ingestd.capture.pooler import pooled, shares_sessions
 from ingestd.capture.session import DEFAULTS, read_dsn
 from ingestd.errors import OperatorError
 
+POLLING = "polling"
 OLDEST_VERSION = 140000
 """PostgreSQL 14: TID range scans for splits, and what is tested."""
 
@@ -57,8 +58,11 @@ class PolledServer:
 
     @property
     def origin(self) -> str:
-        """What the lake remembers of the server: LSNs mean the same only there."""
-        return f"{self.system_identifier}/{self.timeline}"
+        """What the lake remembers of the server: LSNs mean the same only there.
+
+        And of the kind: another one goes by what it kept in the source, and knows nothing of polls.
+        """
+        return f"{self.system_identifier}/{self.timeline}/{POLLING}"
 
     def faults(self) -> list[OperatorError]:
         """Give everything that makes capture impossible here."""

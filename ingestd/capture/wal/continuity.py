@@ -8,6 +8,7 @@ What is compared, in this order, and what it says:
     another system identifier                         Lost: another server
     another timeline, which does not have all of the  Lost
     lake in its history, or did not keep the slot
+    the lake was written by polling                   Lost
     no publication, no slot, one that was given up    Lost
     a slot that was moved beyond the lake             Lost
     else                                              Resumed
@@ -40,6 +41,7 @@ from ingestd.ports import Continuity, Fresh, Lost, Resumed
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed
 
+POLLED_AHEAD_BYTES = 1 << 16
 WAL_SEGMENT_BYTES = 16 << 20
 """What initdb chooses; only for a remedy's words."""
 
@@ -96,12 +98,11 @@ def judge(
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
     if position is None or not committed.needs_continuity:
         return Fresh()
-    system, _, timeline = (committed.origin or server.origin).partition("/")
-    if system != server.system_identifier:
-        return Lost(
-            f"this is another server (system identifier {server.system_identifier}) than the one "
-            f"that the lake's rows came from ({system})"
-        )
+    origin = committed.origin or server.origin
+    foreign = _foreign(origin, server)
+    if foreign is not None:
+        return Lost(foreign)
+    timeline = origin.partition("/")[2]
     if timeline != str(server.timeline):
         parted = _parted(found, settings.slot, timeline, reached)
         if parted is not None:
@@ -111,6 +112,19 @@ def judge(
         return Lost(f"publication {settings.publication!r} does not exist any more")
     gap = gap_before(slot, settings.slot, position)
     return Resumed() if gap is None else Lost(gap)
+
+
+def _foreign(origin: str, server: Server) -> str | None:
+    """Say why the lake's rows are not this server's, or not by its slot; None if they are."""
+    system, _, rest = origin.partition("/")
+    if system != server.system_identifier:
+        return (
+            f"this is another server (system identifier {server.system_identifier}) than the one "
+            f"that the lake's rows came from ({system})"
+        )
+    if "/" in rest:
+        return "the lake's rows came by another kind of capture, of which the slot knows nothing"
+    return None
 
 
 def _parted(found: Standing, name: str, timeline: str, reached: Lsn) -> str | None:
@@ -137,6 +151,14 @@ def _parted(found: Standing, name: str, timeline: str, reached: Lsn) -> str | No
 
 
 def _behind(found: Standing, slot: str, reached: Lsn, committed: Committed, where: str) -> Lost:
+    is_polled = (committed.origin or "").count("/") > 1
+    if is_polled and reached - found.current < POLLED_AHEAD_BYTES:
+        raise TransientError(
+            f"{where}: the lake was written by polling, whose positions run ahead of a server that "
+            "writes nothing",
+            reason="server_idle",
+            remedy="wait for it, or SELECT pg_logical_emit_message(true, '', '');",
+        )
     what = f"the lake ends at {reached}, the server is at {found.current}"
     if found.server.in_recovery:
         raise TransientError(
