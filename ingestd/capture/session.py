@@ -231,6 +231,7 @@ _OPERATOR_CODES = {
 _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"the database system is (starting up|shutting down|in recovery mode|not yet)", "restart"),
     (r"the database system is not accepting connections", "restart"),
+    (r"conflict with recovery", "conflict"),
     (r"terminating connection due to administrator command", "restart"),
     (r"sorry, too many clients already", "full"),
     (r"no more connections allowed|query_wait_timeout", "full"),  # PgBouncer
@@ -259,6 +260,7 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
 _REASONS = {
     "restart": "server_restarting",
     "full": "too_many_connections",
+    "conflict": "recovery_conflict",
     "unreachable": "unreachable",
     "lost": "connection_lost",
 }

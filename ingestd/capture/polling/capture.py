@@ -25,7 +25,8 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.control import Control
 from ingestd.capture.polling.lag import seconds_behind
 from ingestd.capture.polling.poll import backend_of, begin
-from ingestd.capture.polling.polls import PolledState, Polls
+from ingestd.capture.polling.polled_state import PolledState
+from ingestd.capture.polling.polls import Polls
 from ingestd.capture.polling.positions import Positions
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.server import (
@@ -116,7 +117,7 @@ class PollingCapture:
             server = await self._checked_server(control)
             found = await self._tables.discover(control, known)
         self._polls.noticed.clear()
-        self._polls.try_again()
+        self._polls.faults.try_again()
         # Whoever waits for what was found must not wait for the next poll.
         self._positions.pass_by(found.lsn)
         self._polls.wake.set()
@@ -124,7 +125,7 @@ class PollingCapture:
 
     def _without_faulty(self, found: Discovery) -> Discovery:
         """Refuse the tables that can't be polled, for a time."""
-        faults = self._polls.faults()
+        faults = self._polls.faults.lasting()
         refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
         tables = tuple(t for t in found.tables if t.id not in faults)
         return replace(found, tables=tables, refused=(*found.refused, *refused))
@@ -136,7 +137,7 @@ class PollingCapture:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.discover_interval):
                     await noticed.wait()
-            if noticed.is_set() or self._polls.has_waited:
+            if noticed.is_set() or self._polls.faults.has_waited:
                 return
             with (
                 self._control.errors("catalog"),

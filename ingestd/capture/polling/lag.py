@@ -10,7 +10,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.polling.poll import latest_cursor
-from ingestd.capture.polling.polls import PolledState
+from ingestd.capture.polling.polled_state import PolledState
 from ingestd.positions import Lsn
 
 _OF_ONE_TABLE = (

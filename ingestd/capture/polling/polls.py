@@ -7,17 +7,18 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import AsyncConnection
 
+from ingestd.capture.polling.faults import Faults
 from ingestd.capture.polling.key_set import KeySet
-from ingestd.capture.polling.poll import Look, Now, backend_of, begin, first_progress, look_at
+from ingestd.capture.polling.one_poll import OnePoll, Outcome
+from ingestd.capture.polling.poll import Look, backend_of, begin, first_progress, look_at
 from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.polling.polled_state import PolledState
 from ingestd.capture.polling.positions import Positions
 from ingestd.capture.polling.rows import Place, vanished_rows
 from ingestd.capture.polling.schedule import Turn
@@ -27,153 +28,15 @@ from ingestd.capture.positions import await_flushed
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.splits import read_error
-from ingestd.changes import NO_COMMITS, Chunk, TableBatch, idle_chunk
-from ingestd.decode.copy import microseconds
+from ingestd.changes import Chunk, TableBatch, idle_chunk
 from ingestd.errors import TableChangedError, TableError, TransientError
 from ingestd.ports import ChangeLog
-from ingestd.positions import ZERO, Lsn
+from ingestd.positions import ZERO
 from ingestd.schema import TableId
 
-NEVER = Lsn((1 << 63) - 1)
-FAULT_S = 60.0
-"""When a table that can't be polled is tried again, from its rows on."""
-FAULT_LIMIT_S = 3600.0
 FAILURES = 5
 """So often in a row a lock or a statement's time limit may be in a table's way."""
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
-
-
-@dataclass(slots=True)
-class PolledState:
-    """A table that is polled. `progress`: None before it has been read.
-
-    `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
-    `missing`: keys that a sweep did not find, for the next poll to look for (`swept`: it has).
-    `deleted_at`: position
-    of the last rows that came of those. `resumes_at`: position of the first rows that carried where
-    it stands. `given_at`: of the last rows. While snapshots read it (`readings`) it is not polled:
-    what they see would come as a `c`. After that its keys are loaded, and it is polled on, once
-    what was given up to `load_above` is durable.
-    `forgotten`: how often they were to be loaded anew. `peak`: the highest cursor at the last poll,
-    which began at `polled_at` (monotonic).
-    """
-
-    polled: PolledTable
-    turn: Turn
-    progress: Progress | None = None
-    keys: KeySet | None = None
-    knows_keys: bool = False
-    missing: list[pa.RecordBatch] = field(default_factory=list)
-    swept: asyncio.Event = field(default_factory=asyncio.Event)
-    deleted_at: Lsn = ZERO
-    resumes_at: Lsn = NEVER
-    given_at: Lsn = ZERO
-    readings: int = 0
-    load_above: Lsn = ZERO
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    forgotten: int = 0
-    peak: str | None = None
-    polled_at: float = 0.0
-
-    @property
-    def sweep_at(self) -> float:
-        """When its keys are to be swept next (monotonic)."""
-        return self.turn.swept_at + (self.polled.sweep_s or 0.0)
-
-    def forget_missing(self) -> None:
-        """Forget what a sweep found: another finds it again."""
-        self.missing.clear()
-        self.swept.set()
-
-    def forget_keys(self, above: Lsn) -> None:
-        """Have the keys loaded anew, once the lake is durable above this."""
-        self.keys, self.knows_keys, self.load_above = None, False, above
-        self.forgotten += 1
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What a poll found in one table: rows at a position of their own.
-
-    So positions of one `_cdc_lsn` are without gaps also after a kill between two tables' commits.
-    `is_due`: it is looked at; else only asked for keys that a sweep did not find.
-    """
-
-    state: PolledState
-    look: Look
-    place: Place
-    is_due: bool = True
-    batches: list[TableBatch] = field(default_factory=list)
-    whole_s: float | None = None
-    deleted: bool = False
-
-
-class _Poll:
-    """One poll: what it found so far; `waiting`: of tables that were looked at, not given yet."""
-
-    def __init__(self, connection: AsyncConnection[Any], now: Now, positions: Positions) -> None:
-        self.connection = connection
-        self.now = now
-        self._positions = positions
-        self._first: Lsn | None = None
-        self._transactions = 0
-        self.waiting: list[TableBatch] = []
-        self.outcomes: list[_Outcome] = []
-
-    @property
-    def has_found(self) -> bool:
-        """Whether there are rows to give."""
-        return self._first is not None
-
-    def place(self) -> Place:
-        """Give the place of a table's rows, to be given back if there are none."""
-        return Place(self._positions.take(self.now.lsn), self.now.at)
-
-    def end(self, outcome: _Outcome) -> None:
-        """Take what came of a table; its last rows carry where it stands."""
-        if outcome.batches:
-            resume = outcome.look.progress.to_text()
-            outcome.batches[-1] = replace(outcome.batches[-1], resume=resume)
-            self._begins_at(outcome.place.position)
-            self._transactions += 1
-        else:
-            self._positions.give_back(outcome.place.position)
-        self.waiting += outcome.batches
-        self.outcomes.append(outcome)
-
-    def give_up(self, outcome: _Outcome, *, is_given: bool) -> None:
-        """Take that nothing more comes of a table."""
-        if is_given:
-            self._transactions += 1
-        else:
-            self._positions.give_back(outcome.place.position)
-
-    def _begins_at(self, position: Lsn) -> Lsn:
-        if self._first is None:
-            self._first = position
-        return self._first
-
-    def open_chunk(self, outcome: _Outcome) -> Chunk:
-        """Give what waits, and rows of a table that more come of."""
-        batches, self.waiting = (*self.waiting, *outcome.batches), []
-        nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.place.position)
-        return Chunk(
-            batches, first, is_open=True, first_lsn=first, commit_times=NO_COMMITS, nbytes=nbytes
-        )
-
-    def last_chunk(self) -> Chunk | None:
-        """Give the rest of the poll; None if it found nothing."""
-        if self._first is None:
-            self._positions.pass_by(self.now.lsn)
-            return None
-        return Chunk(
-            tuple(self.waiting),
-            self._positions.end,
-            is_open=False,
-            first_lsn=self._first,
-            commit_times=np.full(self._transactions, microseconds(self.now.at), np.int64),
-            nbytes=sum(b.nbytes for b in self.waiting),
-        )
 
 
 class Polls:
@@ -204,8 +67,7 @@ class Polls:
         self._connection: AsyncConnection[Any] | None = None
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
-        self._faults: dict[TableId, tuple[TableError, float]] = {}
-        self._waits: dict[TableId, float] = {}
+        self.faults = Faults(monotonic)
         self.states: dict[TableId, PolledState] = {}
         self.confirmed = ZERO
         self.wake = asyncio.Event()
@@ -219,7 +81,7 @@ class Polls:
             name = polled.table.id
             state = before.get(name)
             if state is None or state.polled.table.oid != polled.table.oid:
-                self._faults.pop(name, None)
+                self.faults.forget(name)
                 state = PolledState(polled, Turn(polled.interval_s, now))
                 state.turn.swept_at = state.polled_at = now
                 known = progress.get(name)
@@ -289,36 +151,9 @@ class Polls:
 
     def _is_active(self, state: PolledState) -> bool:
         """Whether it has been read; if nothing is ever read, it is polled from now on."""
-        if state.polled.table.id in self._faults or state.readings or not self._may_load(state):
+        if state.polled.table.id in self.faults or state.readings or not self._may_load(state):
             return False
         return state.progress is not None or self._settings.snapshot == "never"
-
-    # --- tables that can't be polled ---------------------------------------------------------
-
-    def faults(self) -> Mapping[TableId, TableError]:
-        """Give why tables are not polled at present; after a time they are to be tried again."""
-        now = self._monotonic()
-        return {name: why for name, (why, until) in self._faults.items() if now < until}
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether there is one to be tried again."""
-        return len(self.faults()) < len(self._faults)
-
-    def try_again(self) -> None:
-        """Forget the faults of tables that have waited: who asks for this looks at them."""
-        present = self.faults().keys()
-        self._faults = {name: found for name, found in self._faults.items() if name in present}
-
-    def _fault(self, fault: TableError) -> None:
-        """Stop polling a table: for longer each time, because it is read anew then."""
-        wait_s = self._waits.get(fault.table, FAULT_S)
-        self._waits[fault.table] = min(2 * wait_s, FAULT_LIMIT_S)
-        self._faults[fault.table] = fault, self._monotonic() + wait_s
-        state = self.states.get(fault.table)
-        if state is not None:
-            state.forget_missing()
-        self.noticed.set()
 
     # --- one poll ----------------------------------------------------------------------------
 
@@ -329,7 +164,7 @@ class Polls:
             started = self._monotonic()
             for state in due:
                 state.turn.begun()
-            poll = _Poll(connection, await begin(connection, self._backend), self._positions)
+            poll = OnePoll(connection, await begin(connection, self._backend), self._positions)
             for state in due:
                 async with aclosing(self._look(poll, state)) as chunks:
                     async for chunk in chunks:
@@ -349,14 +184,14 @@ class Polls:
             await self._disconnect()
             raise
 
-    async def _look(self, poll: _Poll, state: PolledState) -> AsyncGenerator[Chunk, None]:
+    async def _look(self, poll: OnePoll, state: PolledState) -> AsyncGenerator[Chunk, None]:
         """Look at one table. What is only in its own way leaves the poll as it was."""
         if not self._is_active(state):  # not any more: its reading has begun
             return
         await poll.connection.execute("SAVEPOINT a_table")
         # The server would count the time for which the lake holds the rows up: see `look_at`.
         await poll.connection.execute("SET LOCAL statement_timeout = 0")
-        outcome: _Outcome | None = None
+        outcome: Outcome | None = None
         is_given = False
         try:
             if state.progress is None:
@@ -372,7 +207,7 @@ class Polls:
                 self._settings.page_rows,
                 self._settings.statement_timeout or None,
             )
-            outcome = _Outcome(state, look, poll.place(), is_due=state.turn.due_at <= now)
+            outcome = Outcome(state, look, poll.place(), is_due=state.turn.due_at <= now)
             async with aclosing(self._changes(poll, outcome)) as found:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
@@ -395,7 +230,7 @@ class Polls:
     def _is_full(self, batches: Sequence[TableBatch]) -> bool:
         return sum(b.nbytes for b in batches) > self._hold_bytes
 
-    async def _changes(self, poll: _Poll, outcome: _Outcome) -> AsyncGenerator[TableBatch, None]:
+    async def _changes(self, poll: OnePoll, outcome: Outcome) -> AsyncGenerator[TableBatch, None]:
         """Give a table's changes: rows that were written, then those that are gone."""
         state, place = outcome.state, outcome.place
         table = state.polled.table
@@ -415,7 +250,7 @@ class Polls:
             del state.missing[0]
         state.swept.set()
 
-    async def _written(self, poll: _Poll, outcome: _Outcome) -> AsyncGenerator[TableBatch, None]:
+    async def _written(self, poll: OnePoll, outcome: Outcome) -> AsyncGenerator[TableBatch, None]:
         """Give the rows that a look finds."""
         state, look = outcome.state, outcome.look
         # Only what the source takes: not the lake, nor whoever holds the rows up.
@@ -446,19 +281,28 @@ class Polls:
             if state.turn.failed(self._monotonic()) >= FAILURES:
                 what = f"could not be polled {FAILURES} times in a row: {fault.what}"
                 remedy = "raise `statement_timeout` or `lock_timeout`, or see what holds the table"
-                self._fault(TableError(table, what, remedy=remedy))
+                fault = TableError(table, what, remedy=remedy)
+                self._stop(fault)
         elif isinstance(fault, TableChangedError):
             state.turn.failed(self._monotonic())
             self.noticed.set()
         elif isinstance(fault, TableError):
-            self._fault(fault)
+            self._stop(fault)
         else:
             return False
         state.forget_missing()
         await connection.execute("ROLLBACK TO SAVEPOINT a_table")
         return True
 
-    async def _note(self, outcome: _Outcome, started: float) -> None:
+    def _stop(self, fault: TableError) -> None:
+        """Poll a table no more, until it is read anew."""
+        self.faults.add(fault)
+        state = self.states.get(fault.table)
+        if state is not None:
+            state.forget_missing()
+        self.noticed.set()
+
+    async def _note(self, outcome: Outcome, started: float) -> None:
         """Take that what a look found is given."""
         state = outcome.state
         found = bool(outcome.batches)
@@ -466,10 +310,9 @@ class Polls:
             state.progress, state.peak = outcome.look.progress, outcome.look.peak
             state.polled_at = started
             state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
-            self._waits.pop(state.polled.table.id, None)
+            self.faults.succeeded(state.polled.table.id)
         if found:
-            state.given_at = outcome.place.position
-            state.resumes_at = min(state.resumes_at, state.given_at)
+            state.resumes_at = min(state.resumes_at, outcome.place.position)
         if outcome.deleted:
             state.deleted_at = outcome.place.position
         await self._given(state, outcome.batches)
@@ -552,7 +395,7 @@ class Polls:
         if not isinstance(error, TableError):
             raise error
         if error.table in self.states:
-            self._fault(error)
+            self._stop(error)
 
     # --- connection --------------------------------------------------------------------------
 
