@@ -211,10 +211,11 @@ async def test_continuity_without_a_slot_goes_by_the_server(polled_world: Change
         lake = committed(found.tables, earlier, found.origin)
         assert await capture.continuity(lake) == Resumed()
     assert await capture.continuity(Committed(position=position, origin=found.origin)) == Fresh()
-    system, _, timeline = found.origin.partition("/")
+    system, timeline, kind = found.origin.split("/")
     origins = {
-        f"{int(system) + 1}/{timeline}": "another server",
-        f"{system}/{int(timeline) + 1}": "promoted or restored",
+        f"{int(system) + 1}/{timeline}/{kind}": "another server",
+        f"{system}/{timeline}": "another kind of capture",
+        f"{system}/{int(timeline) + 1}/{kind}": "promoted or restored",
     }
     for origin, reason in origins.items():
         verdict = await capture.continuity(committed(found.tables, position, origin))
