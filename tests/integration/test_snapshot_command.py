@@ -137,7 +137,7 @@ def test_isolated_a_condition_that_fails_is_told_and_its_table_goes_on(
 def test_snapshot_boundary_a_cancelled_snapshot_leaves_the_old_rows(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
-    before = shown(daemon, "public.t")["snapshot_lsn"]
+    before = await_until(lambda: shown(daemon, "public.t")["snapshot_lsn"], LIMIT_S, daemon.tail)
     with database.connect(autocommit=False) as holding:
         holding.execute("LOCK t IN ACCESS EXCLUSIVE MODE")  # it can't be read
         assert snapshot(daemon, "shop", "public.t", "--no-wait").returncode == 0
