@@ -71,6 +71,13 @@ def daemon(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
     )
     made = make_daemon(config(database, lake))
     made.start_ready()
+
+    def are_live() -> bool:
+        status = made.status() or {"sources": {"shop": {"tables": []}}}
+        found = status["sources"]["shop"]["tables"]
+        return [t["state"] for t in found if t["snapshot_lsn"]] == ["live", "live"]
+
+    await_until(are_live, LIMIT_S, made.tail)
     return made
 
 
