@@ -7,7 +7,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pe
 CANDIDATES := python3.13 python3.12 python3.11 python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint bench clean java warm
+# Tests wait for servers and daemons half of their time.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
+.PHONY: help demo test test-long lint bench bench-quick profile clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -16,7 +18,7 @@ HAS_JAVA := [ "$$($(JAVA_MAJOR))" -ge 17 ] 2>/dev/null
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
-		awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+		awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a minute; ARGS="--seconds 60")
 	@if $(HAS_JAVA) && [ ! -e $(VENV)/.spark ]; then \
@@ -24,7 +26,7 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 	@$(BIN)/ingestd demo $(ARGS)
 
 test: $(VENV)/.dev java warm ## Run all tests (ARGS="-k name" for some)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-long: $(VENV)/.dev java warm ## Run the long tests as well (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
@@ -34,8 +36,14 @@ lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.dev warm ## Measure, and write benchmarks/RESULTS.md
+bench: $(VENV)/.dev ## Measure (ten minutes; ARGS=NAME: one, `all`: all), write benchmarks/RESULTS.md
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-quick: $(VENV)/.dev ## Measure less, in under 90 s
+	@$(BIN)/python -m benchmarks --quick $(ARGS)
+
+profile: $(VENV)/.dev ## Rows per second and core of each stage, and a flame graph
+	@$(BIN)/python -m benchmarks.stages $(ARGS)
 
 clean: ## Remove caches, build output and the demo's lake (.venv stays)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,62 +1,156 @@
-"""Draining a backlog of 1.5M changes, against pg_recvlogical on the same WAL."""
+"""Draining a backlog of changes: daemons against pg_recvlogical, all on the same WAL."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
-from benchmarks.rig import COLUMNS, ROW, Meter, Rig, config, source, timed
+from benchmarks.rig import COLUMNS, ROW, Rig, config, source, timed
+from ingestd.demo.daemon import Daemon
 from ingestd.positions import Lsn
 
-ROWS, TRANSACTIONS, UPDATES = 1_000_000, 100, 500_000
-CHANGES = ROWS + UPDATES
+ROWS, TRANSACTIONS = 1_000_000, 100
 
 
-def measure(rig: Rig, *, socket: bool = False) -> dict[str, float]:
-    """Give the seconds of both and the daemon's peak memory and CPU.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A daemon that drains it: by which kind of socket, packed by the server or streaming only.
 
-    `daemon_s` is from the start of the process until the slot is confirmed at the end.
+    `tag`: tells it from another of the kind. `lake`: where, by default beside the daemon;
+    `options`: more of its config.
     """
+
+    socket: bool = False
+    streaming: bool = False
+    tag: str = ""
+    lake: str = "lake"
+    options: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its source, and of its folder."""
+        way = "stream" if self.streaming else "drain"
+        return f"{way}_{'unix' if self.socket else 'tcp'}{self.tag}"
+
+    @property
+    def slot(self) -> str:
+        """Of its slot and its publication."""
+        return f"ingestd_{self.name}"
+
+
+CATCH_UP, STREAM, STREAM_UNIX = Run(), Run(streaming=True), Run(socket=True, streaming=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """`daemon_s`: from the start of the process until the slot is confirmed at the end."""
+
+    daemon_s: float
+    cpu_s: float
+    peak_mb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What was drained, and how long it took pg_recvlogical (0 if it was left out) and each run."""
+
+    changes: int
+    tcp_s: float
+    unix_s: float
+    drained: dict[Run, Drained]
+
+
+def measure(
+    rig: Rig,
+    runs: Sequence[Run] = (CATCH_UP, STREAM, STREAM_UNIX),
+    *,
+    rows: int = ROWS,
+    rounds: int = 1,
+    has_references: bool = True,
+) -> Backlog:
+    """Insert `rows` in 100 transactions, update half of them in one, and drain that by each.
+
+    Each is a median of `rounds`, in turns; the first has the names of `runs`.
+    """
+    by_round = [[replace(run, tag=run.tag + "_" * n) for run in runs] for n in range(rounds)]
+    references = [
+        f"reference_{kind}{n}" for n in range(rounds) for kind in ("tcp", "unix") if has_references
+    ]
+    every = [run for each in by_round for run in each]
+    daemons, target = prepare(rig, every, rows=rows, slots=references)
+    reference_s: dict[bool, list[float]] = {False: [], True: []}
+    found: dict[Run, list[Drained]] = {run: [] for run in runs}
+    for n, each in enumerate(by_round):
+        for name in references[2 * n : 2 * n + 2]:
+            is_unix = "unix" in name
+            dsn = rig.server.dsn(socket=is_unix)
+            seconds = _pg_recvlogical(rig, dsn, name, runs[0].slot, str(target))
+            reference_s[is_unix].append(seconds)
+            rig.psql(f"SELECT pg_drop_replication_slot('{name}')")
+        for base, run in zip(runs, each, strict=True):
+            found[base].append(drain(rig, run, daemons[run], target))
+    return Backlog(
+        rows + rows // 2,
+        median(reference_s[False] or [0.0]),
+        median(reference_s[True] or [0.0]),
+        {run: _median(each) for run, each in found.items()},
+    )
+
+
+def _median(found: Sequence[Drained]) -> Drained:
+    return Drained(
+        median(one.daemon_s for one in found),
+        median(one.cpu_s for one in found),
+        median(one.peak_mb for one in found),
+    )
+
+
+def prepare(
+    rig: Rig, runs: Sequence[Run], *, rows: int = ROWS, slots: Sequence[str] = ()
+) -> tuple[dict[Run, Daemon], Lsn]:
+    """Write the backlog, of which each run's daemon and each of `slots` has all; give its end."""
     rig.psql("DROP TABLE IF EXISTS load")
     rig.psql(f"CREATE TABLE load ({COLUMNS})")
-    name = "drain_socket" if socket else "drain_tcp"
-    dsn = rig.server.dsn(socket=socket)
-    slot = f"ingestd_{name}"
-    daemon = rig.daemon(name, config(source(name, dsn, "public.load"), max_delay="1s"))
+    daemons = {run: _with_slot(rig, run) for run in runs}
+    for name in slots:
+        rig.psql(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    return daemons, _load(rig, rows)
+
+
+def _with_slot(rig: Rig, run: Run) -> Daemon:
+    extra = {"catch_up_above": '"1000GB"'} if run.streaming else {}
+    text = source(run.name, rig.server.dsn(socket=run.socket), "public.load", **extra)
+    text = config(text, run.options, max_delay="1s", lake=run.lake)
+    daemon = rig.daemon(run.name, text)
     daemon.start_ready()
     daemon.sigterm()
-    reference = f"reference_{name}"
-    rig.psql(f"SELECT pg_create_logical_replication_slot('{reference}', 'pgoutput')")
-    target = _load(rig)
-    reference_s = _pg_recvlogical(rig, dsn, reference, slot, str(target))
-    rig.psql(f"SELECT pg_drop_replication_slot('{reference}')")
+    return daemon
+
+
+def drain(rig: Rig, run: Run, daemon: Daemon, target: Lsn) -> Drained:
+    """Start the daemon, wait for the end, and drop its slot."""
     began = time.perf_counter()
     daemon.start()
-    meter = Meter(daemon.pid)
-    rig.await_confirmed(slot, target)
+    meter = rig.meter(daemon)
+    rig.await_confirmed(run.slot, target)
     daemon_s = time.perf_counter() - began
     meter.stop()
     daemon.sigterm()
-    rig.psql(f"SELECT pg_drop_replication_slot('{slot}')")
-    rig.psql(f"DROP PUBLICATION {slot}")
-    return {
-        "reference_s": reference_s,
-        "daemon_s": daemon_s,
-        "ratio": reference_s / daemon_s,
-        "changes_per_s": CHANGES / daemon_s,
-        "cpu_s": meter.cpu_s,
-        "peak_mb": meter.peak_bytes / 1e6,
-    }
+    rig.forget(run.name)
+    return Drained(daemon_s, meter.cpu_s, meter.peak_bytes / 1e6)
 
 
-def _load(rig: Rig) -> Lsn:
+def _load(rig: Rig, rows: int) -> Lsn:
     """Write the workload; give the end of its last commit."""
-    step = ROWS // TRANSACTIONS
+    step = rows // TRANSACTIONS
     with rig.server.connect() as connection:
-        for low in range(1, ROWS + 1, step):
+        for low in range(1, rows + 1, step):
             connection.execute(
                 f"INSERT INTO load SELECT {ROW} FROM generate_series({low}, {low + step - 1}) i"
             )
-        connection.execute(f"UPDATE load SET score = score + 1 WHERE id <= {UPDATES}")
+        connection.execute(f"UPDATE load SET score = score + 1 WHERE id <= {rows // 2}")
         [end] = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or [""]
         # something after it: pg_recvlogical ends only when it sees a later position
         connection.execute("SELECT pg_logical_emit_message(true, 'end', '')")

@@ -1,10 +1,16 @@
-"""The first load of many small tables."""
+"""Many small tables: their first load, and what an epoch takes while all of them change."""
 
 from __future__ import annotations
 
+import random
+import statistics
 import time
+from typing import Any
+
+import psycopg
 
 from benchmarks.rig import LIMIT_S, Meter, Rig, config, source
+from benchmarks.writers import Writers
 from ingestd.demo.lake_view import view_lake
 from ingestd.demo.waiting import await_until
 
@@ -47,6 +53,62 @@ def measure(rig: Rig) -> dict[str, float]:
         "whole_s": whole_s,
         "epochs": epochs,
         "cpu_s": meter.cpu_s,
+        "peak_mb": meter.peak_bytes / 1e6,
+    }
+
+
+SECONDS = 30.0
+PER_SECOND = 4
+"""Transactions, each with a row for every table."""
+
+
+def changing(rig: Rig, tables: int) -> dict[str, float]:
+    """Change every table in every transaction; give what the epochs' commits take.
+
+    An epoch grows while the one before commits: `transactions` is the most that one had.
+    """
+    name = f"changing_{tables}"
+    rig.psql(f"CREATE DATABASE {name}")
+    with rig.server.connect(name) as connection:
+        for number in range(tables):
+            connection.execute(f"CREATE TABLE t{number} (id bigserial PRIMARY KEY, note text)")
+    statement = "; ".join(f"INSERT INTO t{n} (note) VALUES ('a note')" for n in range(tables))
+
+    def write(connection: psycopg.Connection[tuple[Any, ...]], _: random.Random) -> None:
+        connection.execute(statement)
+
+    text = source(name, rig.server.dsn(name), "public.*")
+    daemon = rig.daemon(name, config(text, max_delay="200ms"))
+    daemon.start()
+    daemon.await_ready(LIMIT_S)
+    meter = Meter(daemon.pid)
+    first = len(daemon.events("epoch.committed"))
+    before_s = meter.process_cpu_s()
+    with Writers(rig, write, PER_SECOND, database=name):
+        time.sleep(SECONDS)
+    with rig.server.connect(name) as connection:
+        [written] = connection.execute("SELECT max(id) FROM t0").fetchone() or (0,)
+    await_until(
+        lambda: (
+            sum(int(e["rows"]) for e in daemon.events("epoch.committed")[first:])
+            >= written * tables
+        ),
+        LIMIT_S,
+        "the changes",
+    )
+    cpu_s = meter.process_cpu_s() - before_s
+    meter.stop()
+    daemon.sigterm()
+    epochs = daemon.events("epoch.committed")[first:]
+    with rig.server.connect(name) as connection:
+        connection.execute(f"SELECT pg_drop_replication_slot('ingestd_{name}')")
+    rig.psql(f"DROP DATABASE {name}")
+    return {
+        "tables": tables,
+        "epochs": len(epochs),
+        "commit_s": statistics.median(float(e["seconds"]) for e in epochs[1:] or epochs),
+        "transactions": max(int(e["transactions"]) for e in epochs),
+        "cpu_ms": cpu_s * 1000 / (len(epochs) * tables),
         "peak_mb": meter.peak_bytes / 1e6,
     }
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -32,10 +34,14 @@ LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """A running server, and a folder for lakes and daemons."""
+    """A running server, and a folder for lakes and daemons.
+
+    `meters`: of what was measured, by the name of the daemon's folder.
+    """
 
     server: PostgresServer
     folder: Path
+    meters: dict[str, Meter] = field(default_factory=dict)
 
     def psql(self, sql: str) -> str:
         """Run SQL, each call a session of its own."""
@@ -48,6 +54,17 @@ class Rig:
     def daemon(self, name: str, config: str) -> Daemon:
         """Make a daemon in a folder of its own; a relative lake lies in it."""
         return Daemon(self.folder / name, config)
+
+    def meter(self, daemon: Daemon) -> Meter:
+        """Measure a daemon that has just been started, and keep what is found for the plots."""
+        meter = self.meters[daemon.folder.name] = Meter(daemon.pid)
+        return meter
+
+    def daemon_events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Give what the daemon of that folder logged."""
+        lines = (self.folder / name / "ingestd.log").read_text(encoding="utf-8").splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        return [one for one in found if one.get("event") == event]
 
     def confirmed(self, slot: str) -> Lsn | None:
         """Where the slot is confirmed."""
@@ -89,9 +106,9 @@ def rig() -> Iterator[Rig]:
             server.remove()
 
 
-def config(*sources: str, max_delay: str = "5s") -> str:
-    """TOML of a daemon with these `[sources...]` texts, lake beside it."""
-    return "\n".join([f'[lake]\nuri = "lake"\n[epoch]\nmax_delay = "{max_delay}"', *sources])
+def config(*sources: str, max_delay: str = "5s", lake: str = "lake") -> str:
+    """TOML of a daemon with these `[sources...]` texts, its lake beside it if `lake` is no URI."""
+    return "\n".join([f'[lake]\nuri = "{lake}"\n[epoch]\nmax_delay = "{max_delay}"', *sources])
 
 
 def source(name: str, dsn: str, tables: str, kind: str = "wal", **extra: str) -> str:
@@ -101,11 +118,16 @@ def source(name: str, dsn: str, tables: str, kind: str = "wal", **extra: str) ->
 
 
 class Meter:
-    """Resident memory and CPU seconds of a process, from start to `stop`, every 50 ms."""
+    """Resident memory and CPU seconds of a process, from start to `stop`, every 50 ms.
+
+    `began`: when, as time.time(). `at_s`: of each sample, from there on.
+    """
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
         self._stopping = threading.Event()
+        self.began = time.time()
+        self.at_s: list[float] = []
         self.resident_bytes: list[int] = []
         self.cpu_s = 0.0
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -123,6 +145,11 @@ class Meter:
         before, last = self.resident_bytes[-2 * third : -third], self.resident_bytes[-third:]
         return max(last) / max(before, default=1)
 
+    def process_cpu_s(self) -> float:
+        """CPU seconds of the process until now."""
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
     def stop(self) -> None:
         """Take the last sample."""
         self._stopping.set()
@@ -131,11 +158,13 @@ class Meter:
     def _watch(self) -> None:
         while True:
             try:
-                self.resident_bytes.append(self._process.memory_info().rss)
-                times = self._process.cpu_times()
+                resident_bytes = self._process.memory_info().rss
+                cpu_s = self.process_cpu_s()
             except psutil.NoSuchProcess:
                 return
-            self.cpu_s = times.user + times.system
+            self.at_s.append(time.time() - self.began)
+            self.resident_bytes.append(resident_bytes)
+            self.cpu_s = cpu_s
             if self._stopping.wait(0.05):
                 return
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Meter, Rig, config, source, timed
+from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source, timed
 from ingestd.demo.daemon import Daemon
 from ingestd.demo.waiting import await_until
 
@@ -16,8 +17,10 @@ LARGER = 10
 WORKERS = (1, 2)
 
 
-def measure(rig: Rig) -> dict[int, dict[str, float]]:
-    """Give the medians of RUNS by the number of workers, in seconds, in turns.
+def measure(
+    rig: Rig, times: int = RUNS, by: Sequence[int] = WORKERS
+) -> dict[int, dict[str, float]]:
+    """Give the medians of so many runs by the number of workers, in seconds, in turns.
 
     `daemon_s`: from the state `snapshotting` to the durable epoch with the last row; `whole_s`:
     from the start of the process.
@@ -26,9 +29,9 @@ def measure(rig: Rig) -> dict[int, dict[str, float]]:
     copy: list[str | Path] = [rig.server.program("psql"), "--no-psqlrc", rig.server.dsn()]
     copy += ["-c", "copy load to stdout"]
     timed(copy)
-    runs: dict[int, list[dict[str, float]]] = {workers: [] for workers in WORKERS}
-    for number in range(RUNS):
-        for workers in WORKERS:
+    runs: dict[int, list[dict[str, float]]] = {workers: [] for workers in by}
+    for number in range(times):
+        for workers in by:
             reference_s = timed(copy)
             found = run(rig, f"snapshot_{workers}_{number}", workers)
             runs[workers].append({"reference_s": reference_s, **found})
@@ -62,8 +65,8 @@ def run(rig: Rig, name: str, workers: int, kind: str = "wal") -> dict[str, float
     daemon = rig.daemon(name, config(text))
     began = time.perf_counter()
     daemon.start()
-    meter = Meter(daemon.pid)
-    await_until(lambda: _is_live(daemon), LIMIT_S, "the snapshot", poll_s=0.02)
+    meter = rig.meter(daemon)
+    await_until(lambda: _is_live(daemon), LIMIT_S, daemon.tail, poll_s=0.02)
     whole_s = time.perf_counter() - began
     meter.stop()
     [started] = [e for e in daemon.events("source.state") if e["state"] == "snapshotting"]

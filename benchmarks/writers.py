@@ -22,8 +22,17 @@ class Writers:
     `sent`: transactions so far. Raises what a session ended with.
     """
 
-    def __init__(self, rig: Rig, write: Write, per_second: float, *, sessions: int = 1) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        write: Write,
+        per_second: float,
+        *,
+        sessions: int = 1,
+        database: str = "postgres",
+    ) -> None:
         self._rig = rig
+        self._database = database
         self._write = write
         self._rate = per_second / sessions
         self._stopping = threading.Event()
@@ -59,7 +68,7 @@ class Writers:
     def _run(self, number: int) -> None:
         rng = random.Random(number)
         try:
-            with self._rig.server.connect(autocommit=True) as connection:
+            with self._rig.server.connect(self._database, autocommit=True) as connection:
                 # A commit that waits for the disk would take a share of every measurement.
                 connection.execute("SET synchronous_commit = off")
                 began = time.monotonic()

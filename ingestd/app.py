@@ -35,7 +35,10 @@ from ingestd.observe.status import (
 )
 from ingestd.ports import Connector, ReferenceTableSource
 from ingestd.recorded import TableState
+from ingestd.row_limit import READING_PART
 from ingestd.run.epoch import EpochPolicy
+from ingestd.run.maintenance import CLEAN_INTERVAL_S, Maintainer, MaintenanceSchedule
+from ingestd.run.maintenance_watch import MaintenanceWatch
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.run.reference_watch import ReferenceWatch
 from ingestd.run.references import Followed, Keeper, References, Reread
@@ -43,6 +46,8 @@ from ingestd.run.supervisor import Supervised, Supervisor
 from ingestd.run.watch import Watch
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
+from ingestd.sink.maintenance import MaintenancePolicy
+from ingestd.sink.maintenance_process import MaintenanceProcess
 from ingestd.sink.probe import probe
 from ingestd.sink.reference_source import RawReferenceSource
 from ingestd.sink.reference_table import DeltaReferenceTable
@@ -66,8 +71,9 @@ async def _run(config: Config) -> None:
     _stop_on_signals(stop)
     metrics = Metrics()
     status = DaemonStatus(__version__, datetime.now(UTC))
+    turn = asyncio.Semaphore(1)
     sources = {
-        name: _supervised(config, name, settings, metrics, status)
+        name: _supervised(config, name, settings, metrics, status, turn)
         for name, settings in config.sources.items()
     }
     supervisor = Supervisor(sources)
@@ -97,16 +103,18 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal)
 
 
-def _supervised(
+def _supervised(  # noqa: PLR0917 - of one source
     config: Config,
     name: str,
     settings: SourceSettings,
     metrics: Metrics,
     status: DaemonStatus,
+    turn: asyncio.Semaphore,
 ) -> Supervised:
     source_status = SourceStatus(name, since=datetime.now(UTC))
     status.sources[name] = source_status
-    watch = Watch(source_status, metrics, structlog.get_logger("ingestd"))
+    log = structlog.get_logger("ingestd")
+    watch = Watch(source_status, metrics, log)
     policy = PipelinePolicy(
         epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
         snapshot=getattr(settings, "snapshot", "initial") == "initial",
@@ -121,8 +129,25 @@ def _supervised(
         return Pipeline(connector.capture(lake), lake, policy, watch)
 
     return Supervised(
-        make_pipeline, watch, _references(config, name, settings, source_status, metrics, watch)
+        make_pipeline,
+        watch,
+        _references(config, name, settings, source_status, metrics, watch),
+        _maintainer(config, name, MaintenanceWatch(metrics, log, watch), turn),
     )
+
+
+def _maintainer(
+    config: Config, name: str, watch: MaintenanceWatch, turn: asyncio.Semaphore
+) -> Maintainer | None:
+    settings = config.maintenance
+    if settings.compact is None and settings.retention is None:
+        return None
+    policy = MaintenancePolicy(settings.target_bytes, settings.retention)
+    lake = MaintenanceProcess(
+        config.lake.uri, name, policy, storage_options=_storage_options(config)
+    )
+    cleans = None if settings.retention is None else CLEAN_INTERVAL_S
+    return Maintainer(lake, MaintenanceSchedule(settings.compact, cleans), watch, turn)
 
 
 def _references(  # noqa: PLR0917 - of one source
@@ -185,7 +210,7 @@ def _share_bytes(config: Config) -> int:
 
 def _connector(config: Config, name: str, settings: SourceSettings) -> Connector:
     factory = FACTORIES[settings.kind]
-    return factory.create(name, settings, memory_bytes=_share_bytes(config) // 4)
+    return factory.create(name, settings, memory_bytes=_share_bytes(config) // READING_PART)
 
 
 def _lake(config: Config, source: str) -> DeltaLake:
@@ -193,7 +218,7 @@ def _lake(config: Config, source: str) -> DeltaLake:
         config.lake.uri,
         source,
         storage_options=_storage_options(config),
-        buffer_bytes=_share_bytes(config) // 4,
+        buffer_bytes=_share_bytes(config) // 6,  # and half as much for open files' footers
     )
 
 

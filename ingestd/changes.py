@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ingestd.errors import TableError
     from ingestd.schema import Table, TableId
 
 SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE = "r", "c", "u", "d", "t"
@@ -78,7 +79,8 @@ class Chunk:
     `commit_times`: commit time at the source, in us since 1970 UTC (int64), one for each
     transaction with captured changes that *ended* in this chunk.
     `decode_s`: CPU-bound seconds it took to make. `left_out`: captured tables of which changes are
-    left out from here on: they have to be read anew.
+    left out from here on: they have to be read anew. `refused`: what stops tables of which a change
+    can't be taken, at most one for each; `batches` lack those changes.
     """
 
     batches: tuple[TableBatch, ...]
@@ -89,6 +91,7 @@ class Chunk:
     nbytes: int
     decode_s: float = 0.0
     left_out: frozenset[TableId] = frozenset()
+    refused: tuple[TableError, ...] = ()
 
     @property
     def transactions(self) -> int:

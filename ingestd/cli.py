@@ -18,6 +18,7 @@ import typer
 from typer.main import get_command
 
 from ingestd import __version__
+from ingestd.allocation import give_back_early
 from ingestd.errors import ConfigError, IngestdError, OperatorError, TransientError
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def run(config: ConfigFile, *, debug: Debug = False) -> None:
     # Until the daemon's own handlers are there, nothing is open that would need closing.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
+    give_back_early()
     with reporting(debug=debug, config=config):
         from ingestd import app as composition  # noqa: PLC0415
 

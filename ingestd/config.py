@@ -27,7 +27,7 @@ from pydantic import (
 
 from ingestd.config_errors import KeyPathError, Problem, describe, problems_of
 from ingestd.errors import ConfigError
-from ingestd.quantities import Address, Seconds, SizeBytes, address
+from ingestd.quantities import Address, Seconds, SecondsOrOff, SizeBytes, address
 from ingestd.redaction import MASK, Redactor
 from ingestd.references import KeyPath, Resolver
 from ingestd.schema import TableId
@@ -98,6 +98,40 @@ class LimitSettings(Section):
     """`memory`: bytes for buffers and decoding, of the whole process."""
 
     memory: SizeBytes = Field(default=512_000_000, ge=64_000_000)
+
+
+class MaintenanceSettings(Section):
+    """What is done to the lake beside the epochs (docs/maintenance.md).
+
+    `compact`: how often small files are joined, in seconds; None: never. `target_file_size`: bytes
+    of a file that is not joined any more, up to which files are. `retention`: how many seconds of
+    versions can be read; None: all.
+    """
+
+    compact: SecondsOrOff = 3600.0
+    target_file_size: SizeBytes | None = Field(default=None, ge=1_000_000, le=2_000_000_000)
+    retention: SecondsOrOff = 7 * 86400.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MaintenanceSettings:
+        if self.compact is None and self.target_file_size is not None:
+            why = 'is for joining files, and compact = "off" joins none; take one of them out'
+            raise KeyPathError(("target_file_size",), why)
+        if self.retention is not None and self.retention < LEAST_RETENTION_S:
+            why = "readers that are further behind lose their place; at least 10m, or 'off'"
+            raise KeyPathError(("retention",), why)
+        return self
+
+    @property
+    def target_bytes(self) -> int | None:
+        """Size of files that small ones become; None: they stay."""
+        if self.compact is None:
+            return None
+        return DEFAULT_TARGET_BYTES if self.target_file_size is None else self.target_file_size
+
+
+LEAST_RETENTION_S = 600.0
+DEFAULT_TARGET_BYTES = 128_000_000
 
 
 class HttpSettings(Section):
@@ -271,6 +305,7 @@ class Config(Section):
     lake: LakeSettings
     epoch: EpochSettings = EpochSettings()
     limits: LimitSettings = LimitSettings()
+    maintenance: MaintenanceSettings = MaintenanceSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
     sources: dict[str, SourceSettings] = Field(min_length=1)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ingestd.schema import Table, TableId
     from ingestd.visibility import Visibility
 
-from ingestd.errors import OperatorError, TableError
+from ingestd.errors import IngestdError, OperatorError, TableError
 from ingestd.positions import ZERO, Lsn
 
 # --- capture ---------------------------------------------------------------------------------
@@ -708,6 +708,39 @@ class EpochWriter(Protocol):
 
     async def abort(self) -> None:
         """Drop the epoch and its files. At any time, twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MaintainedTable:
+    """What maintenance did to a table of the lake, by its name ("schema.table", "_epochs").
+
+    `small_files`: how many are left, None where that was not looked at. `error`: what kept it from
+    the table; the others are not concerned.
+    """
+
+    table: str
+    small_files: int | None = None
+    joined_files: int = 0
+    written_bytes: int = 0
+    removed_files: int = 0
+    error: IngestdError | None = None
+
+
+class LakeMaintenance(Protocol):
+    """Keeps the lake of one source in shape, beside its `Sink`: no row, position or state changes.
+
+    What readers of the last retention need stays. May be ended at any step.
+    """
+
+    def run(
+        self, *, joins: bool, cleans: bool, only: Collection[str] | None = None
+    ) -> AsyncGenerator[MaintainedTable, None]:
+        """Join small files, remove what is out of retention; `only`: of these tables.
+
+        Gives each table when it is done. Close it always: nothing goes on after that. Raises
+        TransientError, OperatorError.
+        """
         ...
 
 

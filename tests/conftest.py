@@ -52,6 +52,14 @@ class MakeDaemon(Protocol):
     ) -> Daemon: ...
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests, and all of Spark's, in one process when several run them."""
+    for item in items:
+        tier = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group("spark" if tier == "spark" else str(item.path)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

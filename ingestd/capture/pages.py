@@ -27,8 +27,10 @@ from ingestd.capture.views import Place, View
 from ingestd.changes import TableBatch, change_schema
 from ingestd.decode.columnar import ColumnarDecoder, UnexpectedNullError
 from ingestd.decode.copy import CopyDecoder
+from ingestd.decode.packing import can_be_packed
 from ingestd.keys import Key
 from ingestd.ports import SnapshotPage, Split
+from ingestd.row_limit import UNLIMITED_BYTES, row_too_large
 
 LOCK_TIMEOUT_S = 10.0
 """How long a reader waits for a table that somebody alters."""
@@ -50,7 +52,8 @@ class TablePages:
 
     Its connection lives from the first page to `close`. Raises TableError if the table is the
     reason, TransientError, OperatorError, ProtocolError. Memory: some blocks of 4 MB. `entered` is
-    called with each place that rows are read at, before they are.
+    called with each place that rows are read at, before they are. A row of more than
+    `row_limit_bytes` is a TableError.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class TablePages:
         view: View,
         *,
         entered: Callable[[Place], None] = lambda _: None,
+        row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> None:
         self._dsn = dsn
+        self._row_limit_bytes = row_limit_bytes
         self._table = split.table
         self._blocks = BlockRange.parse(split.where)
         self._is_small = split.estimated_bytes < INPUT_BUFFER_BYTES
@@ -74,7 +79,7 @@ class TablePages:
         """Give the rows; while a block is decoded or in the caller's hands the next is read."""
         table, blocks = self._table, self._blocks
         try:
-            if blocks.is_packed and table.columns:
+            if blocks.is_packed and can_be_packed(table):
                 place = await self._enter(blocks)
                 packed = ColumnarDecoder(table, place.position, place.at, BLOCKS_PER_RUN)
                 query = columns_query(table, blocks, BLOCKS_PER_RUN)
@@ -88,7 +93,7 @@ class TablePages:
                     return
             place = await self._enter(blocks)
             decoder = CopyDecoder(table, place.position, place.at)
-            async for batch in self._read(rows_query(table, blocks), decoder):
+            async for batch in self._read(rows_query(table, blocks), decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
@@ -104,7 +109,7 @@ class TablePages:
             nothing = pa.RecordBatch.from_pylist([], change_schema(table))
             yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
             query = rows_query(table, KeyList(table, self._blocks, tuple(keys)))
-            async for batch in self._read(query, decoder):
+            async for batch in self._read(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
@@ -129,7 +134,7 @@ class TablePages:
         return place
 
     async def _read(
-        self, query: sql.Composed, decoder: _Decoder
+        self, query: sql.Composed, decoder: _Decoder, *, by_row: bool = False
     ) -> AsyncGenerator[TableBatch, None]:
         copy = self._copy
         assert copy is not None
@@ -137,9 +142,16 @@ class TablePages:
         self._reading = asyncio.create_task(copy.read_block())
         while (reading := self._reading) is not None:
             block = await reading
+            if by_row:
+                self._refuse_too_large(block)
             self._reading = None if block.is_last else asyncio.create_task(copy.read_block())
             batch = await asyncio.to_thread(decoder.feed, block.buffer, block.starts, block.ends)
             if batch is not None:
                 yield batch
         decoder.finish()
         await self.close()
+
+    def _refuse_too_large(self, block: Block) -> None:
+        largest = int((block.ends - block.starts).max(initial=0))
+        if largest > self._row_limit_bytes:
+            raise row_too_large(self._table.id, largest, self._row_limit_bytes)

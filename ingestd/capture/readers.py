@@ -12,6 +12,7 @@ from ingestd.capture.pages import TablePages
 from ingestd.capture.views import Place, View
 from ingestd.errors import TableError
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
+from ingestd.row_limit import UNLIMITED_BYTES
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
@@ -40,6 +41,7 @@ class SplitReaders:
         *,
         workers: int,
         hold_bytes: int = 0,
+        row_limit_bytes: int = UNLIMITED_BYTES,
         floor: Visibility | None = None,
     ) -> None:
         self._dsn = dsn
@@ -48,6 +50,7 @@ class SplitReaders:
         self._view = view
         self._workers = range(workers)
         self._hold_bytes = hold_bytes
+        self._row_limit_bytes = row_limit_bytes
         self._left_out: set[TableId] = set()
         self._splits: dict[TableId, list[str]] = {}
         self._unread: Counter[TableId] = Counter()
@@ -144,7 +147,13 @@ class SplitReaders:
             self._open[split.table.id, split.where] = self._newest
         held: list[SnapshotPage] = []
         held_bytes = 0
-        source = TablePages(self._dsn, split, self._view, entered=partial(self._entered, split))
+        source = TablePages(
+            self._dsn,
+            split,
+            self._view,
+            entered=partial(self._entered, split),
+            row_limit_bytes=self._row_limit_bytes,
+        )
         async with contextlib.aclosing(source.pages()) as pages:
             async for page in pages:
                 held.append(page)

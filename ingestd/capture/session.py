@@ -6,6 +6,7 @@ Source of the settings: PostgreSQL documentation, "Client Connection Defaults"; 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -98,6 +99,16 @@ async def connect(
         await connection.close()
         raise
     return connection
+
+
+async def end_without_client(connection: AsyncConnection[Any]) -> None:
+    """Have the server look each second whether we are still there, while it sends nothing.
+
+    Else it works on for whom was killed, and keeps its temporary slots meanwhile. Not every
+    server's system can.
+    """
+    with contextlib.suppress(psycopg.errors.InvalidParameterValue):
+        await connection.execute("SET client_connection_check_interval = '1s'")
 
 
 async def _open(
@@ -199,7 +210,9 @@ class _Operator:
     remedy: str | None
 
 
-_ROLE_MISSING = _Operator("CREATE ROLE {role} LOGIN REPLICATION PASSWORD '...';  or correct `dsn`")
+_ROLE_MISSING = _Operator(
+    "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)  or correct `dsn`"
+)
 _PASSWORD = _Operator("correct the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';")
 _DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
 _HBA = _Operator(

@@ -85,6 +85,12 @@ class WalSettings(PostgresSettings):
     """`kind = "wal"`: a logical replication slot and a publication (design section 4).
 
     `snapshot_chunked_above`: a table of so many bytes is read in chunks at its first load too.
+    `catch_up_above`: with more bytes of WAL than this to read, a backlog is drained first, packed
+    by the server. With less to read streaming is as fast: nothing comes until a call is done.
+    `catch_up_slots`: so many temporary slots decode parts of it at a time, each of about
+    `catch_up_part` bytes of WAL, whose changes the server keeps in temporary files meanwhile.
+    `open_transaction_spool`: the server sends large transactions before they commit, and so many
+    bytes of them are kept until then; 0: it sends them after.
     """
 
     kind: Literal["wal"]
@@ -92,6 +98,10 @@ class WalSettings(PostgresSettings):
     publication: Identifier
     manage: bool = True
     snapshot_chunked_above: SizeOrZero = 1_000_000_000
+    catch_up_above: SizeOrZero = 64_000_000
+    catch_up_slots: int = Field(default=2, ge=1, le=16)
+    catch_up_part: SizeBytes = 512_000_000
+    open_transaction_spool: SizeOrZero = 0
     before: Literal["key", "full"] = "key"
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
 

@@ -30,6 +30,7 @@ Caster = Callable[[Texts, pa.DataType], tuple[pa.Array, Flags | None]]
 
 _HEX_PREFIX = int.from_bytes(b"\\x", "big")
 _NO_NIBBLE = 255
+_DIGITS_AT_ONCE = 1 << 20
 
 _nibbles = np.full(256, _NO_NIBBLE, np.uint8)
 _nibbles[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
@@ -125,12 +126,16 @@ def _unhex(texts: Texts) -> tuple[pa.Array, Flags | None]:
     lengths = np.maximum(texts.lengths - 2, 0)
     digits = Texts(texts.source, texts.starts + 2 * (texts.lengths > 0), lengths).gather()
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    data = digits.buffers()[2] if len(digits) else None
-    nibbles = _nibbles[np.frombuffer(data or b"", np.uint8)[: offsets[-1]]]
-    bad = None
-    if (nibbles == _NO_NIBBLE).any():
-        bad = any_within(nibbles == _NO_NIBBLE, offsets)
-    packed = (nibbles[0::2] << 4) | nibbles[1::2]
+    data = np.frombuffer((digits.buffers()[2] if len(digits) else None) or b"", np.uint8)
+    data = data[: offsets[-1]]
+    packed = np.empty(len(data) // 2, np.uint8)
+    is_bad = False
+    for at in range(0, len(data), _DIGITS_AT_ONCE):  # values may be as large as memory allows
+        nibbles = _nibbles[data[at : at + _DIGITS_AT_ONCE]]
+        is_bad = is_bad or bool((nibbles == _NO_NIBBLE).any())
+        half = at // 2
+        packed[half : half + len(nibbles) // 2] = (nibbles[0::2] << 4) | nibbles[1::2]
+    bad = any_within(_nibbles[data] == _NO_NIBBLE, offsets) if is_bad else None
     bounds = (offsets // 2).astype(np.int32)
     buffers = [texts.validity, pa.py_buffer(bounds), pa.py_buffer(packed)]
     return pa.BinaryArray.from_buffers(pa.binary(), len(texts), buffers), bad

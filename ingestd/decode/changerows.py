@@ -5,6 +5,8 @@ Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert,
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,8 @@ from ingestd.errors import ProtocolError
 from ingestd.schema import Table
 
 _NEW, _KEY, _OLD = (ord(c) for c in "NKO")
+_TEXT = ord("t")
+_COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
 _TUPLE = 5
 """Offset of the first tuple's kind: type byte and relation OID come before."""
 
@@ -63,6 +67,30 @@ def change_batch(
         if old is not None and old.rows is not None:
             old = Tuples(old.fields, rows[old.rows])
     return table_batch(table, places, new, old, nbytes)
+
+
+def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) -> int:
+    """Add up the values of a change, old and new ones, in columns that are captured.
+
+    For a few large messages. Raises ProtocolError.
+    """
+    buffer, end = messages.source.buffer, int(messages.ends[index])
+    at, total = int(messages.starts[index]) + _TUPLE, 0
+    try:
+        while at < end:
+            (count,) = _COUNT.unpack_from(buffer, at + 1)
+            at += 3
+            for wanted in is_captured[:count]:
+                if buffer[at] != _TEXT:
+                    at += 1
+                    continue
+                (length,) = _LENGTH.unpack_from(buffer, at + 1)
+                at += 5 + max(length, 0)
+                total += length if wanted else 0
+    except (struct.error, IndexError) as error:
+        msg = "value reaches beyond its message"
+        raise ProtocolError(msg) from error
+    return total
 
 
 def _walk(messages: Messages, at: Ints, relation: Relation) -> tuple[Tuples, Tuples | None]:

@@ -42,21 +42,20 @@ class Frames:
     reply_requested: bool
 
 
-def split_frames(buffer: bytes, lengths: NDArray[np.int64]) -> Frames:
-    """Find the data in joined CopyData messages of these lengths. Raises ProtocolError."""
-    ends = np.cumsum(lengths, dtype=np.int64)
+def split_frames(buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Frames:
+    """Find the data in CopyData messages, which ascend in `buffer`. Raises ProtocolError."""
     if len(ends) == 0:
         return Frames(ends, ends, 0, None, reply_requested=False)
-    if lengths.min() <= 0 or ends[-1] != len(buffer):
-        msg = "CopyData messages do not fill their buffer"
+    lengths = ends - starts
+    if lengths.min() <= 0 or starts[0] < 0 or ends[-1] > len(buffer):
+        msg = "CopyData messages empty or outside their buffer"
         raise ProtocolError(msg)
-    starts = ends - lengths
     kinds = np.frombuffer(buffer, np.uint8)[starts]
     is_data = kinds == _XLOG_DATA
-    others = np.flatnonzero(~is_data)
     if (lengths[is_data] < _XLOG_DATA_HEADER).any():
         msg = "XLogData message without its header"
         raise ProtocolError(msg)
+    others = np.flatnonzero(~is_data)
     last_data = len(kinds) - 1 - int(is_data[::-1].argmax()) if is_data.any() else -1
     wal_end, idle, asked = 0, None, False
     for i in others.tolist():  # a keepalive comes once in seconds
@@ -65,9 +64,9 @@ def split_frames(buffer: bytes, lengths: NDArray[np.int64]) -> Frames:
         asked |= wants_reply
         if i > last_data:
             idle = wal_end
-    return Frames(
-        starts[is_data] + _XLOG_DATA_HEADER, ends[is_data], wal_end, idle, reply_requested=asked
-    )
+    if len(others):
+        starts, ends = starts[is_data], ends[is_data]
+    return Frames(starts + _XLOG_DATA_HEADER, ends, wal_end, idle, reply_requested=asked)
 
 
 def _keepalive(message: bytes) -> tuple[int, bool]:

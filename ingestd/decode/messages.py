@@ -30,6 +30,7 @@ _LEAST_LENGTHS = {  # type byte included; of a fixed-length message, its length
     ord("Y"): 7,
     ord("O"): 10,
     ord("M"): 1,
+    ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it of what it has never sent, to be ignored
 }
 _least = np.full(256, np.iinfo(np.int64).max)
 for _type, _length in _LEAST_LENGTHS.items():

@@ -1,6 +1,7 @@
 """Messages that the server packed, many to a row: back to a buffer and the messages' ranges.
 
-A row of the COPY has the messages joined, and the array of their lengths (not null, one dimension).
+A row of the COPY has the messages joined, and the array of their lengths (not null, one dimension);
+null instead of messages that are too large together.
 Source: array_send (src/backend/utils/adt/arrayfuncs.c).
 """
 
@@ -12,10 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode.copy_fields import CopyFields, Span
+from ingestd.errors import ProtocolError
 
 _ARRAY = struct.Struct(">iiiii")  # dimensions, has nulls, element type, length, lower bound
 _ELEMENT = np.dtype([("length", ">i4"), ("value", ">i4")])
 _INT4, _INT4_BYTES = 23, 4
+
+
+class PackedTooLargeError(ProtocolError):
+    """The server left a row's messages out, because they are large: they are to be packed anew."""
 
 
 class PackedMessages:
@@ -29,7 +35,8 @@ class PackedMessages:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Give where the messages begin and end in `buffer` (int64, ascending).
 
-        `starts` and `ends` cut it into whole CopyData messages. Raises ProtocolError.
+        `starts` and `ends` cut it into whole CopyData messages. Raises ProtocolError;
+        PackedTooLargeError where messages were left out.
         """
         rows = [
             self._row(buffer, row)
@@ -47,8 +54,8 @@ class PackedMessages:
 
     def _row(self, buffer: bytes, row: list[Span]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         (at, size), (array_at, array_size) = row
-        if size < 0 or array_size < _ARRAY.size:
-            raise self._fields.malformed("null, or no array of lengths")
+        if array_size < _ARRAY.size:
+            raise self._fields.malformed("no array of lengths")
         dimensions, has_nulls, element, count, _ = _ARRAY.unpack_from(buffer, array_at)
         if (
             (dimensions, has_nulls, element) != (1, 0, _INT4)
@@ -58,6 +65,9 @@ class PackedMessages:
             raise self._fields.malformed("not an array of lengths")
         elements = np.frombuffer(buffer, _ELEMENT, count, array_at + _ARRAY.size)
         lengths = elements["value"].astype(np.int64)
+        if size < 0:
+            msg = f"packed messages: {lengths.sum()} bytes in a row were left out"
+            raise PackedTooLargeError(msg)
         if (
             (elements["length"] != _INT4_BYTES).any()
             or (lengths < 1).any()

@@ -21,6 +21,8 @@ from enum import Enum
 from ingestd.decode.types import lake_type
 from ingestd.schema import Column, Table
 
+MOST_FIELDS = 1664
+"""Source: MaxTupleAttributeNumber (src/include/access/htup_details.h)."""
 BITS = 31
 """Flags in an int4."""
 
@@ -84,6 +86,13 @@ def fixed(column: Column) -> Fixed:
 def flagged(table: Table) -> list[Column]:
     """Give the columns whose nulls are flags."""
     return [c for c in table.columns if c.nullable and form_of(c) is Form.FIXED]
+
+
+def can_be_packed(table: Table) -> bool:
+    """Say whether a query can: it gives at most MOST_FIELDS, and a text column takes two."""
+    fields = 2 + flag_fields(table)
+    fields += sum(1 if form_of(c) is Form.FIXED else 2 for c in table.columns)
+    return bool(table.columns) and fields <= MOST_FIELDS
 
 
 def flag_fields(table: Table) -> int:

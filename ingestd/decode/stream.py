@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.changes import Chunk, TableBatch, idle_chunk
-from ingestd.decode.changerows import Changes, change_batch
+from ingestd.decode.changerows import Changes, captured_bytes, change_batch
 from ingestd.decode.messages import (
     BEGIN,
     COMMIT,
@@ -29,9 +29,10 @@ from ingestd.decode.messages import (
     read_transactions,
 )
 from ingestd.decode.relation import Relation, Resolve, parse_relation
-from ingestd.errors import ProtocolError
+from ingestd.errors import ProtocolError, TableError
 from ingestd.positions import ZERO, Lsn
-from ingestd.schema import Table
+from ingestd.row_limit import UNLIMITED_BYTES, row_too_large
+from ingestd.schema import Table, TableId
 
 _MAX_FEED_BYTES = 1 << 31
 """Offsets of an Arrow binary array are 32 bits."""
@@ -64,17 +65,27 @@ class StreamDecoder:
     """Decodes one stream from its start. After a ProtocolError it can't go on.
 
     Messages after a feed's last Commit wait for their transaction's end, so that chunks end with
-    transactions; more than `hold_bytes` of them are given as an open chunk. One thread at a time.
+    transactions; more than `hold_bytes` of them are given as an open chunk. A change of more than
+    `row_limit_bytes`, in columns that are captured, is left out, and its table told in
+    `Chunk.refused`. One thread at a time.
     """
 
-    def __init__(self, resolve: Resolve, *, hold_bytes: int = 8 << 20) -> None:
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        hold_bytes: int = 8 << 20,
+        row_limit_bytes: int = UNLIMITED_BYTES,
+    ) -> None:
         self._resolve = resolve
         self._hold_bytes = hold_bytes
+        self._row_limit_bytes = row_limit_bytes
+        self._refused: dict[TableId, TableError] = {}
         self._position = ZERO
         self._known: dict[int, _Known] = {}
         self._open: Transaction | None = None
         self._last_lsn = -1
-        self._held: list[tuple[bytes, Ints]] = []
+        self._held: list[tuple[bytes | memoryview, Ints]] = []
         self._held_bytes = 0
         self._is_stale = False
 
@@ -82,6 +93,11 @@ class StreamDecoder:
     def position(self) -> Lsn:
         """Every captured change of transactions that commit below it has been given."""
         return self._position
+
+    @property
+    def is_open(self) -> bool:
+        """Whether part of a transaction has been given, and its end has not."""
+        return self._open is not None
 
     def resolve_again(self) -> None:
         """Ask anew for the tables of all relations: others may be captured now.
@@ -113,8 +129,10 @@ class StreamDecoder:
         types = np.frombuffer(buffer, np.uint8)[starts]
         whole = self._whole_messages(types)
         chunks = []
-        if whole:
-            self._hold(buffer, starts[:whole], ends[:whole])
+        if whole and not self._held:
+            chunks += self._decode_all(buffer, starts[:whole], ends[:whole])
+        elif whole:
+            self._hold(memoryview(buffer), starts[:whole], ends[:whole])
             chunks += self._release()
         if whole < len(starts):
             self._hold(buffer, starts[whole:], ends[whole:])
@@ -131,9 +149,14 @@ class StreamDecoder:
             return after
         return len(types)  # what follows, if anything, belongs to no transaction
 
-    def _hold(self, buffer: bytes, starts: Ints, ends: Ints) -> None:
-        """Keep a stretch of the buffer with messages and what lies between them."""
+    def _hold(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
+        """Keep a stretch of the buffer with messages and what lies between them.
+
+        A copy of it, but of a view: that is for what is released at once.
+        """
         first, last = int(starts[0]), int(ends[-1])
+        if 2 * (last - first) > len(buffer):  # a copy would be all but as large
+            first, last = 0, len(buffer)
         piece = buffer[first:last]
         self._held.append((piece, np.stack((starts, ends)) - first))
         self._held_bytes += len(piece)
@@ -141,15 +164,17 @@ class StreamDecoder:
     def _release(self) -> list[Chunk]:
         """Decode all that is held."""
         pieces, self._held, self._held_bytes = self._held, [], 0
-        buffer = pieces[0][0] if len(pieces) == 1 else b"".join(p for p, _ in pieces)
-        if len(buffer) >= _MAX_FEED_BYTES:
-            msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
-            raise ProtocolError(msg)
         shifts = np.cumsum([0, *(len(p) for p, _ in pieces[:-1])])
         ranges = np.concatenate(
             [r + shift for (_, r), shift in zip(pieces, shifts, strict=True)], axis=1
         )
-        chunk = self._decode(read_messages(buffer, ranges[0], ranges[1]))
+        return self._decode_all(b"".join(p for p, _ in pieces), ranges[0], ranges[1])
+
+    def _decode_all(self, buffer: bytes, starts: Ints, ends: Ints) -> list[Chunk]:
+        if len(buffer) >= _MAX_FEED_BYTES:
+            msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
+            raise ProtocolError(msg)
+        chunk = self._decode(read_messages(buffer, starts, ends))
         return [] if chunk is None else [chunk]
 
     def _decode(self, messages: Messages) -> Chunk | None:
@@ -186,8 +211,9 @@ class StreamDecoder:
             )
         if len(transactions.end_lsns):
             self._position = max(self._position, Lsn(int(transactions.end_lsns.max())))
-        elif not batches:
+        elif not (batches or self._refused):
             return None
+        refused, self._refused = tuple(self._refused.values()), {}
         with_changes = np.flatnonzero(captured > 0)
         ended = transactions.ended[captured[transactions.ended] > 0]
         first = Lsn(int(transactions.commit_lsns[with_changes[0]])) if len(with_changes) else None
@@ -198,6 +224,7 @@ class StreamDecoder:
             first_lsn=first,
             commit_times=transactions.commit_times[ended],
             nbytes=sum(b.nbytes for b in batches),
+            refused=refused,
         )
 
     def _find(self, messages: Messages, counts: Ints) -> Iterator[_Found]:
@@ -237,11 +264,30 @@ class StreamDecoder:
             if known.table is None:
                 continue
             counts[rows] = 1
-            yield _with_truncates(known.relation, known.table, rows, truncated.pop(oid, []))
+            taken = self._small_enough(messages, known.relation, known.table, rows)
+            truncates = truncated.pop(oid, [])
+            if len(taken) or truncates:
+                yield _with_truncates(known.relation, known.table, taken, truncates)
         for oid, places in truncated.items():
             known = self._known[oid]
             assert known.table is not None
             yield _with_truncates(known.relation, known.table, at[:0], places)
+
+    def _small_enough(
+        self, messages: Messages, relation: Relation, table: Table, rows: Ints
+    ) -> Ints:
+        """Leave out the changes that are too large, and note that."""
+        limit = self._row_limit_bytes
+        large = np.flatnonzero(messages.ends[rows] - messages.starts[rows] > limit)
+        if len(large) == 0:
+            return rows
+        captured = {c.name for c in table.columns}
+        is_sent = [c.name in captured for c in relation.columns]
+        sizes = [captured_bytes(messages, int(rows[i]), is_sent) for i in large]
+        over = [i for i, size in zip(large, sizes, strict=True) if size > limit]
+        if over:
+            self._refused.setdefault(table.id, row_too_large(table.id, max(sizes), limit))
+        return np.delete(rows, over)
 
     def _find_truncates(
         self, messages: Messages, at: list[int], counts: Ints

@@ -68,6 +68,9 @@ class Metrics:
         self._decode = self._counter("decode_seconds", "Time spent on decoding.")
         self._restarts = self._counter("restarts", "Times a source started anew.", "reason")
         self._raw = self._counter("raw_values", "Values kept as text in _cdc_raw.", "table")
+        self._joined = self._counter("joined_files", "Small files that maintenance joined.")
+        self._removed = self._counter("removed_files", "Files that maintenance removed.")
+        self._not_maintained = self._counter("maintenance_failures", "Looks that failed.")
         self._commit = Histogram(
             "ingestd_epoch_commit_seconds",
             "Time from closing an epoch until it is durable.",
@@ -82,6 +85,7 @@ class Metrics:
         self._source_state = self._gauge("source_state", "1 for the present state.", "state")
         self._progress = self._gauge("snapshot_progress_ratio", "Part of a table read.", "table")
         self._eta = self._gauge("snapshot_eta_seconds", "Time until a table is read.", "table")
+        self._small = self._gauge("small_files", "Files of a table to be joined.", "table")
 
     # --- positions ---
 
@@ -132,6 +136,22 @@ class Metrics:
         self._transactions.labels(source).inc(transactions)
         self._commit.labels(source).observe(commit_seconds)
         self._freshness.observe(source, ages_s)
+
+    def small_file_added(self, source: str, table: str) -> None:
+        """Count a file that an epoch added, as small until maintenance has looked at it."""
+        self._small.labels(source, table).inc()
+
+    def small_files(self, source: str, table: str, count: int) -> None:
+        """Take how many files of a table are below a quarter of the target size."""
+        self._small.labels(source, table).set(count)
+
+    def maintained(
+        self, source: str, *, joined_files: int, removed_files: int, has_failed: bool
+    ) -> None:
+        """Count what maintenance did in one look at the lake."""
+        self._joined.labels(source).inc(joined_files)
+        self._removed.labels(source).inc(removed_files)
+        self._not_maintained.labels(source).inc(int(has_failed))
 
     # --- states ---
 

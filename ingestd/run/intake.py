@@ -133,6 +133,9 @@ class Intake:
 
     async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append what the stream brought."""
+        for error in chunk.refused:
+            if self._book.is_captured(error.table):
+                await self.stop_table(epoch, error)
         for name in chunk.left_out:
             table = self._book.leave_out(name)
             if table is not None:  # before anything beyond the gap can be confirmed

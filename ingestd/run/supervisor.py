@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ingestd.errors import IngestdError, TransientError
 from ingestd.observe.status import SourceState
@@ -36,6 +37,15 @@ class Supervised:
     make_pipeline: Callable[[], Pipeline]
     watch: Watch
     references: References | None = None
+    maintainer: Beside | None = None
+
+
+class Beside(Protocol):
+    """What runs beside a pipeline until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run until cancelled; nothing of it goes on then."""
+        ...
 
 
 class Supervisor:
@@ -59,8 +69,11 @@ class Supervisor:
             for name, source in self._sources.items():
                 group.create_task(self._keep(name, source, stop), name=f"source {name}")
                 if source.references is not None:
-                    beside = self._keep_references(source.references, source.watch, stop)
+                    beside = self._keep_beside(source.references, source.watch, stop)
                     group.create_task(beside, name=f"references of {name}")
+                if source.maintainer is not None:
+                    beside = self._keep_beside(source.maintainer, source.watch, stop)
+                    group.create_task(beside, name=f"maintenance of {name}")
 
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
@@ -116,12 +129,10 @@ class Supervisor:
             await _wait(stop, delay_s)
         source.watch.enter(SourceState.CLOSED)
 
-    async def _keep_references(
-        self, references: References, watch: Watch, stop: asyncio.Event
-    ) -> None:
-        """Their faults are each table's own: what ends them all is none of these, and is logged."""
+    async def _keep_beside(self, beside: Beside, watch: Watch, stop: asyncio.Event) -> None:
+        """Its faults are each table's own: what ends it all is none of these, and is logged."""
         while not stop.is_set():
-            error = await _until_stop(references, stop)
+            error = await _until_stop(beside, stop)
             if error is None:
                 return
             while isinstance(error, BaseExceptionGroup):
@@ -146,9 +157,9 @@ class Supervisor:
         return None
 
 
-async def _until_stop(references: References, stop: asyncio.Event) -> BaseException | None:
-    """Run them until `stop` is set or they end by themselves; give what they ended with."""
-    running = asyncio.create_task(references.run())
+async def _until_stop(beside: Beside, stop: asyncio.Event) -> BaseException | None:
+    """Run it until `stop` is set or it ends by itself; give what it ended with."""
+    running = asyncio.create_task(beside.run())
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)

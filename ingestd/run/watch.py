@@ -57,6 +57,8 @@ class Watch:
         """Tables that are not streamed: others tell of them."""
         self.listeners: list[Callable[[], None]] = []
         """Called when the source's state, a table's, or what is durable has changed."""
+        self.epoch_listeners: list[Callable[[CommittedEpoch], None]] = []
+        """Called with each epoch that has become durable."""
         metrics.source_state(self.source, status.state)
 
     # --- the source --------------------------------------------------------------------------
@@ -339,6 +341,8 @@ class Watch:
             tables=len(rows),
             seconds=round(commit_seconds, 3),
         )
+        for listener in self.epoch_listeners:
+            listener(committed)
         self._tell()
 
     def _raw_values(self, table: TableId, tally: Tally) -> None:

@@ -4,67 +4,54 @@ Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers". Facts ab
 that shape this (all measured): a commit with ``max_commit_retries=0`` goes to the version after the
 one that the handle has read, or fails; an error may be raised although the commit went through;
 repeated or lower app transaction versions are not refused; a write transaction neither checks nor
-changes the schema, nor moves the handle; a handle slows down with the commits it has followed.
+changes the schema, nor moves the handle; a handle slows down with the commits it has followed, and
+every commit by it lists `_delta_log` several times (1.7 us a file: 50 ms at version 3000).
+
+So where the store can put a new file or refuse (`Store.puts_new`), appends are written here,
+without a handle: what they cost does not depend on how long the log is. A handle is opened for
+reading and for changes of schema and properties; checkpoints are made by one of their own, beside
+the commits.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from ingestd.errors import OperatorError
+from ingestd.errors import IngestdError, OperatorError
 from ingestd.ports import Fragment
+from ingestd.sink.commit_actions import (
+    RESUME,
+    TOKEN,
+    Interposed,
+    commit_text,
+    judge,
+    resume_in,
+)
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
 
 CHECKPOINT_INTERVAL = 20
 """A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
 20; the checkpoints themselves are included."""
+CHECKPOINT_EVERY = 100
+"""The same where appends need no handle: only who opens the table reads the commits since."""
 REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when others without data (OPTIMIZE) come between."""
 
-_TOKEN = "ingestdCommit"  # noqa: S105 - a key in commitInfo
-_RESUME = "ingestdResume"
-"""Beside it: where the capture goes on once this commit is durable."""
 _RESUMES = "ingestd.resumes"
 """Table property: its commits have such texts. No others need be opened to look for one."""
+_PLAIN_WRITER = 2
+_PLAIN_FEATURES = {"appendOnly", "invariants", "timestampNtz"}
+"""Writer version and features that ask nothing of a commit which only adds files."""
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-
-
-class Interposed(Enum):
-    """What a commit that is not the expected one turns out to be."""
-
-    OURS = auto()
-    WITHOUT_DATA = auto()
-    FOREIGN = auto()
-
-
-def judge(commit_json: str, token: str) -> Interposed:
-    """Tell from the actions of a commit whose it is and whether it changed data."""
-    actions = _actions(commit_json)
-    if any(a.get("commitInfo", {}).get(_TOKEN) == token for a in actions):
-        return Interposed.OURS
-    for action in actions:
-        changes = any(action[k].get("dataChange", True) for k in ("add", "remove") if k in action)
-        writes = action.get("txn", {}).get("appId", "").startswith("ingestd/")
-        stamped = _TOKEN in action.get("commitInfo", {})
-        if changes or writes or stamped:
-            return Interposed.FOREIGN
-    return Interposed.WITHOUT_DATA
-
-
-def _actions(commit_json: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in commit_json.splitlines() if line.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +62,46 @@ class Creation:
     configuration: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What of a version has to be known to append to it."""
+
+    schema: pa.Schema
+    configuration: Mapping[str, str]
+    is_plain: bool
+
+
+Work = Callable[[], None]
+
+
+def _at_once(work: Work) -> None:
+    work()
+
+
 class AppendLog:
     """The table in `folder` of `store`. All calls block; one at a time, from any thread.
 
     `app_id`: the Delta app transaction its commits carry. Raises what `storage_fault` makes of an
     error, and OperatorError when another writer appended.
+
+    `later`: runs what need not be waited for (checkpoints), in order, in whatever thread; what it
+    raises is raised by the next append.
     """
 
-    def __init__(self, store: Store, folder: str, app_id: str) -> None:
+    def __init__(
+        self, store: Store, folder: str, app_id: str, later: Callable[[Work], None] = _at_once
+    ) -> None:
         self.store = store
         self.folder = folder
         self.app_id = app_id
+        self._later = later
         self._table: DeltaTable | None = None
+        self._state: _State | None = None
+        self._app_version: int | None = None
+        self._knows_app_version = False
         self._version = -1
         self._commits = 0
+        self._fault: IngestdError | None = None
 
     @property
     def uri(self) -> str:
@@ -98,7 +111,7 @@ class AppendLog:
     @property
     def exists(self) -> bool:
         """Whether `load` found it or a commit made it."""
-        return self._table is not None
+        return self._state is not None
 
     @property
     def version(self) -> int:
@@ -107,28 +120,72 @@ class AppendLog:
 
     @property
     def handle(self) -> DeltaTable:
-        """Deltalake's handle, at `version`."""
-        assert self._table is not None, f"{self.uri} does not exist"
+        """Deltalake's handle, at `version`; opened anew after appends.
+
+        At that version even if there are later ones, which nobody has judged yet (I5).
+        """
+        assert self._state is not None, f"{self.uri} does not exist"
+        if self._table is None:
+            self._table = self._present(self._version)
         return self._table
 
     def load(self) -> None:
         """Read the newest version."""
-        try:
-            self._table = DeltaTable(self.uri, storage_options=self.store.storage_options)
-        except TableNotFoundError:
-            self._table = None
-        except (DeltaError, OSError) as error:
-            raise storage_fault(error, self.uri) from error
+        self._table = self._open()
         self._version = -1 if self._table is None else self._table.version()
         self._commits = 0
+        self._read_state()
+
+    def _open(self, version: int | None = None) -> DeltaTable | None:
+        """Give a handle at that version or the newest, None if there is no table."""
+        options = self.store.storage_options
+        try:
+            return DeltaTable(self.uri, version=version, storage_options=options)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise storage_fault(error, self.uri) from error
+
+    def _present(self, version: int | None = None) -> DeltaTable:
+        table = self._open(version)
+        if table is None:
+            raise storage_fault(FileNotFoundError("the table is gone"), self.uri)
+        return table
+
+    def _read_state(self) -> None:
+        self._knows_app_version = False
+        table = self._table
+        if table is None:
+            self._state = None
+            return
+        with storage_faults(self.uri):
+            self._state = _State(
+                pa.schema(table.schema().to_arrow()),
+                dict(table.metadata().configuration),
+                _is_plain(table),
+            )
 
     def schema(self) -> pa.Schema | None:
         """Arrow schema, None if there is no table."""
-        return None if self._table is None else pa.schema(self._table.schema().to_arrow())
+        return None if self._state is None else self._state.schema
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether commits which add and remove files need nothing that we do not know of."""
+        return self._state is not None and self._state.is_plain
 
     def app_version(self) -> int | None:
-        """Version of the app transaction: the watermark."""
-        return None if self._table is None else self._table.transaction_version(self.app_id)
+        """Version of the app transaction: the watermark.
+
+        Looked up when asked for: a store is asked for each commit since the checkpoint.
+        """
+        if self._state is None:
+            return None
+        if not self._knows_app_version:
+            with storage_faults(self.uri):
+                self._app_version = self.handle.transaction_version(self.app_id)
+            self._knows_app_version = True
+        return self._app_version
 
     def resume(self) -> str:
         """Read the text that the newest commit of ours carries; empty if it has none.
@@ -141,15 +198,14 @@ class AppendLog:
         for number in range(self._version, -1, -1):
             if self.store.size(self._log_file(number)) is None:
                 return ""
-            actions = _actions(self._commit_json(number))
-            if any(a.get("txn", {}).get("appId") == self.app_id for a in actions):
-                found = (a.get("commitInfo", {}).get(_RESUME) for a in actions)
-                return next((text for text in found if text), "")
+            found = resume_in(self._commit_json(number), self.app_id)
+            if found is not None:
+                return found
         return ""
 
     def configuration(self) -> dict[str, str]:
         """Table properties."""
-        return {} if self._table is None else dict(self._table.metadata().configuration)
+        return {} if self._state is None else dict(self._state.configuration)
 
     def create(
         self,
@@ -163,7 +219,7 @@ class AppendLog:
         schema = Schema.from_arrow(creation.schema)
 
         def attempt(token: str) -> None:
-            if self._table is not None:
+            if self.exists:
                 self._append(fragments, token, app_version, resume)
                 return
             self.store.make_folder(self.folder)
@@ -219,7 +275,80 @@ class AppendLog:
         `resume`: what `resume` reads back, empty for none; only with the app transaction, and
         after `expect_resumes`.
         """
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        if self.store.puts_new and self._state is not None and self._state.is_plain:
+            return self._put(fragments, app_version, resume)
         return self._commit(lambda token: self._append(fragments, token, app_version, resume))
+
+    # --- appends without a handle -----------------------------------------------------------
+
+    def _put(self, fragments: Sequence[Fragment], app_version: int | None, resume: str) -> int:
+        token = uuid.uuid4().hex
+        content = commit_text(fragments, self._stamps(token, resume), self._carried(app_version))
+        for _ in range(ATTEMPTS):
+            failure: OSError | None = None
+            try:
+                is_ours = self.store.put_new(self._log_file(self._version + 1), content)
+            except OSError as error:
+                is_ours, failure = False, error
+            if is_ours:
+                self._version += 1
+                committed: int | None = self._version
+            else:
+                committed = self._look_on(token)
+            if committed is not None:
+                # Its content is durable since before it was there.
+                with storage_faults(self.uri):
+                    self.store.sync(f"{self.folder}/_delta_log", [])
+                return self._done(committed, app_version)
+            if failure is not None:
+                raise storage_fault(failure, self.uri) from failure
+        raise self._outrun()
+
+    def _done(self, committed: int, app_version: int | None) -> int:
+        self._table = None
+        if app_version is not None:
+            self._app_version, self._knows_app_version = app_version, True
+        if (committed + 1) % CHECKPOINT_EVERY == 0:
+            self._later(self._checkpoint_or_note)
+        return committed
+
+    def _look_on(self, token: str) -> int | None:
+        """Read the commits that came between, without listing; give our own if it is there."""
+        ours: int | None = None
+        is_changed = False
+        while self.store.size(self._log_file(self._version + 1)) is not None:
+            text = self._commit_json(self._version + 1)
+            if self._pass(self._version + 1, judge(text, token)) is Interposed.OURS:
+                ours = self._version + 1
+            self._version += 1
+            is_changed |= '"metaData"' in text or '"protocol"' in text  # perhaps: then for nothing
+        if is_changed:
+            self._table = None
+            _ = self.handle  # at the last one that was judged
+            self._read_state()
+        return ours
+
+    def _checkpoint_or_note(self) -> None:
+        try:
+            self.checkpoint()
+        except IngestdError as error:
+            self._fault = error
+        except BaseException as error:  # noqa: BLE001 - a panic of deltalake's is no Exception
+            self._fault = OperatorError(f"lake table {self.uri}: no checkpoint: {error!r}")
+
+    def checkpoint(self) -> None:
+        """Make the newest version one that is read without the commits before it."""
+        log = f"{self.folder}/_delta_log"
+        with storage_faults(self.uri):
+            table = self._present()
+            table.create_checkpoint()
+            name = f"{table.version():020}.checkpoint.parquet"
+            self.store.sync(log, [name, "_last_checkpoint"])
+
+    # --- commits by deltalake ---------------------------------------------------------------
 
     def _append(
         self, fragments: Sequence[Fragment], token: str, app_version: int | None, resume: str
@@ -236,17 +365,25 @@ class AppendLog:
         self, token: str, app_version: int | None, resume: str = ""
     ) -> CommitProperties:
         # No last_updated: with it, log cleanup may forget the transaction (I3).
-        carried = None if app_version is None else [Transaction(self.app_id, app_version)]
-        stamps = {_TOKEN: token}
-        if resume:
-            stamps[_RESUME] = resume
+        carried = [Transaction(*each) for each in self._carried(app_version)]
         return CommitProperties(
-            custom_metadata=stamps, max_commit_retries=0, app_transactions=carried
+            custom_metadata=dict(self._stamps(token, resume)),
+            max_commit_retries=0,
+            app_transactions=carried or None,
         )
+
+    def _carried(self, app_version: int | None) -> list[tuple[str, int]]:
+        return [] if app_version is None else [(self.app_id, app_version)]
+
+    @staticmethod
+    def _stamps(token: str, resume: str) -> dict[str, str]:
+        return {TOKEN: token, RESUME: resume} if resume else {TOKEN: token}
 
     def _commit(self, attempt: Callable[[str], None]) -> int:
         token = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
+            if self.exists:
+                _ = self.handle  # at this version
             expected = self._version + 1
             failure: DeltaError | OSError | None = None
             try:
@@ -260,10 +397,13 @@ class AppendLog:
             if failure is None or self._version < expected:
                 # Nothing came between: the failure is the storage's own.
                 raise storage_fault(failure or OSError("commit not found"), self.uri) from failure
-        raise OperatorError(
+        raise self._outrun() from failure
+
+    def _outrun(self) -> OperatorError:
+        return OperatorError(
             f"lake table {self.uri}: {ATTEMPTS} commits in a row found another commit in between",
             remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
-        ) from failure
+        )
 
     def _follow(self, expected: int, token: str, failure: Exception | None) -> int | None:
         """Read what there is now; give the version of our commit if it is there."""
@@ -272,25 +412,32 @@ class AppendLog:
         for version in range(expected, self._version + 1):
             if failure is None and version == expected == self._version:
                 return version  # compare-and-swap: it can't be another's
-            verdict = judge(self._commit_json(version), token)
-            if verdict is Interposed.FOREIGN:
-                raise OperatorError(
-                    f"lake table {self.uri}: another writer appended version {version}",
-                    remedy="stop the other daemon or job that writes there, or give this source"
-                    " another name or lake; only one may write a raw table",
-                ) from failure
-            if verdict is Interposed.OURS:
+            if self._pass(version, judge(self._commit_json(version), token)) is Interposed.OURS:
                 ours = version
         return ours
 
+    def _pass(self, version: int, verdict: Interposed) -> Interposed:
+        """Refuse a commit of another writer; make one without data durable, as ours follow it."""
+        if verdict is Interposed.FOREIGN:
+            raise OperatorError(
+                f"lake table {self.uri}: another writer appended version {version}",
+                remedy="stop the other daemon or job that writes there, or give this source"
+                " another name or lake; only one may write a raw table",
+            )
+        if verdict is Interposed.WITHOUT_DATA:
+            self._sync(version)
+        return verdict
+
     def _refresh(self, *, anew: bool) -> None:
         self._commits += 1
-        if self._table is None or anew or self._commits >= REOPEN_EVERY:
+        has_checkpoint = (self._version + 1) % CHECKPOINT_INTERVAL == 0  # nothing else to read then
+        if self._table is None or anew or has_checkpoint or self._commits >= REOPEN_EVERY:
             self.load()
             return
         with storage_faults(self.uri):
             self._table.update_incremental()
         self._version = self._table.version()
+        self._read_state()
 
     def _commit_json(self, version: int) -> str:
         with storage_faults(self.uri), self.store.open(self._log_file(version)) as file:
@@ -309,6 +456,8 @@ class AppendLog:
 
     def _sync(self, version: int) -> None:
         """Make the log durable, up to this commit (I1)."""
+        if not self.store.syncs:
+            return  # to look which of the files there are would cost a store six requests
         log = f"{self.folder}/_delta_log"
         commit, checkpoint = f"{version:020}.json", f"{version:020}.checkpoint.parquet"
         with storage_faults(self.uri):
@@ -320,6 +469,14 @@ class AppendLog:
                 self.store.sync(self.folder, [])
 
 
+def _is_plain(table: DeltaTable) -> bool:
+    """Whether a commit that adds files needs nothing that this module does not know of."""
+    protocol = table.protocol()
+    if protocol.min_writer_version <= _PLAIN_WRITER:
+        return True
+    return set(protocol.writer_features or ["?"]) <= _PLAIN_FEATURES
+
+
 def _add(fragment: Fragment) -> AddAction:
     return AddAction(
         path=fragment.path,
@@ -329,8 +486,3 @@ def _add(fragment: Fragment) -> AddAction:
         data_change=True,
         stats=fragment.stats_json,
     )
-
-
-def parse_statistics(statistics: str | None) -> dict[str, Any]:
-    """Read a file's statistics JSON; empty if it has none."""
-    return dict(json.loads(statistics)) if statistics else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingestd.sink.append_log import AppendLog, parse_statistics
+from ingestd.sink.append_log import AppendLog
+from ingestd.sink.commit_actions import actions_of, parse_statistics
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.read import list_files
 from ingestd.sink.store import Store
@@ -38,14 +38,16 @@ class CommitTail:
         self._kept = list(files)
 
     def files(self) -> list[File] | None:
-        """Give what was added since; None if a file of before is there no more."""
+        """Give what was added since; None if the log, or a file of before, is there no more."""
         with storage_faults(self._store.uri(self._folder)):
+            if self._store.size(commit_path(self._folder, self._version)) is None:
+                return None
             while self._store.size(commit_path(self._folder, self._version + 1)) is not None:
                 with self._store.open(commit_path(self._folder, self._version + 1)) as log:
                     text = bytes(log.read()).decode()
                 self._version += 1
-                for line in filter(None, text.splitlines()):
-                    add = json.loads(line).get("add")
+                for action in actions_of(text):
+                    add = action.get("add")
                     if add is not None and add.get("dataChange", True):
                         self._kept.append((add["path"], parse_statistics(add.get("stats"))))
             paths = [f"{self._folder}/{path}" for path, _ in self._kept]

@@ -38,20 +38,30 @@ _REMEDIES = {
     errno.EROFS: ("the file system is read-only", "remount it, or set `lake.uri` elsewhere"),
     errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
 }
-_STORAGE_PASSES = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE})
+_ERRNO_PASSES = frozenset(
+    {
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE),
+        *(errno.EHOSTUNREACH, errno.ENETUNREACH),
+    }
+)
+_ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
+"""What an S3 store says, at the end of a text that begins with the request."""
 
 
 def storage_fault(error: Exception, uri: str) -> IngestdError:
     """Classify what deltalake, pyarrow or the system raised about `uri`."""
     text = str(error)
-    told = _OS_ERROR.search(text)
-    number = int(told[1]) if told else getattr(error, "errno", None)
+    system = _OS_ERROR.search(text)
+    number = int(system[1]) if system else getattr(error, "errno", None)
     if number in _REMEDIES:
         cause, remedy = _REMEDIES[number]
         return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
-    said = " ".join(_DECORATION.sub(" ", text).split())[:300] or type(error).__name__
+    answer = _ANSWER.search(text)
+    told = ": ".join(filter(None, answer.groups())) if answer else text
+    said = " ".join(_DECORATION.sub(" ", told).split())[:300] or type(error).__name__
     passes = number is None and _PASSES.search(text) and not _STAYS.search(text)
-    if number in _STORAGE_PASSES or passes:
+    if number in _ERRNO_PASSES or passes:
         return TransientError(f"lake {uri}: {said}", reason="storage")
     return OperatorError(
         f"lake {uri}: {said}",

@@ -11,6 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestd.allocation import trim
 from ingestd.changes import (
     EPOCH_FIELD,
     CommittedEpoch,
@@ -22,10 +23,15 @@ from ingestd.errors import IngestdError, TransientError
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
-from ingestd.sink.fragments import FragmentSink, FragmentWriter
+from ingestd.sink.fragments import FragmentSink, FragmentWriter, held_bytes
 from ingestd.sink.jobs import Jobs, together
 from ingestd.sink.raw import RawTable, statistics_columns
 from ingestd.sink.store import Store
+
+_CHECKS = 16
+"""How often the budget is looked at while as much as it comes: with many tables that takes time."""
+_FOOTERS = 2
+"""One part in so many of the budget is for the footers of open files, on top of it."""
 
 
 class OwningLake(Protocol):
@@ -76,6 +82,7 @@ class DeltaEpochWriter:
         self._previous = previous
         self._parts: dict[TableId, _Part] = {}
         self._taken: dict[TableId, int] = {}
+        self._unchecked_bytes = 0
         self._over = asyncio.Event()
         self.is_committing = False
         self.is_committed = False
@@ -113,7 +120,11 @@ class DeltaEpochWriter:
         if batch.resume is not None:
             part.resume = batch.resume
         part.sink.add(rows)
-        await self._spill()
+        self._unchecked_bytes += held_bytes(rows)
+        if self._unchecked_bytes > self._lake.buffer_bytes // _CHECKS:
+            self._unchecked_bytes = 0
+            await self._spill()
+            await self._close_files()
 
     async def discard(self, table: TableId) -> None:
         """Forget the table's rows of this epoch."""
@@ -167,11 +178,28 @@ class DeltaEpochWriter:
         """Write the largest tables' rows until half of the budget is free."""
         if self._waiting_bytes() <= self._lake.buffer_bytes:
             return
-        while self._waiting_bytes() > self._lake.buffer_bytes // 2:
+        while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
             largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
             await largest.sink.spill()
+        await asyncio.to_thread(trim)  # not behind what is being committed
+
+    async def _close_files(self) -> None:
+        """Close files while all of them together keep too much for their footers.
+
+        A transaction over many tables is written in small row groups.
+        """
+        limit_bytes = self._lake.buffer_bytes // _FOOTERS
+        while sum(part.sink.footer_bytes for part in self._parts.values()) > limit_bytes:
+            largest = max(self._parts.values(), key=lambda part: part.sink.footer_bytes)
+            await largest.sink.close_file()
 
     def _waiting_bytes(self) -> int:
+        """Of this epoch and of the one that is being committed."""
+        previous = self._previous
+        before = 0 if previous is None or previous.is_over else previous._own_waiting_bytes()  # noqa: SLF001
+        return before + self._own_waiting_bytes()
+
+    def _own_waiting_bytes(self) -> int:
         return sum(part.sink.waiting_bytes for part in self._parts.values())
 
     # --- committing -------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,15 +19,25 @@ from ingestd.sink.jobs import Jobs
 from ingestd.sink.statistics import file_statistics
 from ingestd.sink.store import Store
 
+T = TypeVar("T")
+
 FILE_BYTES = 128 << 20
 """A file is closed when it exceeds this."""
 ROW_GROUP_ROWS = 1 << 20
 ROW_GROUP_BYTES = 16 << 20
 """Arrow bytes that are worth a row group: encoded while more rows come, not only at the end."""
 
+_COLUMN_CHUNK_BYTES = 2700
+"""What a file that is open keeps in memory for each column of each row group, for its footer."""
+_BATCH_COLUMN_BYTES = 1 << 10
+"""What a column of a batch takes beside its values: objects, and buffers that are rounded up."""
+
 _SAMPLE_ROWS = 4096
 _DISTINCT_SHARE = 0.2
 """A dictionary pays for a text column when at most this share of a sample's values differ."""
+
+_LONG_BYTES = 1 << 10
+"""Values of this length on average get no dictionary."""
 
 _CONSTANT = frozenset({"_cdc_op", "_cdc_lsn", "_cdc_xid", "_cdc_ts", "_cdc_epoch"})
 """Few different values by nature."""
@@ -48,13 +58,15 @@ class FragmentWriter:
 
     `folder` is the table's, in `store`. `statistics` names the columns that get bounds. A file
     holds rows of one schema; its columns may be fewer than the table's: Delta readers fill the
-    rest with null. Raises what `storage_fault` makes of an error.
+    rest with null. `footer_bytes`: about what the open file keeps in memory. Raises what
+    `storage_fault` makes of an error.
     """
 
     store: Store
     folder: str
     statistics: Sequence[str]
     file_bytes: int = FILE_BYTES
+    footer_bytes: int = 0
     _open: _OpenFile | None = None
     _done: list[Fragment] = field(default_factory=list)
     _made: list[str] = field(default_factory=list)
@@ -65,9 +77,17 @@ class FragmentWriter:
             for table in tables:
                 self._write(table)
 
-    def finish(self) -> list[Fragment]:
-        """Close the last file, make all of them durable and give them."""
+    def close_file(self) -> None:
+        """Close the file that is open, if any; what follows goes to a new one."""
         with storage_faults(self.store.uri(self.folder)):
+            if self._open is not None:
+                self._close()
+
+    def finish(self, tables: Iterable[pa.Table] = ()) -> list[Fragment]:
+        """Write these, close the last file, make all of them durable and give them."""
+        with storage_faults(self.store.uri(self.folder)):
+            for table in tables:
+                self._write(table)
             if self._open is not None:
                 self._close()
             if self._done:
@@ -94,6 +114,8 @@ class FragmentWriter:
         if self._open is None:
             self._open = self._create(table)
         self._open.writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        row_groups = -(-table.num_rows // ROW_GROUP_ROWS)
+        self.footer_bytes += row_groups * table.num_columns * _COLUMN_CHUNK_BYTES
         if self._open.sink.tell() > self.file_bytes:
             self._close()
 
@@ -119,7 +141,7 @@ class FragmentWriter:
     def _close(self) -> None:
         file = self._open
         assert file is not None
-        self._open = None
+        self._open, self.footer_bytes = None, 0
         file.writer.close()
         size = file.sink.tell()
         file.sink.close()
@@ -144,6 +166,8 @@ def dictionary_columns(table: pa.Table) -> list[str]:
             pa.types.is_string(column.type) or pa.types.is_binary(column.type)
         ):
             continue
+        if column.nbytes > _LONG_BYTES * sample.num_rows:
+            continue  # and looking at all of them would take as much again
         if pc.count_distinct(column).as_py() <= _DISTINCT_SHARE * sample.num_rows:
             chosen.append(name)
     return chosen
@@ -175,9 +199,10 @@ class FragmentSink:
         """
         self._refuse_if_over()
         if rows.num_rows:
+            nbytes = held_bytes(rows)
             self._waiting.append(rows)
-            self.waiting_bytes += rows.nbytes
-            self._queued_bytes += rows.nbytes
+            self.waiting_bytes += nbytes
+            self._queued_bytes += nbytes
             self.rows += rows.num_rows
         if self._ahead is not None and self._ahead.done():
             ahead, self._ahead = self._ahead, None
@@ -198,12 +223,26 @@ class FragmentSink:
             await ahead
         await self._write()
 
+    @property
+    def footer_bytes(self) -> int:
+        """About what its open file keeps in memory."""
+        return self._writer.footer_bytes
+
+    async def close_file(self) -> None:
+        """Close the file that is open: what is kept for its footer goes."""
+        await self._jobs.run(self._writer.close_file)
+
     async def finish(self) -> Sequence[Fragment]:
-        """Make all fragments durable and give them."""
+        """Make all fragments durable and give them.
+
+        In one piece of work: of many tables, few have a file open at a time.
+        """
         self._refuse_if_over()
         self._is_over = True
-        await self.spill()
-        return await self._jobs.run(self._writer.finish)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            await ahead
+        return await self._write_by(self._writer.finish)
 
     async def abort(self) -> None:
         """Remove what was written."""
@@ -217,11 +256,14 @@ class FragmentSink:
         await self._jobs.run(self._writer.abort)
 
     async def _write(self) -> None:
+        if self._waiting:
+            await self._write_by(self._writer.write)
+
+    async def _write_by(self, write: Callable[[list[pa.Table]], T]) -> T:
         waiting, self._waiting = self._waiting, []
         nbytes, self._queued_bytes = self._queued_bytes, 0
         try:
-            if waiting:
-                await self._jobs.run(self._writer.write, _runs(waiting))
+            return await self._jobs.run(write, _runs(waiting))
         finally:
             self.waiting_bytes -= nbytes  # until then they are in memory
 
@@ -229,6 +271,13 @@ class FragmentSink:
         if self._is_over:
             msg = "the page sink is finished"
             raise RuntimeError(msg)
+
+
+def held_bytes(rows: pa.RecordBatch) -> int:
+    """Say about how much memory a batch takes, which of a few rows is far more than its values."""
+    nbytes: int = rows.nbytes
+    columns: int = rows.num_columns
+    return nbytes + _BATCH_COLUMN_BYTES * columns
 
 
 def _runs(batches: Sequence[pa.RecordBatch]) -> list[pa.Table]:

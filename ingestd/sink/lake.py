@@ -69,8 +69,9 @@ class DeltaLake:
         self.now = now
         self.before_commit = before_commit
         self.jobs = Jobs(at_once=WORKERS)
+        self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
         self._own_logs = tuple(
-            AppendLog(self.store, folder, self.layout.app_id())
+            AppendLog(self.store, folder, self.layout.app_id(), self._later)
             for folder in (self.layout.epochs, self.layout.tables)
         )
         self._epochs = EpochTable(self._own_logs[0], before_commit)
@@ -203,7 +204,8 @@ class DeltaLake:
     def raw_table(self, table: TableId) -> RawTable:
         """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
         if table not in self._raw:
-            log = AppendLog(self.store, self.layout.raw(table), self.layout.app_id(table))
+            folder, app_id = self.layout.raw(table), self.layout.app_id(table)
+            log = AppendLog(self.store, folder, app_id, self._later)
             self._raw[table] = RawTable(table, log)
         return self._raw[table]
 
@@ -231,6 +233,15 @@ class DeltaLake:
             if not writer.is_over:
                 await writer.abort()
         await self.jobs.settle()
+        await self.jobs.run(self._end_checkpoints)
+
+    def _later(self, checkpoint: Callable[[], None]) -> None:
+        self._checkpoints.submit(checkpoint)
+
+    def _end_checkpoints(self) -> None:
+        """Wait for the one that is written; the others only save readers time, and come again."""
+        self._checkpoints.shutdown(cancel_futures=True)
+        self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
 
     def _load(self) -> Committed:
         self._epochs.load()

@@ -6,6 +6,7 @@ Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpret
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.schema import TableId
-from ingestd.sink.append_log import parse_statistics
+from ingestd.sink.commit_actions import parse_statistics
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
@@ -117,8 +118,18 @@ def read_batches(
 
 def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
     """Give each file's path inside the table, its statistics (empty if it has none) and bytes."""
+    return [(path, statistics, size) for path, statistics, size, _ in list_actions(handle)]
+
+
+def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int]]:
+    """Give what `list_files` does, and when each file was written (ms)."""
     actions = pa.table(handle.get_add_actions()).to_pylist()
-    return [(a["path"], _statistics(a), a["size_bytes"]) for a in actions]
+    return [(a["path"], _statistics(a), a["size_bytes"], _milliseconds(a)) for a in actions]
+
+
+def _milliseconds(action: Mapping[str, Any]) -> int:
+    at = action["modification_time"]
+    return int(at.timestamp() * 1000) if isinstance(at, datetime) else int(at)
 
 
 def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:

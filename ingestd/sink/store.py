@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -17,6 +19,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from ingestd.errors import OperatorError
 from ingestd.sink.durable import Durability, Fsync, make_folder
+from ingestd.sink.faults import storage_faults
 
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
@@ -45,6 +48,18 @@ class Store(Protocol):
         """Open a new file for writing."""
         ...
 
+    @property
+    def puts_new(self) -> bool:
+        """Whether `put_new` is there."""
+        ...
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Write a file, whole or not at all; False if it was there already.
+
+        Its content is durable, its entry in the folder after `sync`.
+        """
+        ...
+
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for reading."""
         ...
@@ -65,8 +80,17 @@ class Store(Protocol):
         """Names of the files in a folder; empty if there is none."""
         ...
 
+    def written(self, path: str) -> dict[str, float]:
+        """When each of the files in a folder was last written (Unix seconds), by name."""
+        ...
+
     def remove_folder(self, path: str) -> None:
         """Remove a folder with all that is in it; nothing if there is none."""
+        ...
+
+    @property
+    def syncs(self) -> bool:
+        """Whether `sync` does anything: False where what is written is durable at once."""
         ...
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
@@ -94,6 +118,22 @@ class LocalStore:
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing."""
         return (self.root / path).open("xb")
+
+    puts_new = True
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Link a file of another name, that is whole and durable, to this one."""
+        target = self.root / path
+        made = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            made.write_bytes(content)
+            self._durability.file(made)
+            os.link(made, target)
+        except FileExistsError:
+            return False
+        finally:
+            made.unlink(missing_ok=True)
+        return True
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for reading."""
@@ -124,10 +164,22 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
+    def written(self, path: str) -> dict[str, float]:
+        """When each of the files in a folder was last written, by name."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                    if entry.is_file(follow_symlinks=False):
+                        found[entry.name] = entry.stat().st_mtime
+        return found
+
     def remove_folder(self, path: str) -> None:
         """Remove a folder."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.root / path)
+
+    syncs = True
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Fsync the files, then the folder."""
@@ -159,6 +211,12 @@ class ObjectStore:
         """Open a new object for writing; it appears when closed."""
         return io.BufferedWriter(_Upload(self._handler.open_output_stream(path)), 1 << 20)
 
+    puts_new = False
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Not by the file system that deltalake offers; its own commits can."""
+        raise NotImplementedError(path, len(content))
+
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading."""
         return self._files.open_input_file(path)
@@ -183,12 +241,20 @@ class ObjectStore:
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
+    def written(self, path: str) -> dict[str, float]:
+        """When each of the objects directly below a prefix was last written, by name."""
+        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        files = (info for info in found if info.type == pafs.FileType.File)
+        return {info.base_name: info.mtime_ns / 1e9 for info in files}
+
     def remove_folder(self, path: str) -> None:
         """Remove the objects below a prefix."""
         selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
         for info in self._files.get_file_info(selector):
             if info.type == pafs.FileType.File:
                 self._files.delete_file(info.path)
+
+    syncs = False
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Do nothing: what was put is durable."""
@@ -219,16 +285,36 @@ class _Upload(io.RawIOBase):
             self._stream.close()  # type: ignore[attr-defined] # missing in deltalake's stub
 
 
+_OVERWRITING = {
+    "allow_unsafe_rename": ("true", "1", "yes", "on"),
+    "conditional_put": ("disabled",),
+}
+"""Options (of `AWS_...`) and their values."""
+
+
+def _refuse_overwriting(uri: str, options: Mapping[str, str]) -> None:
+    for key, value in options.items():
+        short = key.lower().removeprefix("aws_").removeprefix("s3_")
+        if value.strip().lower() in _OVERWRITING.get(short, ()):
+            raise OperatorError(
+                f"lake {uri}: {key} = {value}: two writers could overwrite each other's commits",
+                remedy="leave it out: a commit has to be refused if there is one already",
+            )
+
+
 def open_store(
     uri: str, storage_options: Mapping[str, str] | None, durability: Durability | None = None
 ) -> Store:
     """Give the store at `uri`: a path, relative or not, file://, or what deltalake knows.
 
-    Raises OperatorError for a local path with a percent sign.
+    Raises OperatorError for a local path with a percent sign, and for options that can't be read or
+    by which two writers overwrite each other's commits (I5).
     """
     parts = urlsplit(uri)
     if "://" in uri and parts.scheme != "file":
-        return ObjectStore(uri, storage_options)
+        _refuse_overwriting(uri, {**os.environ, **(storage_options or {})})
+        with storage_faults(uri):
+            return ObjectStore(uri, storage_options)
     path = unquote(parts.path) if parts.scheme == "file" else uri
     if "%" in str(Path(path).absolute()):
         raise OperatorError(

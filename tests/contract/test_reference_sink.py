@@ -295,12 +295,19 @@ async def test_a_kill_leaves_the_version_of_before_or_after(
     assert state.position == (2 if is_done else 1)
 
 
-async def test_a_cancelled_load_leaves_nothing_or_all(delta: DeltaWorld) -> None:
-    sink = delta.sink()
+@pytest.mark.parametrize("step", ["write", "commit", "committed"])
+async def test_a_cancelled_load_leaves_nothing_or_all(delta: DeltaWorld, step: str) -> None:
+    loop = asyncio.get_running_loop()
+
+    def cancel(at: str) -> None:
+        if at == step:
+            loop.call_soon_threadsafe(task.cancel)
+
+    sink = delta.sink(cancel)
+    await sink.open()
     task = asyncio.create_task(sink.replace(given(rows(range(5000)))))
-    await asyncio.sleep(0.01)
-    task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
     await sink.close()
     state = await delta.sink().open()
     assert state is None or by_id(delta.at()) == rows(range(5000))

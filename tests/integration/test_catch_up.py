@@ -1,15 +1,18 @@
-"""Draining a backlog where the server refuses it."""
+"""Draining a backlog: where the server refuses it, and by how many slots."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+import pytest
 from pydantic import SecretStr
 
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
+from ingestd.capture.wal.delivery import LATE_LOOKS
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingestd.demo.postgres import PostgresServer
+    from tests.harness.databases import Database
 
 LIMIT_S = 30.0
 
@@ -46,25 +50,88 @@ def _count(lake: Path) -> int:
     return int(read_raw(str(lake), "shop", TableId("public", "t")).num_rows)
 
 
-async def test_without_a_free_slot_it_streams(own_postgres: PostgresServer, lake: Path) -> None:
-    own_postgres.settings["max_replication_slots"] = "1"
-    await asyncio.to_thread(own_postgres.restart)
-    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY)")
+def capture_of(dsn: str, slot: str, policy: CatchUpPolicy) -> WalCapture:
     settings = WalSettings(
-        kind="wal",
-        dsn=SecretStr(own_postgres.dsn()),
-        tables=["public.t"],
-        slot="only",
-        publication="only",
+        kind="wal", dsn=SecretStr(dsn), tables=["public.t"], slot=slot, publication=slot
     )
-    policy = CatchUpPolicy(above_bytes=-1)
+    return WalCapture("shop", settings, memory_bytes=8 << 20, catch_up=policy)
 
-    def pipeline() -> Pipeline:
-        capture = WalCapture("shop", settings, memory_bytes=64 << 20, catch_up=policy)
-        often = PipelinePolicy(EpochPolicy(max_delay_s=0.1, max_bytes=1 << 20))
-        return Pipeline(capture, DeltaLake(str(lake), "shop"), often, watch())
 
-    await run_until_rows(pipeline(), lake, 1)  # the `t` of the snapshot
-    own_postgres.psql("INSERT INTO t SELECT generate_series(1, 100)")
-    await run_until_rows(pipeline(), lake, 101)
-    assert policy.is_refused
+def make_pipeline(dsn: str, slot: str, lake: Path, policy: CatchUpPolicy) -> Pipeline:
+    often = PipelinePolicy(EpochPolicy(max_delay_s=0.1, max_bytes=1 << 20))
+    return Pipeline(capture_of(dsn, slot, policy), DeltaLake(str(lake), "shop"), often, watch())
+
+
+@pytest.mark.parametrize("free", [0, 1, 2])
+async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
+    own_postgres: PostgresServer, lake: Path, free: int
+) -> None:
+    own_postgres.settings["max_replication_slots"] = str(1 + free)
+    await asyncio.to_thread(own_postgres.restart)
+    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=200_000, slots=3, part_bytes=50_000)
+    # the `t` of the snapshot
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
+    for low in range(0, 3000, 1000):
+        own_postgres.psql(
+            "INSERT INTO t SELECT n, repeat(md5(n::text), 5)"
+            f" FROM generate_series({low + 1}, {low + 1000}) n"
+        )
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 3001)
+    assert policy.is_refused == (free == 0)
+    assert policy.drained == min(free, 1)
+
+
+async def test_large_messages_are_packed_by_bytes(database: Database, lake: Path) -> None:
+    """A row of the COPY stays small, whatever the messages are."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=100_000, slots=2, part_bytes=1 << 20)
+
+    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
+    database.execute(
+        "INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 1000) n",
+        "INSERT INTO t SELECT n, repeat('x', 100000) FROM generate_series(1001, 1400) n",
+    )
+    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1401)
+    assert policy.packing.by_bytes
+    assert policy.drained == 1
+    assert not policy.is_refused
+
+
+async def test_a_stream_that_stays_far_behind_drains_the_backlog(
+    database: Database,
+) -> None:
+    """Each change is given once across both hand-overs."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=1 << 20, slots=2, part_bytes=1 << 20)
+    capture = capture_of(database.dsn, database.name, policy)
+    found: list[int] = []
+    try:
+        discovery = await capture.discover({})
+        await capture.prepare(discovery.tables)
+        async with contextlib.aclosing(capture.live(None)) as chunks:
+            await anext(chunks)  # it streams, and nobody reads on
+            for low in range(0, 60_000, 5000):
+                database.execute(
+                    "INSERT INTO t SELECT n, repeat(md5(n::text), 8)"
+                    f" FROM generate_series({low + 1}, {low + 5000}) n"
+                )
+            assert policy.drained == 0
+            for _ in range(LATE_LOOKS):
+                await capture.lag()
+            async with asyncio.timeout(LIMIT_S):
+                async for chunk in chunks:
+                    for batch in chunk.batches:
+                        found += batch.rows.column("id").to_pylist()
+                    if found and found[-1] == 60_000 and policy.drained:
+                        break
+                database.execute("INSERT INTO t VALUES (60001, 'streamed')")
+                async for chunk in chunks:
+                    for batch in chunk.batches:
+                        found += batch.rows.column("id").to_pylist()
+                    if found[-1] == 60_001:
+                        break
+    finally:
+        await capture.close()
+    assert found == list(range(1, 60_002))
+    assert policy.drained == 1

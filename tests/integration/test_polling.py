@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ingestd.capture.polling.seen import Progress
 from ingestd.demo.comparison import compare_source
 from ingestd.schema import TableId
 from ingestd.sink.fold import fold
@@ -95,6 +98,34 @@ def test_inserts_updates_and_deletes(items: Database, lake: Path, make_daemon: M
     await_equal(items, lake)
     later = [(op, key) for op, key in ops(lake) if op not in {"t", "r"}][7:]
     assert sorted(later) == [("c", 102), ("d", 9), ("u", 10)]
+
+
+def test_a_sweep_that_a_stop_cut_off_or_kept_from_beginning_is_made_at_the_start(
+    items: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """However seldom keys are swept, and however often a daemon is started."""
+    extra = CURSOR + 'detect_deletes = "1d"\n'
+    daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn, extra=extra))
+    daemon.start_ready()
+    await_until(lambda: is_live(lake), LIMIT_S, "the table to be live")
+    daemon.sigkill()
+    items.execute("DELETE FROM item WHERE id = 9")
+    daemon.start_ready()
+    await_equal(items, lake)
+    assert ops(lake)[-1] == ("d", 9)
+
+    items.execute("UPDATE item SET note = 'after the sweep', at = now() WHERE id = 10")
+    await_equal(items, lake)
+    progress = Progress.parse(_resume(lake))
+    assert progress is not None
+    assert time.time() - 3600 < progress.swept_at <= time.time()
+
+
+def _resume(lake: Path) -> str:
+    """Read what the newest commit says of where polling stands."""
+    newest = max((lake / "shop" / "public" / "item" / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for line in newest.read_text().splitlines()]
+    return str(next(a["commitInfo"]["ingestdResume"] for a in actions if "commitInfo" in a))
 
 
 def test_another_cursor_loses_nothing(items: Database, lake: Path, make_daemon: MakeDaemon) -> None:

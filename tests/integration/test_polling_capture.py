@@ -208,7 +208,10 @@ async def test_every_row_is_a_u_where_keys_take_too_much_memory(
     source.execute("INSERT INTO t VALUES (100)", "UPDATE t SET at = now() WHERE id = 5")
     assert {key for op, key in await capture.changes(2) if op == "u"} == {5, 100}
     source.execute("DELETE FROM t WHERE id IN (7, 100)")
-    assert sorted(await capture.changes(2)) == [("d", 7), ("d", 100)]
+    gone = await capture.changes(1)
+    if len(gone) == 1:  # that sweep had read the lake's keys before 100 was among them
+        gone += await capture.changes(1)
+    assert sorted(gone) == [("d", 7), ("d", 100)]
     await capture.close()
 
 

@@ -57,7 +57,12 @@ def test_swapped_names_are_noticed_at_once(database: Database, daemon: Daemon, l
         session.execute("ALTER TABLE t_new RENAME TO t")
     database.execute("INSERT INTO t_old VALUES (3, 'old')", "INSERT INTO t VALUES (8, 'new')")
     await_until(lambda: rows_of(lake, "t_old") >= 4, LIMIT_S, daemon.tail)
+    await_until(lambda: not is_reading(lake), LIMIT_S, daemon.tail)
     assert_lake_equals_source(database, lake, slot=database.name)
+
+
+def is_reading(lake: Path) -> bool:
+    return "snapshotting" in {row["table"]: row["state"] for row in registry(lake)}.values()
 
 
 def test_a_table_made_anew_while_no_daemon_runs(

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
+from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.demo.comparison import compare_source
 from ingestd.demo.daemon import module_environment
 from ingestd.demo.ports import free_port
@@ -326,7 +326,7 @@ def capture_of(
         slot=database.name,
         publication=database.name,
     )
-    catch_up = CatchUpPolicy(CATCH_UP_ABOVE_BYTES)
+    catch_up = CatchUpPolicy(64_000_000)
     return kind("shop", settings, memory_bytes=64 << 20, catch_up=catch_up)
 
 
@@ -395,8 +395,9 @@ async def test_a_stalled_lake_does_not_lose_the_connection(shop: Database, lake:
         assert await asyncio.to_thread(stalled.wait, LIMIT_S)
         since = shop.value("SELECT clock_timestamp()")
         # more than all buffers hold: the server must wait, and must not think us dead
-        shop.execute(
-            "INSERT INTO orders SELECT i, repeat('x', 2000) FROM generate_series(2000, 40000) i"
+        await asyncio.to_thread(  # or the daemon, in this thread, is silent meanwhile
+            shop.execute,
+            "INSERT INTO orders SELECT i, repeat('x', 2000) FROM generate_series(2000, 40000) i",
         )
         await asyncio.to_thread(
             await_until, lambda: shop.value(age, since), LIMIT_S, "the time-out to pass twice"

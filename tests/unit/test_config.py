@@ -390,6 +390,38 @@ def test_patterns_choose_tables(
     assert load(BASE).sources["shop"].includes(*table) is captured
 
 
+def test_maintenance(load: Callable[..., Config]) -> None:
+    found = load(BASE).maintenance
+    assert (found.compact, found.target_bytes, found.retention) == (3600, 128_000_000, 7 * 86400)
+    found = load(f'{BASE}\n[maintenance]\ncompact = "off"\nretention = "off"').maintenance
+    assert (found.compact, found.target_bytes, found.retention) == (None, None, None)
+    found = load(f'{BASE}\n[maintenance]\ntarget_file_size = "64MB"').maintenance
+    assert found.target_bytes == 64_000_000
+
+
+@pytest.mark.parametrize(
+    ("written", "line"),
+    [
+        (
+            'compact = "off"\ntarget_file_size = "1GB"',
+            "maintenance.target_file_size: is for joining",
+        ),
+        ('retention = "1m"', "maintenance.retention: readers that are further behind lose"),
+        ('target_file_size = "1kB"', "maintenance.target_file_size: must be at least 1000000"),
+        ('compact = "sometimes"', "maintenance.compact: not a duration"),
+        (
+            'log_retention = "7d"',
+            "maintenance.log_retention: unknown key; did you mean 'retention'?",
+        ),
+    ],
+)
+def test_maintenance_that_contradicts_itself_is_refused(
+    refusal: Callable[..., list[str]], written: str, line: str
+) -> None:
+    [found] = refusal(f"{BASE}\n[maintenance]\n{written}")
+    assert found.startswith(line)
+
+
 def test_the_example_loads() -> None:
     environ = {"SHOP_DSN": DSN}
     config = load_config(ROOT / "config.example.toml", SETTINGS, environ)

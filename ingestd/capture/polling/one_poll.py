@@ -55,10 +55,10 @@ class OnePoll:
         """Give the place of a table's rows, to be given back if there are none."""
         return Place(self._positions.take(self.now.lsn), self.now.at)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, *, swept_at: float) -> None:
         """Take what came of a table; its last rows carry where it stands."""
         if outcome.batches:
-            resume = outcome.look.progress.to_text()
+            resume = replace(outcome.look.progress, swept_at=swept_at).to_text()
             outcome.batches[-1] = replace(outcome.batches[-1], resume=resume)
             self._begins_at(outcome.place.position)
             self._transactions += 1

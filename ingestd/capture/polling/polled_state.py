@@ -47,9 +47,14 @@ class PolledState:
     polled_at: float = 0.0
 
     @property
+    def sweep_s(self) -> float:
+        """How long after a sweep the next one begins."""
+        return self.polled.sweep_s or 0.0
+
+    @property
     def sweep_at(self) -> float:
         """When its keys are to be swept next (monotonic)."""
-        return self.turn.swept_at + (self.polled.sweep_s or 0.0)
+        return self.turn.swept_at + self.sweep_s
 
     def forget_missing(self) -> None:
         """Forget what a sweep found: another finds it again."""

@@ -36,6 +36,8 @@ from ingestd.schema import TableId
 
 FAILURES = 5
 """So often in a row a lock or a statement's time limit may be in a table's way."""
+SWEEP_RETRY_S = 60.0
+"""How long after one that failed the next sweep begins, if that is not sooner anyway."""
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
 
 
@@ -55,6 +57,7 @@ class Polls:
         *,
         memory_bytes: int,
         monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._where = f"source {source}, poll"
         self._settings = settings
@@ -64,6 +67,7 @@ class Polls:
         self._hold_bytes = memory_bytes // 8
         self._key_bytes = memory_bytes * 3 // 4
         self._monotonic = monotonic
+        self._wall = wall
         self._connection: AsyncConnection[Any] | None = None
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
@@ -87,6 +91,8 @@ class Polls:
                 known = progress.get(name)
                 if known is not None and known.deleted == polled.deleted:
                     state.progress, state.resumes_at = known.by(polled.by), ZERO
+                    # By the clock: a daemon that is started every day sweeps once a week as well.
+                    state.turn.swept_at = now - max(0.0, self._wall() - known.swept_at)
             if state.polled.table != polled.table:
                 state.forget_missing()
             state.polled, state.turn.interval_s = polled, polled.interval_s
@@ -223,7 +229,7 @@ class Polls:
                 # What was given stays, without where it stands: it comes once more.
                 poll.give_up(outcome, is_given=is_given)
         else:
-            poll.end(outcome)
+            poll.end(outcome, swept_at=self._wall() - self._monotonic() + state.turn.swept_at)
             # Nobody who alters the table need wait for the other tables, or for the lake.
             await poll.connection.execute("ROLLBACK TO SAVEPOINT a_table")
 
@@ -354,7 +360,7 @@ class Polls:
         at, state = min(due, key=lambda one: one[0], default=(now + 1, None))
         if state is not None and at <= now:
             self._sweep = asyncio.create_task(self._run_sweep(state, self._log))
-            self._sweep.add_done_callback(lambda _: self._swept_now(state))
+            self._sweep.add_done_callback(lambda sweep: self._swept_now(state, sweep))
 
     def _may_sweep(self, state: PolledState) -> bool:
         """Whether it is swept at all, and the lake has what the last sweep found.
@@ -365,8 +371,10 @@ class Polls:
             return False
         return state.deleted_at == ZERO or state.deleted_at < self.confirmed
 
-    def _swept_now(self, state: PolledState) -> None:
-        state.turn.swept_at = self._monotonic()
+    def _swept_now(self, state: PolledState, sweep: asyncio.Task[None]) -> None:
+        is_cut = sweep.cancelled() or sweep.exception() is not None
+        early_s = max(0.0, state.sweep_s - SWEEP_RETRY_S) if is_cut else 0.0
+        state.turn.swept_at = self._monotonic() - early_s
         self.wake.set()
 
     async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:

@@ -105,6 +105,7 @@ class Progress:
     all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`:
     the column whose values these are; `deleted`: the one that says which rows were left out.
     `lsn`: where the server was at the last look: one that is not there yet has not what was seen.
+    `swept_at`: when its last sweep ended, in Unix seconds by the daemon's clock; 0: not known.
     """
 
     whole: Seen
@@ -115,6 +116,7 @@ class Progress:
     cursor: str | None = None
     deleted: str | None = None
     lsn: int = 0
+    swept_at: float = 0.0
 
     @classmethod
     def begun(cls, moment: Moment, xids: Xids, peak: str | None, polled: PolledTable) -> Progress:
@@ -162,7 +164,7 @@ class Progress:
         """
         if cursor == self.cursor:
             return self
-        return Progress(self.whole, self.whole, cursor=cursor, deleted=self.deleted, lsn=self.lsn)
+        return replace(self, last=self.whole, floor=None, ahead=None, ahead_end=0, cursor=cursor)
 
     def near_condition(self, cursor: sql.Composable, moment: Moment) -> sql.Composable:
         """Give the SQL condition for what a near look gives. Only with a `floor`."""
@@ -193,6 +195,7 @@ class Progress:
             "cursor": self.cursor,
             "deleted": self.deleted,
             "lsn": self.lsn,
+            "swept_at": self.swept_at,
         }
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
@@ -206,7 +209,8 @@ class Progress:
             whole = _seen(said["whole"])
             last = whole if said["last"] is None else _seen(said["last"])
             names = ("floor", "ahead", "ahead_end", "cursor", "deleted", "lsn")
-            return cls(whole, last, **{name: said[name] for name in names})
+            known = {name: said[name] for name in names}
+            return cls(whole, last, **known, swept_at=said.get("swept_at", 0.0))
         except (ValueError, KeyError, TypeError, zlib.error):
             return None
 

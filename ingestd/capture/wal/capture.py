@@ -29,6 +29,7 @@ from ingestd.capture.wal.chunks import (
 from ingestd.capture.wal.continuity import continuity_of
 from ingestd.capture.wal.delivery import Delivery
 from ingestd.capture.wal.discovery import SourceTables
+from ingestd.capture.wal.open_transactions import SpoolPolicy
 from ingestd.capture.wal.publishing import prepare_publication
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server, inspect_server
@@ -46,6 +47,7 @@ from ingestd.errors import OperatorError, TransientError
 from ingestd.ports import Continuity, Discovery, Lag, Snapshot
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
+from ingestd.row_limit import row_limit_bytes
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
@@ -65,6 +67,7 @@ class WalCapture:
         *,
         memory_bytes: int,
         catch_up: CatchUpPolicy,
+        spool: SpoolPolicy | None = None,
     ) -> None:
         self._where = f"source {source}"
         self._settings = settings
@@ -83,6 +86,7 @@ class WalCapture:
             self._relations,
             memory_bytes=memory_bytes,
             catch_up=catch_up,
+            spool=spool or SpoolPolicy(settings.open_transaction_spool),
         )
         self._is_live = False
         self._began = 0
@@ -208,7 +212,8 @@ class WalCapture:
                 reason = "no_free_slot"
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
         self._delivery.delivered(exported.point)
-        return TableSnapshot(self._settings, exported, tables)
+        limit_bytes = row_limit_bytes(self._memory_bytes)
+        return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Give the changes from `after`, or from the slot's confirmed position if that is later."""
@@ -250,6 +255,7 @@ class WalCapture:
         if slot is None:
             raise self._without_slot()
         current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
+        self._delivery.server_is_at(Lsn.parse(slot.flushed))
         return Lag(
             current_lsn=current,
             confirmed_lsn=confirmed,

@@ -1,152 +1,197 @@
 """Catching up: a backlog drained through the SQL functions, which beat any walsender.
 
-A walsender sends each message on its own. Here the server joins hundreds of messages in a row of a
-COPY, on a temporary copy of the slot. States::
+A walsender sends each message on its own, and decodes on one core. Here the server joins hundreds
+of messages in a row of a COPY, and several temporary copies of the slot (`drain_slot`) decode parts
+of the backlog (`backlog_parts`) at the same time; what the server has made waits there until its
+turn. The blocks are read in the parts' order by one task, one ahead of the decoder::
 
-    copied ----> draining, call by call ----> drained: the temporary slot has passed `target`
-      each call gives whole transactions and moves the temporary slot beyond them
+    slot 1   make part 1   | read 1 | make part 3 ...        | read 3
+    slot 2   make part 2 ...        | read 2 | make part 4 ...
+    decoder                  part 1   part 2                   part 3
 
 The main slot stays where it is confirmed; whoever uses this goes on by START_REPLICATION at the
-decoder's position, which gives exactly the transactions that follow. Source: PostgreSQL
-documentation, "Replication Management Functions".
+decoder's position, which gives exactly the transactions that follow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, TypeVar
 
 import numpy as np
+import psycopg
 from numpy.typing import NDArray
-from psycopg import AsyncConnection, sql
 
-from ingestd.capture.copy_out import Block, CopyOut
-from ingestd.capture.wal.slot import temporary_name
+from ingestd.capture.copy_out import Block
+from ingestd.capture.wal.backlog_parts import Part, cut
+from ingestd.capture.wal.drain_slot import DrainSlot, Packing
 from ingestd.changes import Chunk
 from ingestd.decode.packed import PackedMessages
 from ingestd.decode.stream import StreamDecoder
 from ingestd.positions import Lsn
 
-CATCH_UP_ABOVE_BYTES = 64 << 20
-"""With less to read, streaming is as fast: the SQL functions give nothing until a call is done."""
-CALL_BYTES = 1 << 30
-"""WAL that one call covers: the server keeps its result in temporary files of about that size."""
-DECODING_MEMORY = "256MB"
-"""Of the server, while it lasts: with the default 64 MB larger transactions go through its disk."""
-ROW_BYTES = 1 << 18
-"""Messages of this size together make a row of the COPY; a larger one is a row of its own."""
+_T = TypeVar("_T")
+
+AGAIN_PARTS = 8
+"""Streaming is better when each call has to read more WAL anew than so many parts have.
+
+Decoding begins where the oldest transaction began that was open at the slot's position.
+"""
+_AGAIN_BYTES = 256 << 20
+"""So much may be read anew whatever a part has."""
+PAUSE_S = 300.0
+"""Then it is looked at again."""
 
 
 @dataclass(slots=True)
 class CatchUpPolicy:
-    """When it pays: `above_bytes` of WAL behind. `is_refused`: it failed here, so stream."""
+    """When it pays, and how it is done; a source has one for as long as the process runs.
+
+    It pays with `above_bytes` of WAL to read. `slots`: at most so many decode at a time.
+    `part_bytes`: about how much WAL one call covers; the server keeps the result of each in
+    temporary files of about that size. `is_refused`: it failed here, so stream; `paused_until_s`:
+    for a time. `drained`: how many backlogs were.
+    """
 
     above_bytes: int
+    slots: int = 2
+    part_bytes: int = 512 << 20
     is_refused: bool = False
+    packing: Packing = field(default_factory=Packing)
+    drained: int = 0
+    monotonic: Callable[[], float] = time.monotonic
+    paused_until_s: float = -inf
 
     def pays(self, behind_bytes: int) -> bool:
         """Whether to catch up rather than to stream."""
-        return not self.is_refused and behind_bytes > self.above_bytes
+        if self.is_refused or self.monotonic() < self.paused_until_s:
+            return False
+        return behind_bytes > self.above_bytes
+
+    def pause(self) -> None:
+        """Stream for a time: what stands in the way passes."""
+        self.paused_until_s = self.monotonic() + PAUSE_S
+
+    def is_late(self, behind_bytes: int) -> bool:
+        """Whether one that has begun to stream, or to catch up, is to do so again."""
+        return behind_bytes > 0 and self.pays(behind_bytes)
 
 
 class CatchUp:
-    """One draining of a slot's backlog. `connection` is an ordinary one and belongs to it.
+    """One draining of a slot's backlog. Made by `begin`.
 
-    Raises psycopg.Error. `close` it always: that drops the temporary slot.
+    Raises psycopg.Error; ProtocolError. `close` it always: that drops the temporary slots.
     """
 
-    def __init__(self, connection: AsyncConnection[Any], slot: str, publication: str) -> None:
-        self._connection = connection
-        self._slot = slot
-        self._copy_name = temporary_name(slot, "catch_up")
-        self._publication = publication
-        self._copy = CopyOut(connection)
-        self._reading: asyncio.Task[Block | None] | None = None
+    def __init__(self, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
+        self._slots = slots
+        self._policy = policy
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def begin(self, start: Lsn) -> None:
-        """Copy the slot, and move the copy to `start` if that is later."""
-        # Groups come in the order of the sort, not of a hash table.
-        await self._connection.execute("SET enable_hashagg = off")
-        await self._connection.execute(f"SET logical_decoding_work_mem = '{DECODING_MEMORY}'")
-        await self._connection.execute(
-            "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (self._slot, self._copy_name)
-        )
-        if await self._position() < start:
-            await self._connection.execute(
-                "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self._copy_name, str(start))
-            )
+    @classmethod
+    async def begin(
+        cls, dsn: str, slot: str, publication: str, policy: CatchUpPolicy, behind_bytes: int
+    ) -> CatchUp:
+        """Copy the slot, as often as the policy says and the server lets, but once at least."""
+        parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
+        slots: list[DrainSlot] = []
+        try:
+            for _ in range(max(1, min(policy.slots, len(parts)))):
+                try:
+                    slots.append(await DrainSlot.open(dsn, slot, publication, policy.packing))
+                except psycopg.OperationalError:  # no free slot or connection
+                    if not slots:
+                        raise
+                    break
+        except BaseException:
+            for opened in slots:
+                await opened.close()
+            raise
+        return cls(slots, policy)
 
-    async def chunks(self, target: Lsn, decoder: StreamDecoder) -> AsyncGenerator[Chunk, None]:
-        """Give the transactions up to about `target`; while a block is decoded the next is read."""
-        blocks = self._blocks(target)
+    async def chunks(
+        self, start: Lsn, target: Lsn, decoder: StreamDecoder
+    ) -> AsyncGenerator[Chunk, None]:
+        """Give the transactions from `start` up to `target`, or less if streaming is better then.
+
+        While a block is decoded the next is read. After each part a chunk without changes tells
+        that all before its end are given.
+        """
+        parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
+        blocks = self._blocks(parts)
         packed = PackedMessages()
         try:
-            reading = self._reading = asyncio.create_task(anext(blocks, None))
-            while (block := await reading) is not None:
-                reading = self._reading = asyncio.create_task(anext(blocks, None))
+            reading = self._start(anext(blocks, None))
+            while (found := await reading) is not None:
+                block, end = found
+                reading = self._start(anext(blocks, None))
                 for chunk in await asyncio.to_thread(_decode, decoder, packed, block):
                     yield chunk
-                if block.is_last:
+                if end is not None:
                     packed = PackedMessages()
+                    idle = decoder.idle(end)
+                    if idle is not None:
+                        yield idle
         finally:
-            await self._stop_reading()
+            await self._stop()
             await blocks.aclose()
 
-    async def _blocks(self, target: Lsn) -> AsyncGenerator[Block, None]:
-        """Give packed messages, up to the last transaction that ends at or below `target`.
+    async def _blocks(
+        self, parts: Sequence[Part]
+    ) -> AsyncGenerator[tuple[Block, Lsn | None], None]:
+        """Give the blocks of all parts in order; with the last of each its end."""
+        waiting = deque(parts)
+        making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
 
-        A block with `is_last` ends one COPY; another may follow. (A transaction or two beyond
-        `target` may come as well.)
-        """
-        before = -1
-        while before < (position := await self._position()) < target:
-            before = position
-            await self._copy.start(self._query(Lsn(min(target, position + CALL_BYTES))))
-            is_last = False
-            while not is_last:
-                block = await self._copy.read_block()
-                is_last = block.is_last
-                yield block
+        again_bytes = max(_AGAIN_BYTES, AGAIN_PARTS * self._policy.part_bytes)
+
+        def make_next(slot: DrainSlot) -> None:
+            if waiting and slot.again_bytes > again_bytes:
+                self._policy.pause()
+                waiting.clear()
+            if waiting:
+                part = waiting.popleft()
+                making.append((slot, part, self._start(slot.make(part))))
+
+        for slot in self._slots:
+            make_next(slot)
+        while making:
+            slot, part, made = making.popleft()
+            await made
+            block = await slot.read_block()
+            while not block.is_last:
+                yield block, None
+                block = await slot.read_block()
+            await slot.finish(part)
+            make_next(slot)
+            yield block, part.end
 
     async def close(self) -> None:
-        """Stop what runs, and drop the temporary slot. At any time, also while `chunks` waits."""
-        await self._stop_reading()  # a connection may not be closed under who uses it
-        await self._copy.close()
+        """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
+        await self._stop()  # a connection may not be closed under who uses it
+        await asyncio.gather(*(slot.close() for slot in self._slots))
 
-    async def _stop_reading(self) -> None:
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+    def _start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
 
-    async def _position(self) -> Lsn:
-        cursor = await self._connection.execute(
-            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
-            (self._copy_name,),
-        )
-        row = await cursor.fetchone()
-        assert row is not None
-        return Lsn.parse(row[0])
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it is told; often nobody does any more
 
-    def _query(self, upto: Lsn) -> sql.Composed:
-        # The sort keeps messages in their order whatever plan is chosen for the grouping.
-        return sql.SQL(
-            "COPY (SELECT string_agg(data, ''::bytea), array_agg(length) FROM ("
-            "SELECT data, octet_length(data) AS length, number,"
-            " sum(octet_length(data)) OVER (ORDER BY number) / {} AS part"
-            " FROM pg_logical_slot_get_binary_changes({}, {}, NULL,"
-            " 'proto_version', '1', 'publication_names', {})"
-            " WITH ORDINALITY AS change(lsn, xid, data, number) ORDER BY part, number"
-            ") AS ordered GROUP BY part) TO STDOUT (FORMAT binary)"
-        ).format(
-            sql.Literal(ROW_BYTES),
-            sql.Literal(self._copy_name),
-            sql.Literal(str(upto)),
-            sql.Literal(sql.Identifier(self._publication).as_string(None)),
-        )
+    async def _stop(self) -> None:
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _decode(decoder: StreamDecoder, packed: PackedMessages, block: Block) -> list[Chunk]:

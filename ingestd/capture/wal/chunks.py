@@ -32,6 +32,7 @@ from ingestd.errors import TableError, TableReplacedError
 from ingestd.keys import Key
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.positions import Lsn
+from ingestd.row_limit import row_limit_bytes
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility, is_before
 
@@ -181,6 +182,7 @@ class ChunkedSnapshot:
         self._connection = connection
         self._dsn = dsn = settings.dsn.get_secret_value()
         self._chunk_bytes = settings.snapshot_chunk
+        self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._start = start
         self._left = left
         self._where = where
@@ -196,6 +198,7 @@ class ChunkedSnapshot:
             OwnView(),
             workers=workers,
             hold_bytes=hold_bytes,
+            row_limit_bytes=self._row_limit_bytes,
             floor=start.seen,
         )
 
@@ -264,9 +267,8 @@ class ChunkedSnapshot:
         """Read them by the index of the key."""
         root = BlockRange(table.id.schema, table.id.name, is_whole=True, oid=table.oid)
         split = Split(_only(table, self._where), "", root.to_text(), 0)
-        async with contextlib.aclosing(
-            TablePages(self._dsn, split, OwnView()).rows_of(keys)
-        ) as pages:
+        source = TablePages(self._dsn, split, OwnView(), row_limit_bytes=self._row_limit_bytes)
+        async with contextlib.aclosing(source.rows_of(keys)) as pages:
             async for page in pages:
                 yield page
 

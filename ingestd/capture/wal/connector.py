@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from ingestd.capture.connector import PostgresConnector
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CATCH_UP_ABOVE_BYTES, CatchUpPolicy
+from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.discovery import SourceTables
+from ingestd.capture.wal.open_transactions import SpoolPolicy
 from ingestd.capture.wal.preflight import preflight
 from ingestd.capture.wal.server import inspect_server
 from ingestd.checks import CheckLine
@@ -31,6 +32,7 @@ class WalConnector(PostgresConnector):
         self._settings = settings
         self._memory_bytes = memory_bytes
         self._catch_up = catch_up
+        self._spool = SpoolPolicy(settings.open_transaction_spool)
 
     async def _look(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
@@ -47,6 +49,7 @@ class WalConnector(PostgresConnector):
             self._settings,
             memory_bytes=self._memory_bytes,
             catch_up=self._catch_up,
+            spool=self._spool,
         )
 
     async def check(self) -> Sequence[CheckLine]:
@@ -57,13 +60,13 @@ class WalConnector(PostgresConnector):
 class WalFactory:
     """Kind `wal`: logical replication with pgoutput.
 
-    `catch_up_above_bytes`: with more WAL than this to read, a backlog is drained first.
+    `catch_up_above_bytes`: instead of the setting `catch_up_above`.
     """
 
     name = "wal"
     config_model: type[BaseModel] = WalSettings
 
-    def __init__(self, *, catch_up_above_bytes: int = CATCH_UP_ABOVE_BYTES) -> None:
+    def __init__(self, *, catch_up_above_bytes: int | None = None) -> None:
         self._catch_up_above_bytes = catch_up_above_bytes
 
     def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
@@ -71,5 +74,10 @@ class WalFactory:
         if not isinstance(config, WalSettings):
             msg = f"kind wal can't take {type(config).__name__}"
             raise TypeError(msg)
-        catch_up = CatchUpPolicy(self._catch_up_above_bytes)
+        above_bytes = self._catch_up_above_bytes
+        catch_up = CatchUpPolicy(
+            config.catch_up_above if above_bytes is None else above_bytes,
+            slots=config.catch_up_slots,
+            part_bytes=config.catch_up_part,
+        )
         return WalConnector(source, config, memory_bytes=memory_bytes, catch_up=catch_up)

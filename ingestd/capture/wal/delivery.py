@@ -1,4 +1,12 @@
-"""The slot's changes: a backlog packed by the server first, then the stream; and the confirmation.
+"""The slot's changes: a backlog packed by the server, then the stream; and the confirmation.
+
+States; each hand-over is at the end of a whole transaction, where the next decoder begins::
+
+         far behind        drained, or refused
+    start ---------> drains -----------------> streams
+      |                 ^   stays far behind    |   ^
+      |                 +-----------------------+   |
+      +---------------------------------------------+
 
 Who moves a position: `changes` delivers, `confirm` takes what the pipeline made durable; it goes to
 the stream while there is one, to the slot itself while a backlog is drained, else with the start of
@@ -14,33 +22,37 @@ from dataclasses import replace
 
 import psycopg
 
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import classify
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, timed_feed
+from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
+from ingestd.capture.wal.decoding import BlockDecoding
+from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
+from ingestd.capture.wal.slot_advance import SlotAdvance
 from ingestd.capture.wal.stream import (
     STATUS_INTERVAL_S,
-    Block,
     ReplicationStream,
     StreamLimits,
     open_stream,
 )
 from ingestd.changes import Chunk, idle_chunk
-from ingestd.decode.frames import split_frames
+from ingestd.decode.packed import PackedTooLargeError
 from ingestd.decode.stream import StreamDecoder
-from ingestd.errors import TransientError
+from ingestd.decode.streamed import CommitOrder
+from ingestd.errors import OperatorError, ProtocolError, TransientError
 from ingestd.positions import ZERO, Lsn
+from ingestd.row_limit import row_limit_bytes
 
-ADVANCE_BYTES = 256 << 20
-"""How much is confirmed at a time while a backlog is drained: each costs the server a scan."""
+LATE_LOOKS = 2
+"""A stream that is found far behind so often in a row is given up: the backlog is drained."""
 
 
 class Delivery:
     """One slot's changes, given once. `close` it always.
 
     `memory_bytes`: for what is read and not decoded yet. `checkpoint_requested`: the server waits
-    for a reply with everything sent.
+    for a reply with everything sent, or a backlog has been drained.
     """
 
     def __init__(
@@ -51,6 +63,7 @@ class Delivery:
         *,
         memory_bytes: int,
         catch_up: CatchUpPolicy,
+        spool: SpoolPolicy,
     ) -> None:
         self._source = source
         self._dsn = settings.dsn.get_secret_value()
@@ -58,12 +71,17 @@ class Delivery:
         self._publication = settings.publication
         self._relations = relations
         self._memory_bytes = memory_bytes
+        self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._catch_up = catch_up
+        self._spool = spool
+        self._position = self._slot_at = ZERO
         self._stream: ReplicationStream | None = None
         self._draining: CatchUp | None = None
         self._decoder: StreamDecoder | None = None
         self._slot_lock = asyncio.Lock()
-        self._delivered = self._confirmed = self._advanced = ZERO
+        self._advance = SlotAdvance(self._dsn, self._slot, f"source {source}")
+        self._delivered = self._confirmed = self._flushed = self._wanted = ZERO
+        self._late_looks = 0
         self.checkpoint_requested = False
 
     async def changes(
@@ -73,33 +91,77 @@ class Delivery:
 
         `flushed`: how far the server is. Raises TransientError, OperatorError, ProtocolError.
         """
-        confirmed = self._advanced = start
-        if self._catch_up.pays(flushed - start):
-            async with contextlib.aclosing(self._backlog(start, flushed)) as chunks:
+        self._slot_at = self._position = start
+        self._flushed = flushed
+        while True:
+            async with contextlib.aclosing(self._backlogs()) as chunks:
                 async for chunk in chunks:
                     yield self._deliver(chunk)
-                    start = max(start, chunk.position)
+                    self._position = max(self._position, chunk.position)
+            async with contextlib.aclosing(self._streamed(self._position, server)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _backlogs(self) -> AsyncGenerator[Chunk, None]:
+        """Drain what is behind, and what was written meanwhile, until it does not pay."""
+        pays = self._catch_up.pays(self._flushed - self._position)
+        self._advance.begin(max(self._slot_at, self._confirmed))
+        while pays:
+            target = self._flushed
+            async with contextlib.aclosing(self._backlog(self._position, target)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            # The slot keeps its WAL until it is durable: no reason to wait for more.
+            self._wanted = self._position
+            self.checkpoint_requested |= self._wanted > self._confirmed
+            is_drained = self._position >= target
+            pays = is_drained and self._catch_up.is_late(self._flushed - self._position)
+
+    async def _streamed(self, start: Lsn, server: Server) -> AsyncGenerator[Chunk, None]:
+        """Give the changes as they come, until a backlog is to be drained."""
+        self._late_looks = 0
+        takes_open = self._spool.takes_open_transactions
         async with self._slot_lock:
+            await self._advance.settle()
             stream = self._stream = await open_stream(
                 self._dsn,
                 self._slot,
                 self._publication,
                 start,
-                max(confirmed, self._confirmed),
+                max(self._slot_at, self._confirmed),
+                takes_open=takes_open,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
             )
-        decoder = self._new_decoder()
+        self._spool.connected()
+        decoder, order = self._new_decoder(), self._new_order()
         try:
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
-                block = await stream.take()
-                found, asked = await asyncio.to_thread(_decode, decoder, block)
-                # Until something is confirmed: the pipeline looks only now and then.
-                self.checkpoint_requested |= asked and decoder.position > self._confirmed
-                stream.received(decoder.position)
-                for chunk in found:
-                    yield self._deliver(chunk)
+                decoding = BlockDecoding(decoder, order, await stream.take())
+                while not decoding.is_done:
+                    found = await asyncio.to_thread(decoding.some)
+                    # Until something is confirmed: the pipeline looks only now and then.
+                    asked = decoding.reply_requested
+                    self.checkpoint_requested |= asked and decoder.position > self._confirmed
+                    stream.received(decoder.position)
+                    for chunk in found:
+                        yield self._deliver(chunk)
+                if decoding.ended is not None:
+                    raise stream.fault(decoding.ended) from decoding.ended
+                # What is kept of open transactions would have to be sent again.
+                if self._is_late(decoder) and not order.has_open:
+                    self._position = decoder.position
+                    return
+        except (OperatorError, ProtocolError) as error:
+            # Servers to 18 fail at some transactions with DDL and savepoints, each time they send
+            # them while open, and not after (could not map filenode ... to relation OID).
+            if not takes_open:
+                raise
+            self._spool.is_refused = True
+            raise TransientError(
+                error.what, reason="open_transactions", remedy=error.remedy
+            ) from error
         finally:
             self._stream = None
             await stream.close()
@@ -107,6 +169,26 @@ class Delivery:
     def delivered(self, position: Lsn) -> None:
         """Take that everything below `position` is delivered, by a snapshot's rows."""
         self._delivered = max(self._delivered, position)
+
+    def server_is_at(self, flushed: Lsn) -> None:
+        """Take how far the server is, now and then: a stream may stay far behind."""
+        self._flushed = max(self._flushed, flushed)
+        decoder = self._decoder
+        is_late = (
+            self._stream is not None
+            and decoder is not None
+            and self._catch_up.is_late(flushed - decoder.position)
+        )
+        self._late_looks = self._late_looks + 1 if is_late else 0
+
+    def _is_late(self, decoder: StreamDecoder) -> bool:
+        """Whether to drain what is behind; not in the middle of a transaction.
+
+        Nor after one that was all that was behind: the server would decode it once more.
+        """
+        if self._late_looks < LATE_LOOKS or decoder.is_open:
+            return False
+        return self._catch_up.is_late(self._flushed - decoder.position)
 
     def resolve_again(self) -> None:
         """Take that other tables are captured from here on."""
@@ -128,13 +210,12 @@ class Delivery:
         if position <= self._confirmed:
             return
         self._confirmed = position
-        self.checkpoint_requested = False
+        self.checkpoint_requested = position < self._wanted
         async with self._slot_lock:  # not while the stream takes the slot over
             if self._stream is not None:
                 await self._stream.confirm(position)
-            elif position - self._advanced >= ADVANCE_BYTES:
-                self._advanced = position
-                await self._advance_slot(position)
+            else:
+                await self._advance.confirm(position)
 
     async def close(self) -> None:
         """Close its connections. At any time, twice."""
@@ -142,6 +223,7 @@ class Delivery:
             await self._stream.close()
         if self._draining is not None:
             await self._draining.close()
+        await self._advance.close()
 
     async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
         """Give the transactions from `start` to about `target`, packed by the server.
@@ -151,42 +233,73 @@ class Delivery:
         """
         decoder = self._new_decoder()
         decoder.idle(start)
-        has_given = False
+        has_given = packs_anew = False
         try:
-            connection = await connect(self._dsn)
-            backlog = self._draining = CatchUp(connection, self._slot, self._publication)
-            try:
-                await backlog.begin(start)
-                async with contextlib.aclosing(backlog.chunks(target, decoder)) as chunks:
-                    async for chunk in chunks:
-                        has_given = True
-                        yield chunk
-            finally:
-                self._draining = None
-                await backlog.close()
+            async with contextlib.aclosing(self._drained(start, target, decoder)) as chunks:
+                async for chunk in chunks:
+                    has_given = True
+                    yield chunk
+        except (PackedTooLargeError, psycopg.errors.ProgramLimitExceeded) as error:
+            packs_anew = self._pack_by_bytes(error, has_given=has_given)
         except psycopg.Error as error:
-            fault = classify(error, f"source {self._source}, catch-up", self._dsn)
-            if isinstance(fault, TransientError):
-                raise fault from error
-            self._catch_up.is_refused = True
-            if has_given:
-                raise TransientError(fault.what, reason="catch_up_refused") from error
+            self._refuse_to_drain(error, has_given=has_given)
+        if packs_anew:
+            async with contextlib.aclosing(self._backlog(start, target)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
-    async def _advance_slot(self, position: Lsn) -> None:
-        """Free WAL while no stream does: a backlog of any size may be under way."""
+    async def _drained(
+        self, start: Lsn, target: Lsn, decoder: StreamDecoder
+    ) -> AsyncGenerator[Chunk, None]:
+        backlog = self._draining = await CatchUp.begin(
+            self._dsn, self._slot, self._publication, self._catch_up, target - start
+        )
         try:
-            async with await connect(self._dsn) as connection:
-                await connection.execute(
-                    "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)",
-                    (self._slot, str(position)),
-                )
-        except psycopg.Error as error:
-            raise classify(error, f"source {self._source}, confirm", self._dsn) from error
+            async with contextlib.aclosing(backlog.chunks(start, target, decoder)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._draining = None
+            await backlog.close()
+        self._catch_up.drained += 1
+
+    def _pack_by_bytes(self, error: Exception, *, has_given: bool) -> bool:
+        """Whether to drain again: there are large messages, as there may be more. As below."""
+        packing = self._catch_up.packing
+        if packing.by_bytes:
+            self._refuse_to_drain(error, has_given=has_given)
+            return False
+        packing.by_bytes = True
+        if has_given:
+            what = f"source {self._source}, catch-up: messages are too large to pack by number"
+            raise TransientError(what, reason="catch_up_repacked") from error
+        return True
+
+    def _refuse_to_drain(self, error: Exception, *, has_given: bool) -> None:
+        """Stream from now on. Raises TransientError where that can't go on from here."""
+        what = f"source {self._source}, catch-up"
+        fault = classify(error, what, self._dsn) if isinstance(error, psycopg.Error) else None
+        if isinstance(fault, TransientError):
+            raise fault from error
+        self._catch_up.is_refused = True
+        if has_given:
+            what = f"{what}: {error}" if fault is None else fault.what
+            raise TransientError(what, reason="catch_up_refused") from error
 
     def _new_decoder(self) -> StreamDecoder:
         hold_bytes = min(8 << 20, self._memory_bytes // 8)
-        self._decoder = StreamDecoder(self._relations.resolve, hold_bytes=hold_bytes)
+        self._decoder = StreamDecoder(
+            self._relations.resolve,
+            hold_bytes=hold_bytes,
+            row_limit_bytes=self._row_limit_bytes,
+        )
         return self._decoder
+
+    def _new_order(self) -> CommitOrder:
+        where = f"source {self._source}"
+        return CommitOrder(
+            OpenTransactions(self._spool, memory_bytes=self._memory_bytes // 8, where=where)
+        )
 
     def _deliver(self, chunk: Chunk) -> Chunk:
         self.delivered(chunk.position)
@@ -200,14 +313,3 @@ class Delivery:
         return StreamLimits(
             limit_bytes=max(1 << 20, self._memory_bytes // 8), status_interval_s=interval
         )
-
-
-def _decode(decoder: StreamDecoder, block: Block) -> tuple[list[Chunk], bool]:
-    """Give the block's chunks, and whether the server waits for a reply."""
-    frames = split_frames(block.buffer, block.lengths)
-    chunks = timed_feed(decoder, block.buffer, frames.starts, frames.ends)
-    if frames.keepalive is not None:
-        idle = decoder.idle(Lsn(frames.keepalive))
-        if idle is not None:
-            chunks.append(idle)
-    return chunks, frames.reply_requested

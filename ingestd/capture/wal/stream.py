@@ -1,12 +1,11 @@
-"""START_REPLICATION: from the socket to blocks of whole CopyData messages.
+"""START_REPLICATION: a running stream, read ahead of who takes it.
 
 Source: PostgreSQL documentation, "Streaming Replication Protocol" and "Logical Streaming
 Replication Protocol".
 
-A reader task collects messages while the previous block is decoded elsewhere: it takes whatever has
-arrived, then naps for a millisecond, because the server sends each message on its own and a wake-up
-costs more than a message. It stops reading when enough is collected (the server then waits), but
-status updates go on by a timer of their own: a slow lake never trips wal_sender_timeout.
+A task reads while what came before is decoded elsewhere. It stops when enough is collected (the
+server then waits), but status updates go on by a timer of their own: a slow lake never trips
+wal_sender_timeout.
 """
 
 from __future__ import annotations
@@ -18,106 +17,86 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import psycopg
-from numpy.typing import NDArray
 from psycopg import AsyncConnection, sql
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus
-from psycopg.pq.abc import PGconn, PGresult
 
-from ingestd.capture.readiness import readable, writable
 from ingestd.capture.session import classify, connect, read_bytes_as_they_are
+from ingestd.capture.wal.copy_both import Collected, Reader
+from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
+from ingestd.capture.wal.socket_reader import SocketReader, is_plain
 from ingestd.decode.frames import standby_status
 from ingestd.errors import IngestdError, TransientError
 from ingestd.positions import ZERO, Lsn
 
-TCP_NAP_S = 0.001
-"""On TCP this saves half of the reader's CPU. A unix socket holds 200 kB only, which the server
-fills in a millisecond or two: any nap there starves it."""
 STATUS_INTERVAL_S = 10.0
-_MESSAGE_OVERHEAD = 128
-"""Bytes that a message takes as an object until it is joined, beside what it holds."""
-INPUT_BUFFER_BYTES = 1 << 20
-"""What libpq's input buffer is grown to, so that one wake-up reads many messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How much is collected before a block is given, and before reading stops.
-
-    A block is given when it has `block_bytes`, or `linger_s` after its first message. Reading stops
-    at `limit_bytes`.
-    """
+    """How long what has come is waited with for more, and at how much reading stops."""
 
     limit_bytes: int
-    block_bytes: int = 4 << 20
-    linger_s: float = 0.02
+    linger_s: float = 0.05
     status_interval_s: float = STATUS_INTERVAL_S
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Messages joined in one buffer; `lengths` (int64) cuts it into CopyData messages."""
-
-    buffer: bytes
-    lengths: NDArray[np.int64]
 
 
 class ReplicationStream:
     """A running START_REPLICATION. Made by `open_stream`; `close` it always."""
 
     def __init__(
-        self,
-        connection: AsyncConnection[Any],
-        where: str,
-        limits: StreamLimits,
+        self, connection: AsyncConnection[Any], reader: Reader, where: str, limits: StreamLimits
     ) -> None:
         self._connection = connection
-        self._pg: PGconn = connection.pgconn
+        self._reader = reader
         self._where = where
         self._limits = limits
-        self._nap_s = 0.0 if connection.info.host.startswith("/") else TCP_NAP_S
-        self._messages: list[Any] = []
         self._nbytes = 0
-        self._since = 0.0
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
-        self._sending = asyncio.Lock()
         self._received = self._confirmed = ZERO
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, slot: str, publication: str, after: Lsn, confirmed: Lsn) -> None:
+    async def start(
+        self, slot: str, publication: str, after: Lsn, confirmed: Lsn, *, takes_open: bool = False
+    ) -> None:
         """Send the command and begin to read."""
-        command = sql.SQL(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
-        ).format(sql.Identifier(slot), sql.SQL(str(after)), sql.Literal(_quoted_name(publication)))
-        self._pg.send_query(command.as_bytes(None))
-        await self._flush()
-        while self._pg.is_busy():
-            await readable(self._pg.socket)
-            self._pg.consume_input()
-        result = self._pg.get_result()
-        if result is None or result.status != ExecStatus.COPY_BOTH:
-            raise self._server_error(result)
+        protocol = "proto_version '2', streaming 'on'" if takes_open else "proto_version '1'"
+        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {})").format(
+            sql.Identifier(slot),
+            sql.SQL(str(after)),
+            sql.SQL(protocol),
+            sql.Literal(_quoted_name(publication)),
+        )
+        with self._errors():
+            await self._reader.start(command.as_bytes(None))
         self._confirmed, self._received = confirmed, after
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._report())]
 
-    async def take(self) -> Block:
+    async def take(self) -> Collected:
         """Give what has been collected; waits for the first. Raises what ended the stream."""
+        while (collected := await self._take()) is None:
+            pass
+        return collected
+
+    async def _take(self) -> Collected | None:
         waiter = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
-        if not self._messages:
+        collected = self._reader.take()
+        if collected is None:
             for task in self._tasks:
                 if task.done():
                     task.result()
-        messages, self._messages, self._nbytes = self._messages, [], 0
+        self._nbytes = 0
         self._ready.clear()
         self._room.set()
-        return await asyncio.to_thread(_join, messages)
+        return collected
+
+    def fault(self, ended: psycopg.Error) -> IngestdError:
+        """Say what it means that the server ended the stream so."""
+        return classify(ended, self._where)
 
     def received(self, position: Lsn) -> None:
         """Note how far the stream has been read, for the next status update."""
@@ -132,70 +111,36 @@ class ReplicationStream:
     async def send_status(self) -> None:
         """Send a standby status update now."""
         now_us = time.time_ns() // 1000
-        message = standby_status(
-            self._received, self._confirmed, self._confirmed, now_us, reply=False
-        )
         with self._errors():
-            self._pg.put_copy_data(message)
-        await self._flush()
+            await self._reader.send(
+                standby_status(
+                    self._received, self._confirmed, self._confirmed, now_us, reply=False
+                )
+            )
 
     async def close(self) -> None:
         """End the stream. The server frees the slot when the connection is gone."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._reader.close()
         await self._connection.close()
 
     async def _read(self) -> None:
         while True:
-            waited = bool(self._messages)
             with self._errors():
-                found = self._drain()
-            now = time.monotonic()
-            if not waited:
-                self._since = now
-            if self._messages and (
-                self._nbytes >= self._limits.block_bytes
-                or now - self._since >= self._limits.linger_s
-            ):
+                nbytes = await self._reader.collect(self._limits.linger_s)
+            if nbytes:
+                self._nbytes += nbytes
                 self._ready.set()
             if self._nbytes >= self._limits.limit_bytes:
-                self._ready.set()  # the limit may be less than a block
                 self._room.clear()
                 await self._room.wait()
-            elif found:
-                await asyncio.sleep(self._nap_s)
-            else:
-                linger_s = self._limits.linger_s if self._messages else None
-                await readable(self._pg.socket, linger_s)
-
-    def _drain(self) -> bool:
-        """Collect what has arrived; whether there was anything."""
-        pg, append = self._pg, self._messages.append
-        pg.consume_input()
-        nbytes = self._nbytes
-        count, data = pg.get_copy_data(1)
-        if count == 0:
-            return False
-        while count > 0:
-            append(data)
-            nbytes += count + _MESSAGE_OVERHEAD
-            count, data = pg.get_copy_data(1)
-        self._nbytes = nbytes
-        if count < 0:
-            raise self._server_error(pg.get_result())
-        return True
 
     async def _report(self) -> None:
         while True:
             await self.send_status()
             await asyncio.sleep(self._limits.status_interval_s)
-
-    async def _flush(self) -> None:
-        async with self._sending:
-            with self._errors():
-                while self._pg.flush():
-                    await writable(self._pg.socket)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -203,18 +148,9 @@ class ReplicationStream:
             yield
         except psycopg.Error as error:
             raise classify(error, self._where) from error
-
-    def _server_error(self, result: PGresult | None) -> IngestdError:
-        if result is not None and result.status == ExecStatus.FATAL_ERROR:
-            return classify(error_from_result(result), self._where)
-        return TransientError(
-            f"{self._where}: the server ended the stream", reason="connection_lost"
-        )
-
-
-def _join(messages: list[memoryview]) -> Block:
-    lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-    return Block(b"".join(messages), lengths)
+        except (EOFError, OSError) as error:
+            said = str(error) or "the server closed the connection"
+            raise TransientError(f"{self._where}: {said}", reason="connection_lost") from error
 
 
 async def open_stream(
@@ -224,12 +160,14 @@ async def open_stream(
     after: Lsn,
     confirmed: Lsn,
     *,
+    takes_open: bool = False,
     where: str,
     limits: StreamLimits,
 ) -> ReplicationStream:
     """Connect and start to stream transactions with commit_lsn >= `after`.
 
     `confirmed` is what the first status update tells: a durable position, not above `after`.
+    `takes_open`: large transactions are to be sent while they are open (`decode.streamed`).
     Raises TransientError (the slot is active for another pid, the server is away), OperatorError.
     """
     try:
@@ -237,17 +175,27 @@ async def open_stream(
     except psycopg.Error as error:
         raise classify(error, where, dsn) from error
     try:
-        await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
         await read_bytes_as_they_are(connection)
-        stream = ReplicationStream(connection, where, limits)
-        await stream.start(slot, publication, after, confirmed)
+        stream = ReplicationStream(connection, await _reader(connection), where, limits)
     except psycopg.Error as error:
         await connection.close()
         raise classify(error, where) from error
     except BaseException:
         await connection.close()
         raise
+    try:
+        await stream.start(slot, publication, after, confirmed, takes_open=takes_open)
+    except BaseException:
+        await stream.close()
+        raise
     return stream
+
+
+async def _reader(connection: AsyncConnection[Any]) -> Reader:
+    if await is_plain(connection):
+        return SocketReader(connection)
+    await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
+    return LibpqReader(connection)
 
 
 def _quoted_name(publication: str) -> str:

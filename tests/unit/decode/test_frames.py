@@ -22,7 +22,8 @@ def keepalive(wal_end: int, *, reply: bool = False) -> bytes:
 
 def split(*messages: bytes) -> tuple[Frames, list[bytes]]:
     buffer = b"".join(messages)
-    frames = split_frames(buffer, np.array([len(m) for m in messages], np.int64))
+    bounds = np.cumsum([0, *map(len, messages)])
+    frames = split_frames(buffer, bounds[:-1], bounds[1:])
     ranges = zip(frames.starts.tolist(), frames.ends.tolist(), strict=True)
     return frames, [buffer[s:e] for s, e in ranges]
 
@@ -49,11 +50,13 @@ def test_unknown_messages_are_refused(message: bytes) -> None:
         split(data(b"x"), message)
 
 
-def test_lengths_must_fill_the_buffer() -> None:
+def test_messages_lie_inside_the_buffer() -> None:
     with pytest.raises(ProtocolError):
-        split_frames(data(b"x") + b"y", np.array([26], np.int64))
+        split_frames(data(b"x"), np.array([0]), np.array([27]))
     with pytest.raises(ProtocolError):
-        split_frames(data(b"x"), np.array([27, -1], np.int64))
+        split_frames(data(b"x"), np.array([0, 26]), np.array([26, 26]))
+    with pytest.raises(ProtocolError):
+        split_frames(data(b"x"), np.array([-1]), np.array([26]))
 
 
 def test_standby_status_counts_from_2000() -> None:

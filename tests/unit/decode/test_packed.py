@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.packed import PackedMessages
+from ingestd.decode.packed import PackedMessages, PackedTooLargeError
 from ingestd.errors import ProtocolError
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
@@ -53,3 +53,10 @@ def test_garbage_is_a_protocol_error(rows: list[list[bytes]], data: st.DataObjec
 def test_an_end_without_trailer_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="no trailer"):
         unpack(HEADER + row([b"B"]))
+
+
+def test_messages_that_were_left_out_are_told() -> None:
+    fields = row([b"B" * 5])[2 + 4 + 5 :]
+    left_out = struct.pack(">hi", 2, -1) + fields
+    with pytest.raises(PackedTooLargeError, match="5 bytes"):
+        unpack(HEADER + left_out, TRAILER)

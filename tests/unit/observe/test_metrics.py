@@ -31,6 +31,9 @@ def metrics() -> Metrics:
     metrics.table_state("shop", "public.orders", TableState.LIVE)
     metrics.snapshot_progress("shop", "public.orders", 1.7, 12.5)
     metrics.restarted("shop", "connection")
+    metrics.small_files("shop", "public.orders", 3)
+    metrics.small_file_added("shop", "public.orders")
+    metrics.maintained("shop", joined_files=20, removed_files=5, has_failed=True)
     return metrics
 
 
@@ -65,6 +68,10 @@ def metrics() -> Metrics:
         ("ingestd_snapshot_eta_seconds", {"table": "public.orders"}, 12.5),
         ("ingestd_restarts_total", {"reason": "connection"}, 1),
         ("ingestd_raw_values_total", {"table": "public.orders"}, 7),
+        ("ingestd_small_files", {"table": "public.orders"}, 4),
+        ("ingestd_joined_files_total", {}, 20),
+        ("ingestd_removed_files_total", {}, 5),
+        ("ingestd_maintenance_failures_total", {}, 1),
     ],
 )
 def test_names_and_numbers(

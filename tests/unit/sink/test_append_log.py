@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +13,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.errors import OperatorError
+from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.positions import Lsn
 from ingestd.schema import TableId
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, REOPEN_EVERY, AppendLog
+from ingestd.sink.append_log import CHECKPOINT_EVERY, REOPEN_EVERY, AppendLog, Creation
 from ingestd.sink.durable import Fsync
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.read import read_raw
 from ingestd.sink.store import LocalStore
+from tests.harness.waiting import await_until
 from tests.unit.sink.rows import inserts, make_table, summary
 
 A, B = make_table("a"), make_table("b")
@@ -66,32 +70,95 @@ async def test_one_writer_data_in_between_is_a_conflict(tmp_path: Path) -> None:
         await commit(lake, 200, 2)
 
 
+@pytest.mark.parametrize("by_put", [True, False])
 async def test_exactly_once_an_error_after_the_commit_is_no_second_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_put: bool
 ) -> None:
     lake = await opened(tmp_path)
     await commit(lake, 100, 1)
     whole = DeltaTable.create_write_transaction
+    msg = "connection reset after the commit"
 
     def lies(self: DeltaTable, *args: object, **options: object) -> None:
         whole(self, *args, **options)  # type: ignore[arg-type]
-        msg = "connection reset after the commit"
         raise OSError(msg)
 
+    put = LocalStore.put_new
+
+    def lies_of_a_file(self: LocalStore, path: str, content: bytes) -> bool:
+        put(self, path, content)
+        raise OSError(msg)
+
+    monkeypatch.setattr(LocalStore, "puts_new", by_put)
     monkeypatch.setattr(DeltaTable, "create_write_transaction", lies)
+    monkeypatch.setattr(LocalStore, "put_new", lies_of_a_file)
     await commit(lake, 200, 2)
     monkeypatch.undo()
     await commit(lake, 300, 3)
     assert sorted(r["id"] for r in read_raw(str(tmp_path), "shop", A.id).to_pylist()) == [1, 2, 3]
 
 
-async def test_a_log_goes_on_past_reopening_and_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_put", [True, False])
+async def test_a_log_goes_on_past_reopening_and_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_put: bool
+) -> None:
+    monkeypatch.setattr(LocalStore, "puts_new", by_put)
     lake = await opened(tmp_path)
-    for position in range(1, 2 * REOPEN_EVERY + 20):
-        await lake.advance(type(summary(1, 2).end_lsn)(position))
+    last = CHECKPOINT_EVERY + 10 if by_put else 2 * REOPEN_EVERY
+    for position in range(1, last + 1):
+        await lake.advance(Lsn(position))
+    await lake.close()
     log = tmp_path / "shop/_epochs/_delta_log"
     assert list(log.glob("*.checkpoint.parquet"))
-    assert (await DeltaLake(str(tmp_path), "shop").open()).position == 2 * REOPEN_EVERY + 19
+    assert (await DeltaLake(str(tmp_path), "shop").open()).position == last
+
+
+async def test_what_a_kill_left_of_a_commit_that_was_not_put_yet_is_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+
+    def killed(*_: object) -> None:
+        raise OSError(errno.EIO, "killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(TransientError):
+            await commit(lake, 200, 2)
+    assert [p for p in (tmp_path / "shop/public/a/_delta_log").iterdir() if p.name[0] == "."]
+    lake = await opened(tmp_path)
+    await commit(lake, 200, 2)
+    assert sorted(r["id"] for r in read_raw(str(tmp_path), "shop", A.id).to_pylist()) == [1, 2]
+
+
+async def test_a_fault_of_a_checkpoint_is_told_by_the_next_commit(tmp_path: Path) -> None:
+    later: list[Callable[[], None]] = []
+    log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop", later.append)
+    log.load()
+    log.create(Creation(pa.schema([("id", pa.int64())]), {}))
+    for version in range(1, CHECKPOINT_EVERY):
+        log.append([], version)
+    [checkpoint] = later
+    moved = (tmp_path / "shop/x").rename(tmp_path / "gone")
+    checkpoint()
+    moved.rename(tmp_path / "shop/x")
+    with pytest.raises(IngestdError):
+        log.append([], CHECKPOINT_EVERY)
+    log.append([], CHECKPOINT_EVERY)
+
+
+async def test_properties_and_columns_of_others_are_seen_by_the_next_commit(
+    tmp_path: Path,
+) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+    other = DeltaTable(tmp_path / "shop/public/a")
+    other.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    await commit(lake, 200, 2)
+    log = lake.raw_table(A.id).log
+    assert log.configuration()["delta.logRetentionDuration"] == "interval 60 days"
 
 
 async def resuming(lake: DeltaLake, lsn: int, resume: str | None, *ids: int) -> None:
@@ -165,6 +232,10 @@ class Notes:
 
     def _note(self, path: Path) -> None:
         commits = frozenset(str(p.relative_to(self.root)) for p in self.root.rglob("*.json"))
+        name = path.name
+        if name.startswith("."):  # a commit before it is linked to its own name
+            path = path.with_name(name[1 : name.index(".json") + 5])
+            commits |= {os.path.relpath(path, self.root)}
         self.seen.append((os.path.relpath(path, self.root), commits))
 
 
@@ -226,14 +297,15 @@ async def test_a_log_that_a_kill_left_between_a_checkpoint_and_the_pointer_to_it
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
-    last = CHECKPOINT_INTERVAL - 1
+    last = CHECKPOINT_EVERY - 1
     for number in range(last + 1):
         await commit(lake, 100 * (number + 1), number)
     log = tmp_path / "shop/public/a/_delta_log"
-    assert (log / f"{last:020}.checkpoint.parquet").exists()
+    await_until((log / f"{last:020}.checkpoint.parquet").exists, 30, "the checkpoint")
+    await lake.close()
     (log / "_last_checkpoint").unlink()
     again = await opened(tmp_path)
-    await commit(again, 10_000, last + 1)
+    await commit(again, 100_000, last + 1)
     rows = read_raw(str(tmp_path), "shop", A.id).to_pylist()
     assert sorted(r["id"] for r in rows) == list(range(last + 2))
 
@@ -243,6 +315,24 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     log.load()
     assert (log.exists, log.version, log.schema(), log.app_version()) == (False, -1, None, None)
     assert not (tmp_path / "shop").exists()
+
+
+@pytest.mark.parametrize("change", ["add_columns", "set_properties", "append"])
+def test_one_writer_a_change_of_the_schema_passes_nobodys_rows(tmp_path: Path, change: str) -> None:
+    """What opens a handle must not take a version for looked at because it is the newest."""
+    log, other = (AppendLog(LocalStore(tmp_path, Fsync()), "x", "ingestd/shop") for _ in range(2))
+    log.create(Creation(pa.schema([("a", pa.int64())]), {}), app_version=1)
+    log.append([], 2)
+    other.load()
+    other.append([], 3)
+    assert log.handle.version() == 1
+    changes: dict[str, Callable[[], int]] = {
+        "add_columns": lambda: log.add_columns([pa.field("b", pa.int64())]),
+        "set_properties": lambda: log.set_properties({"delta.appendOnly": "true"}),
+        "append": lambda: log.append([], 4),
+    }
+    with pytest.raises(OperatorError, match="another writer"):
+        changes[change]()
 
 
 async def test_a_file_in_the_place_of_the_lake_is_an_operator_error(tmp_path: Path) -> None:

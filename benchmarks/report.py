@@ -1,0 +1,86 @@
+"""benchmarks/RESULTS.md: lines by what they measure, each with when it was measured last."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import deltalake
+import psutil
+import pyarrow as pa
+
+from benchmarks.figure import Figure
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+PLOTS = Path(__file__).with_name("plots")
+_PICTURES = {
+    "drain": "Changes durable while a backlog is drained",
+    "memory": "Resident memory over time",
+    "freshness": "Freshness",
+}
+_HEAD = """\
+| what | measured | to reach | reached | when, load |
+|---|---|---|---|---|
+"""
+_TEXT = """\
+# Results
+
+`make bench` measures the core (about ten minutes, the first lines), `make bench ARGS=NAME` some of
+it or others, `make bench-quick` a small form of the core (under 90 s, its lines begin with `quick`;
+there the start of the processes weighs). Ratios are speeds against a reference in the same run on
+the same server; above 1 is faster. Times of the daemon begin with the start of its process, but for
+the snapshot (from the state `snapshotting` to the durable epoch).
+
+Machine of the newest lines: {machine}; shared with
+other work: the last column has the time (UTC) and how many processes wanted a core when it began
+(the load average of a minute). With a load of 0 the spread is some 20 %; above the number of cores,
+times and ratios say little.
+PostgreSQL {major} (fsync on), Python {python}, pyarrow {pyarrow}, deltalake {deltalake}.
+
+{table}{pictures}"""
+
+
+def read_lines(text: str) -> dict[str, str]:
+    """Give the lines of a results file by what they measure."""
+    table = text.rpartition("|---|\n")[2]
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def line_of(figure: Figure, when: str, kind: str = "") -> str:
+    """Give a line of the table."""
+    reached = "yes" if figure.is_reached else "no"
+    return f"| {kind}{figure.what} | {figure.measured} | {figure.reach} | {reached} | {when} |"
+
+
+def report(lines: dict[str, str], major: int) -> str:
+    """Give the text of the results file; `major`: of the server."""
+    return _TEXT.format(
+        machine=_machine(),
+        major=major,
+        python=platform.python_version(),
+        pyarrow=pa.__version__,
+        deltalake=deltalake.__version__,
+        table=_HEAD + "".join(f"{line}\n" for line in lines.values()),
+        pictures="".join(
+            f"\n![{what}](plots/{name}.png)\n"
+            for name, what in _PICTURES.items()
+            if (PLOTS / f"{name}.png").exists()
+        ),
+    )
+
+
+def _machine() -> str:
+    memory_gb = psutil.virtual_memory().total / 1e9
+    system = f"{platform.system()} {platform.release().split('-')[0]}"
+    return f"{_cpu()}, {os.cpu_count()} cores, {memory_gb:.0f} GB, {system}"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,48 @@
+"""A backlog cut into parts that several temporary slots drain at the same time.
+
+A transaction belongs to the part in which its commit record starts (its commit_lsn). A call of the
+SQL functions up to a bound gives all that commit in a record that starts below it; a slot that was
+moved to a bound gives all that commit in one that starts there or later. So two parts meet without
+a gap and without an overlap, whatever transactions lie across the bound: but not if it lies in the
+header of a page, which belongs to no record. Source: PostgreSQL, src/backend/replication/logical:
+logicalfuncs.c (pg_logical_slot_get_changes_guts), snapbuild.c (SnapBuildXactNeedsSkip).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ingestd.positions import Lsn
+
+LEAST_BYTES = 64 << 20
+"""A backlog is cut for the sake of several slots only into parts of so much WAL."""
+_PAGE_BYTES, _INSIDE_BYTES = 8192, 512
+"""Pages of WAL have a power of two of bytes, at least 1024; their headers have 40 at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The transactions whose commit_lsn is in `begin` to below `end`."""
+
+    begin: Lsn
+    end: Lsn
+
+
+def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[Part]:
+    """Give the parts of `start` to `target` in order, of about `part_bytes` at most.
+
+    There are at least `slots`, if that leaves enough for each. `start` is a position of the slot,
+    `target` where the server was: the end of a record or of a page, so neither is in a header.
+    """
+    nbytes = target - start
+    if nbytes <= 0:
+        return []
+    count = max(-(-nbytes // part_bytes), min(slots, nbytes // LEAST_BYTES), 1)
+    inside = {_inside_page(start + nbytes * number // count) for number in range(1, count)}
+    bounds = [start, *sorted(bound for bound in inside if start < bound < target), target]
+    return [Part(begin, end) for begin, end in pairwise(bounds)]
+
+
+def _inside_page(position: int) -> Lsn:
+    return Lsn(position - position % _PAGE_BYTES + _INSIDE_BYTES)

@@ -1,0 +1,70 @@
+"""Moving the slot itself while no stream does: a backlog of any size may be under way.
+
+It is moved to confirmed positions only, in the background: the server reads the WAL up to there,
+and the next epoch need not wait for that. Source: PostgreSQL documentation, "Replication Management
+Functions", pg_replication_slot_advance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+
+from ingestd.capture.session import classify, connect, end_without_client
+from ingestd.positions import ZERO, Lsn
+
+ADVANCE_BYTES = 256 << 20
+"""How much is confirmed at a time: each costs the server a scan of that, and a connection."""
+
+
+class SlotAdvance:
+    """Moves one slot, one step at a time. `close` it always."""
+
+    def __init__(self, dsn: str, slot: str, where: str) -> None:
+        self._dsn = dsn
+        self._slot = slot
+        self._where = where
+        self._reached = ZERO
+        self._moving: asyncio.Task[None] | None = None
+
+    def begin(self, position: Lsn) -> None:
+        """Take that the slot is at `position`."""
+        self._reached = position
+
+    async def confirm(self, position: Lsn) -> None:
+        """Begin to move it there, if that is far enough and no step is under way.
+
+        Raises what the step before ended with: TransientError, OperatorError.
+        """
+        if self._moving is not None and self._moving.done():
+            await self.settle()
+        if self._moving is None and position - self._reached >= ADVANCE_BYTES:
+            self._reached = position
+            self._moving = asyncio.create_task(self._move(position))
+
+    async def settle(self) -> None:
+        """Return when the slot is not being moved. Raises what that ended with."""
+        if self._moving is not None:
+            moving = self._moving
+            await asyncio.wait([moving])
+            self._moving = None
+            moving.result()
+
+    async def close(self) -> None:
+        """Stop. At any time, twice."""
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+
+    async def _move(self, position: Lsn) -> None:
+        try:
+            async with await connect(self._dsn) as connection:
+                await end_without_client(connection)
+                await connection.execute(
+                    "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
+                    (self._slot, str(position)),
+                )
+        except psycopg.Error as error:
+            raise classify(error, f"{self._where}, confirm", self._dsn) from error

@@ -1,0 +1,208 @@
+"""Reading a replication connection past libpq: the socket's bytes, cut later, all at once.
+
+The server sends each message on its own, so what is done per message is done millions of times.
+Here nothing is: what little comes is read on the event loop, a few times while it is waited for
+more; what comes without a pause is put together by the kernel, in one call of a thread, without
+Python's lock. Nobody may look away for long: a unix socket holds 277 messages, and the server
+stands still while it is full.
+
+libpq must be idle when its socket is taken over, and only closes it afterwards. Under TLS it can't
+be: see `libpq_reader`. Source: PostgreSQL documentation, "Message Formats", "Error and Notice
+Message Fields".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.pq import DiagnosticField
+
+from ingestd.capture.readiness import readable, writable
+from ingestd.capture.wal.copy_both import TURN_BYTES, Block
+from ingestd.decode.wire import ASIDES, COPY_BOTH, ERROR, Cutter, error_fields
+
+GLANCE_S = 0.005
+"""How often the event loop looks: a unix socket is full with 277 messages."""
+GLANCE_BYTES = 1 << 16
+BUSY_BYTES = 1 << 13
+"""After so much in a glance more is expected without a pause."""
+PAUSE_BYTES = 1 << 17
+"""When so little comes in a turn that is over because of its time, the event loop takes over."""
+_HEADER = struct.Struct(">ci")
+_FIELDS = frozenset(int(field) for field in DiagnosticField)
+
+
+async def is_plain(connection: AsyncConnection[Any]) -> bool:
+    """Whether the socket has what the server sends, neither TLS nor Kerberos between."""
+    if connection.pgconn.ssl_in_use:
+        return False
+    # libpq does not tell of Kerberos.
+    cursor = await connection.execute(
+        "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
+    )
+    row = await cursor.fetchone()
+    return row is not None and not row[0]
+
+
+class SocketReader:
+    """See `copy_both.Reader`."""
+
+    def __init__(self, connection: AsyncConnection[Any]) -> None:
+        self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
+        # For the thread; on the event loop each call says that it does not wait.
+        self._socket.settimeout(None)
+        self._thread = ThreadPoolExecutor(1, "stream")
+        self._sending = asyncio.Lock()
+        self._pieces: list[bytes] = []
+        self._cutter = Cutter()
+        self._is_busy = False
+
+    async def start(self, command: bytes) -> None:
+        """Send the command; return when the server agrees. What follows its answer stays unread."""
+        await self._send(b"Q", command + b"\0")
+        while (kind := await self._next_kind()) in ASIDES:
+            await self._pass()
+        while kind != COPY_BOTH:  # an error, whatever of it has come yet
+            await self.collect(0)
+            taken = self.take()
+            if taken is not None and (ended := taken.block().ended) is not None:
+                raise ended
+
+    async def _next_kind(self) -> int:
+        await readable(self._socket.fileno())
+        kind = self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if not kind:
+            raise EOFError
+        return kind[0]
+
+    async def _pass(self) -> None:
+        """Read one message, and forget it."""
+        left = _HEADER.size
+        header = b""
+        while left:
+            await readable(self._socket.fileno())
+            found = self._socket.recv(min(left, GLANCE_BYTES), socket.MSG_DONTWAIT)
+            if not found:
+                raise EOFError
+            left -= len(found)
+            if len(header) < _HEADER.size:
+                header += found
+                if not left:
+                    left = _HEADER.unpack(header)[1] - 4
+
+    async def collect(self, linger_s: float) -> int:
+        """Read in glances, or in the thread while there is no pause."""
+        if self._is_busy:
+            loop = asyncio.get_running_loop()
+            piece = await loop.run_in_executor(self._thread, _read_on, self._socket, linger_s)
+            self._is_busy = len(piece) >= PAUSE_BYTES
+            return self._keep(piece)
+        await readable(self._socket.fileno())
+        until = time.monotonic() + linger_s
+        nbytes = 0
+        while True:
+            nbytes += (found := self._keep(_read(self._socket)))
+            self._is_busy = found >= BUSY_BYTES
+            if self._is_busy or time.monotonic() >= until:
+                return nbytes
+            await asyncio.sleep(GLANCE_S)
+
+    def _keep(self, piece: bytes) -> int:
+        if piece:
+            self._pieces.append(piece)
+        return len(piece)
+
+    def take(self) -> Pieces | None:
+        """Give the pieces."""
+        pieces, self._pieces = self._pieces, []
+        return Pieces(pieces, self._cutter) if pieces else None
+
+    async def send(self, message: bytes) -> None:
+        """Send it; waits while the server does not read."""
+        await self._send(b"d", message)
+
+    async def _send(self, kind: bytes, content: bytes) -> None:
+        data = _HEADER.pack(kind, len(content) + 4) + content
+        async with self._sending:
+            while data:
+                with contextlib.suppress(BlockingIOError):
+                    data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+                if data:
+                    await writable(self._socket.fileno())
+
+    async def close(self) -> None:
+        """Wait for the thread, which reads for a moment at most. Twice is fine."""
+        await asyncio.to_thread(self._thread.shutdown)
+        if self._socket.fileno() < 0:
+            return
+        self._socket.settimeout(0)  # libpq says goodbye, and may not wait for that
+        self._socket.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Bytes as they came (`copy_both.Collected`)."""
+
+    pieces: list[bytes]
+    cutter: Cutter
+
+    def block(self) -> Block:
+        """Cut them, and what was left of those before."""
+        buffer, found = self.cutter.feed(self.pieces)
+        return Block(buffer, found.starts, found.ends, _ended(found.last))
+
+
+def _read(source: socket.socket) -> bytes:
+    """Read what there is. Raises EOFError if nothing comes any more."""
+    try:
+        found = source.recv(GLANCE_BYTES, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""
+    if not found:
+        raise EOFError
+    return found
+
+
+def _read_on(source: socket.socket, limit_s: float) -> bytes:
+    """Read a turn, or for so long. Raises EOFError as `_read`; an end after data comes again."""
+    source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(limit_s))
+    try:
+        found = source.recv(TURN_BYTES, socket.MSG_WAITALL)
+    except BlockingIOError:
+        return b""
+    if not found:
+        raise EOFError
+    return found
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return struct.pack("ll", whole, round((seconds - whole) * 1e6) or 1)
+
+
+def _ended(last: tuple[int, bytes] | None) -> psycopg.Error | None:
+    """Make of the message that ended the data what libpq would."""
+    if last is None:
+        return None
+    kind, content = last
+    if kind != ERROR:
+        return psycopg.OperationalError("the server ended the stream: the connection is closed")
+    info: dict[int, bytes | None] = {
+        DiagnosticField(k): v for k, v in error_fields(content).items() if k in _FIELDS
+    }
+    text = info.get(DiagnosticField.MESSAGE_PRIMARY) or b""
+    try:
+        error = psycopg.errors.lookup((info.get(DiagnosticField.SQLSTATE) or b"").decode())
+    except KeyError:
+        error = psycopg.DatabaseError
+    return error(text.decode("utf-8", "replace"), info=info)

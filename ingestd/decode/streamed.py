@@ -1,0 +1,265 @@
+"""Transactions that are sent before they commit, put back into commit order.
+
+Source: PostgreSQL documentation, "Logical Replication Message Formats" (protocol version 2: Stream
+Start, Stop, Commit, Abort) and "Logical Streaming Replication Protocol"; pgoutput.c,
+maybe_send_schema and cleanup_rel_sync_cache, for what RELATION messages mean.
+
+With `streaming 'on'` the server sends segments of transactions that are still open once they exceed
+logical_decoding_work_mem. A change's row needs the commit's LSN, so the segments wait in a `Spool`
+until Stream Commit; then they are given as an ordinary transaction: Begin, messages, Commit. What
+leaves `CommitOrder` is what the same slot would have sent without streaming, so whoever decodes it
+knows nothing of all this. States::
+
+    outside --Stream Start--> in a segment of xid --Stream Stop--> outside
+    transaction: absent --first segment--> open --Stream Commit--> given, absent
+                                           open --Stream Abort of itself--> absent
+
+**No position moves here.** An open transaction commits above whatever a keepalive tells: its
+commit record lies beyond what the server has read. So a keepalive's position may be confirmed while
+one is open: it is sent again, from the slot, to whoever streams from there. The spool is no state.
+
+**Sub-transactions.** In a segment each message carries the id of its sub-transaction. Ids are given
+in the order in which sub-transactions first write, a parent's before its children's; and from then
+until it ends, a session writes under it or its descendants only. So at Stream Abort of `subxid` all
+that goes lies at the end of the spool: the messages after the last one with an earlier id. (Where a
+descendant's abort is told first and an ancestor's message lies behind it, nothing goes yet: the
+ancestor is named by the same abort record, and so next.) A subscriber does the same by offsets.
+
+**RELATION messages.** The server remembers for each relation what it has told, apart for each
+streamed transaction: there it tells it anew before the first change, forgets that after the abort
+of any of its sub-transactions (the message may have gone with it, or told of DDL that is undone),
+and whenever the relation may have changed. So an open transaction's messages bring along every
+definition they need, each in its place among them. At its commit the server takes the relation as
+told to ordinary transactions too, unless it may have changed in between: the definition that holds
+after it is the newest *as sent*, not the last of the transaction. If another transaction has told
+of a relation since, that message is repeated at the end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.decode.messages import RELATION, Ints
+from ingestd.errors import ProtocolError
+
+START, STOP, STREAM_COMMIT, ABORT = (ord(c) for c in "SEcA")
+ORIGIN = ord("O")
+_IS_CONTROL = np.zeros(256, np.bool_)
+_IS_CONTROL[[START, STOP, STREAM_COMMIT, ABORT]] = True
+_HAS_XID = np.zeros(256, np.bool_)
+_HAS_XID[[ord(c) for c in "RYIUDTM"]] = True
+_XID_BYTES = 4
+
+_START = struct.Struct(">cIB")
+_COMMIT = struct.Struct(">cIBQQq")
+_ABORT = struct.Struct(">cII")
+_RELATION_OID = struct.Struct(">I")
+_ORDINARY_BEGIN = struct.Struct(">cQqI")
+_ORDINARY_COMMIT = struct.Struct(">cBQQq")
+
+Stretch = tuple[bytes, Ints, Ints]
+"""A buffer and where its messages start and end: what `StreamDecoder.feed` takes."""
+Xids = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMessages:
+    """Messages of one open transaction, in the form they have outside of a segment.
+
+    `xids`: of the sub-transaction of each. `number`: of the first in all that was sent.
+    """
+
+    buffer: bytes
+    starts: Ints
+    ends: Ints
+    xids: Xids
+    number: int
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def first(self, count: int) -> OpenMessages:
+        """Give the first `count` of them, at least one."""
+        ends = self.ends[:count]
+        return OpenMessages(
+            self.buffer[: int(ends[-1])], self.starts[:count], ends, self.xids[:count], self.number
+        )
+
+    def relations(self) -> Iterator[tuple[int, int, bytes]]:
+        """Give each RELATION message: the relation's OID, the message's number, the message."""
+        types = np.frombuffer(self.buffer, np.uint8)[self.starts]
+        for i in np.flatnonzero(types == RELATION).tolist():
+            message = self.buffer[int(self.starts[i]) : int(self.ends[i])]
+            yield _oid(message), self.number + i, message
+
+
+class Spool(Protocol):
+    """Where open transactions wait. Everything is by top-level xid."""
+
+    def append(self, xid: int, messages: OpenMessages) -> None:
+        """Keep messages that follow those kept before."""
+
+    def abort(self, xid: int, subxid: int) -> None:
+        """Drop what the abort of a sub-transaction undoes (`count_before`); maybe nothing."""
+
+    def drop(self, xid: int) -> None:
+        """Drop all of a transaction, of which there may be nothing."""
+
+    def take(self, xid: int) -> Iterator[OpenMessages]:
+        """Give what is kept of a transaction, in order, and drop it."""
+
+
+def count_before(xids: Xids, subxid: int) -> int:
+    """How many of these messages stay when `subxid` aborts: up to the last with an earlier id."""
+    earlier = np.flatnonzero((xids - np.uint32(subxid)) >= np.uint32(1 << 31))
+    return int(earlier[-1]) + 1 if len(earlier) else 0
+
+
+class CommitOrder:
+    """One stream from its start. After a ProtocolError it can't go on. One thread at a time."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._segment: int | None = None
+        self._open: set[int] = set()
+        self._sent = 0
+        self._newest: dict[int, tuple[int, bytes]] = {}  # told while a transaction was open
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a transaction that was sent in part is open."""
+        return bool(self._open)
+
+    def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[Stretch]:
+        """Take whole messages, give those that are due: none, these, or far more than these.
+
+        Take all of what it gives before the next call. Raises ProtocolError.
+        """
+        if len(starts) == 0:
+            return
+        if int(starts[0]) < 0 or int(ends[-1]) > len(buffer) or (starts >= ends).any():
+            msg = "messages empty or outside their buffer"
+            raise ProtocolError(msg)
+        types = np.frombuffer(buffer, np.uint8)[starts]
+        at = 0
+        for i in np.flatnonzero(_IS_CONTROL[types]).tolist():
+            yield from self._take(buffer, starts[at:i], ends[at:i], types[at:i])
+            yield from self._control(buffer[int(starts[i]) : int(ends[i])])
+            at = i + 1
+        yield from self._take(buffer, starts[at:], ends[at:], types[at:])
+
+    def _take(
+        self, buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8]
+    ) -> Iterator[Stretch]:
+        """Take messages of one segment, or outside of any."""
+        if len(starts) == 0:
+            return
+        number, self._sent = self._sent, self._sent + len(starts)
+        if self._segment is None:
+            if self._open:
+                for i in np.flatnonzero(types == RELATION).tolist():
+                    message = buffer[int(starts[i]) : int(ends[i])]
+                    self._newest[_oid(message)] = (number + i, message)
+            yield buffer, starts, ends
+            return
+        with_xid = types != ORIGIN
+        if with_xid.any():
+            starts, ends, types = starts[with_xid], ends[with_xid], types[with_xid]
+            messages = _without_xids(buffer, starts, ends, types, number)
+            self._spool.append(self._segment, messages)
+
+    def _control(self, message: bytes) -> Iterator[Stretch]:
+        try:
+            yield from self._controlled(message)
+        except struct.error as error:
+            msg = f"malformed message {message[:1]!r} of {len(message)} bytes"
+            raise ProtocolError(msg) from error
+
+    def _controlled(self, message: bytes) -> Iterator[Stretch]:
+        if (message[0] == STOP) == (self._segment is None):
+            msg = f"message {message[:1]!r} in the wrong place among segments"
+            raise ProtocolError(msg)
+        if message[0] == START:
+            self._begin_segment(message)
+        elif message[0] == STOP:
+            self._segment = None
+        elif message[0] == ABORT:
+            _, xid, subxid = _ABORT.unpack(message)
+            self._abort(xid, subxid)
+        else:
+            yield from self._commit(message)
+
+    def _begin_segment(self, message: bytes) -> None:
+        _, xid, is_first = _START.unpack(message)
+        if is_first:
+            self._spool.drop(xid)
+            self._open.add(xid)
+        elif xid not in self._open:
+            msg = f"a segment of transaction {xid}, which has not begun"
+            raise ProtocolError(msg)
+        self._segment = xid
+
+    def _abort(self, xid: int, subxid: int) -> None:
+        if xid != subxid:
+            self._spool.abort(xid, subxid)
+            return
+        self._spool.drop(xid)
+        self._close(xid)
+
+    def _commit(self, message: bytes) -> Iterator[Stretch]:
+        _, xid, flags, lsn, end_lsn, time = _COMMIT.unpack(message)
+        if xid not in self._open:
+            msg = f"commit of transaction {xid}, which has not begun"
+            raise ProtocolError(msg)
+        yield _joined(_ORDINARY_BEGIN.pack(b"B", lsn, time, xid))
+        told: dict[int, tuple[int, bytes]] = {}
+        for messages in self._spool.take(xid):
+            told |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
+            yield messages.buffer, messages.starts, messages.ends
+        newer = []
+        for oid, last in told.items():
+            newest = max(last, self._newest.get(oid, last))
+            self._newest[oid] = newest
+            if newest is not last:
+                newer.append(newest[1])
+        self._close(xid)
+        yield _joined(*newer, _ORDINARY_COMMIT.pack(b"C", flags, lsn, end_lsn, time))
+
+    def _close(self, xid: int) -> None:
+        self._open.discard(xid)
+        if not self._open:  # whatever begins from here on tells of its relations later than all
+            self._newest.clear()
+
+
+def _without_xids(
+    buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8], number: int
+) -> OpenMessages:
+    if not _HAS_XID[types].all() or (ends - starts <= 1 + _XID_BYTES).any():
+        msg = "unknown or malformed message in a segment of an open transaction"
+        raise ProtocolError(msg)
+    words = np.ndarray((len(buffer) - 3,), ">u4", buffer, 0, (1,))
+    xids = words[starts + 1].astype(np.uint32)
+    starts = starts + _XID_BYTES
+    first, last = int(starts[0]), int(ends[-1])
+    data = np.frombuffer(buffer, np.uint8, last - first, first).copy()
+    data[starts - first] = types  # the type moves up to the content: nothing else has to
+    return OpenMessages(data.tobytes(), starts - first, ends - first, xids, number)
+
+
+def _joined(*messages: bytes) -> Stretch:
+    ends = np.cumsum([len(m) for m in messages], dtype=np.int64)
+    return b"".join(messages), np.append([0], ends[:-1]), ends
+
+
+def _oid(relation: bytes) -> int:
+    if len(relation) < 1 + _RELATION_OID.size:
+        msg = f"RELATION message of {len(relation)} bytes"
+        raise ProtocolError(msg)
+    oid: int = _RELATION_OID.unpack_from(relation, 1)[0]
+    return oid

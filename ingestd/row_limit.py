@@ -1,0 +1,40 @@
+"""Rows that are too large to be taken: what their table's error says.
+
+A row counts as the server sends it, as text: a bytea has two characters for each byte. Its size is
+bounded by its source's share of `limits.memory`, because it is received and decoded as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ingestd.errors import TableError
+
+if TYPE_CHECKING:
+    from ingestd.schema import TableId
+
+UNLIMITED_BYTES = 1 << 31
+"""No server sends more in one message."""
+LEAST_BYTES = 1 << 20
+READING_PART = 4
+"""A connector may read ahead with one in so many of its source's share."""
+
+
+def row_limit_bytes(memory_bytes: int) -> int:
+    """Give the largest row that a connector of `memory_bytes` takes: its source's share."""
+    return min(UNLIMITED_BYTES, max(LEAST_BYTES, READING_PART * memory_bytes))
+
+
+def row_too_large(table: TableId, row_bytes: int, limit_bytes: int) -> TableError:
+    """Make the error of a table that a row of `row_bytes` was met in."""
+    return TableError(
+        table,
+        f"a row of {_megabytes(row_bytes)} MB, sent as text, is more than the source may hold"
+        f" ({_megabytes(limit_bytes)} MB, its share of limits.memory)",
+        remedy="leave its large column out (`exclude_columns`) or raise `limits.memory`, and"
+        " restart: the table is read anew then",
+    )
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.0f}"

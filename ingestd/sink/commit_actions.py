@@ -1,0 +1,130 @@
+"""What is in a commit of a Delta log: read, judged, written.
+
+Source: Delta protocol, "Actions".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from ingestd import __version__
+from ingestd.ports import Fragment
+
+TOKEN = "ingestdCommit"  # noqa: S105 - a key in commitInfo
+RESUME = "ingestdResume"
+"""Beside it: where the capture goes on once this commit is durable."""
+
+
+class Interposed(Enum):
+    """What a commit that is not the expected one turns out to be."""
+
+    OURS = auto()
+    WITHOUT_DATA = auto()
+    FOREIGN = auto()
+
+
+def judge(commit_json: str, token: str) -> Interposed:
+    """Tell from the actions of a commit whose it is and whether it changed data."""
+    actions = actions_of(commit_json)
+    if any(a.get("commitInfo", {}).get(TOKEN) == token for a in actions):
+        return Interposed.OURS
+    is_stamped = any(TOKEN in a.get("commitInfo", {}) for a in actions)
+    return Interposed.FOREIGN if is_stamped or has_data(actions) else Interposed.WITHOUT_DATA
+
+
+def has_data(actions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a commit changes rows, or carries an app transaction of a daemon."""
+    return any(
+        action[k].get("dataChange", True)
+        for action in actions
+        for k in ("add", "remove")
+        if k in action
+    ) or any(a.get("txn", {}).get("appId", "").startswith("ingestd/") for a in actions)
+
+
+def actions_of(commit_json: str) -> list[dict[str, Any]]:
+    """Give a commit's actions: one a line, whatever separators of lines are in a value."""
+    return [json.loads(line) for line in commit_json.split("\n") if line.strip()]
+
+
+def resume_in(commit_json: str, app_id: str) -> str | None:
+    """Give the text that a commit with this app transaction carries; None if it is no such one."""
+    actions = actions_of(commit_json)
+    if not any(a.get("txn", {}).get("appId") == app_id for a in actions):
+        return None
+    found = (a.get("commitInfo", {}).get(RESUME) for a in actions)
+    return next((text for text in found if text), "")
+
+
+def commit_text(
+    fragments: Sequence[Fragment], stamps: Mapping[str, str], carried: Sequence[tuple[str, int]]
+) -> bytes:
+    """Write a commit that adds files; `carried`: app transactions, name and version."""
+    actions = [_info("WRITE", {"mode": "Append", "partitionBy": "[]"}, stamps)]
+    actions += ({"txn": {"appId": app_id, "version": number}} for app_id, number in carried)
+    actions += (_add(f, is_change=True) for f in fragments)
+    return _lines(actions)
+
+
+def rewrite_text(
+    fragments: Sequence[Fragment], removed: Mapping[str, int], stamps: Mapping[str, str]
+) -> bytes:
+    """Write a commit that puts files in the place of others (path, bytes), the rows being equal."""
+    now_ms = time.time_ns() // 1_000_000
+    actions = [_info("OPTIMIZE", {"predicate": "[]"}, stamps)]
+    actions += (
+        {
+            "remove": {
+                "path": path,
+                "deletionTimestamp": now_ms,
+                "dataChange": False,
+                "extendedFileMetadata": True,
+                "partitionValues": {},
+                "size": nbytes,
+            }
+        }
+        for path, nbytes in removed.items()
+    )
+    actions += (_add(f, is_change=False) for f in fragments)
+    return _lines(actions)
+
+
+def _info(
+    operation: str, parameters: Mapping[str, str], stamps: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "commitInfo": {
+            "timestamp": time.time_ns() // 1_000_000,
+            "operation": operation,
+            "operationParameters": parameters,
+            "engineInfo": f"ingestd/{__version__}",
+            **stamps,
+        }
+    }
+
+
+def _add(fragment: Fragment, *, is_change: bool) -> dict[str, Any]:
+    return {
+        "add": {
+            "path": fragment.path,
+            "partitionValues": {},
+            "size": fragment.size_bytes,
+            "modificationTime": fragment.modification_time_ms,
+            "dataChange": is_change,
+            "stats": fragment.stats_json,
+        }
+    }
+
+
+def _lines(actions: Sequence[Mapping[str, Any]]) -> bytes:
+    lines = (json.dumps(action, separators=(",", ":")) for action in actions)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def parse_statistics(statistics: str | None) -> dict[str, Any]:
+    """Read a file's statistics JSON; empty if it has none."""
+    return dict(json.loads(statistics)) if statistics else {}

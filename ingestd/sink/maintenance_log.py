@@ -1,0 +1,166 @@
+"""Cleaning the log of a Delta table, and with it the files that no version has any more.
+
+A commit's JSON may go when a checkpoint above it was written before the retention began: every
+version since then can still be read. A file that a commit took out of the table goes with that
+commit, for only versions before it have the file. So one figure, the retention, says both how far
+back versions can be read and how far behind a streaming reader may be.
+
+====================  ===========================================================================
+never goes            why
+====================  ===========================================================================
+the newest commit     `AppendLog.resume` (where polling stands) and `ReferenceLog.content` (the
+with data or an app   digest of all rows) are in it; commits after it are kept as well
+transaction
+app transactions      watermarks: in every checkpoint, without last_updated
+a file of this run    an epoch that fills writes files for hours before its commit; what is in no
+                      commit goes only if an earlier run wrote it, a retention ago
+====================  ===========================================================================
+
+Commits go from the oldest on, each after the files that it took out; then checkpoints. A kill in
+between leaves what the next run takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow.parquet as pq
+
+from ingestd.sink.commit_actions import actions_of, has_data
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.maintenance_plan import LogFiles, cut_of, needless_checkpoints
+from ingestd.sink.store import Store
+
+_COMMIT = re.compile(r"(\d{20})\.json\Z")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_DATA_FILE = re.compile(r"part-[^/]*\.parquet\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What went: commits and checkpoints, data files."""
+
+    log_files: int = 0
+    data_files: int = 0
+
+
+class LogCleaner:
+    """Cleans the table in `folder` of `store`. All calls block.
+
+    `written_before_s`: what is younger stays (Unix seconds); `began_s`: when the run began that may
+    be writing files now.
+    """
+
+    def __init__(
+        self, store: Store, folder: str, *, written_before_s: float, began_s: float
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._log_folder = f"{folder}/_delta_log"
+        self._before_s = written_before_s
+        self._began_s = began_s
+
+    def clean(self, live: frozenset[str]) -> Cleaned:
+        """Remove what may go; `live`: the files of the newest version.
+
+        Raises what `storage_fault` makes of an error.
+        """
+        with storage_faults(self._store.uri(self._folder)):
+            found = self._store.written(self._log_folder)
+            log = log_files(found)
+            cut = cut_of(log, self._before_s, self._newest_looked_for(log))
+            if cut is not None and not self._is_checkpoint_sound(cut):
+                cut = None
+            commits = [n for n in sorted(log.commits) if cut is not None and n < cut]
+            data = 0
+            for number in commits:  # one after another: what is done stays done
+                data += self._take_files_of(number, live)
+                self._store.remove(f"{self._log_folder}/{number:020}.json")
+            checkpoints = needless_checkpoints(log, cut, self._before_s)
+            for number in checkpoints:
+                self._store.remove(f"{self._log_folder}/{number:020}.checkpoint.parquet")
+            left = self._remove_left_overs(found)
+            data += self._remove_orphans(live)
+            return Cleaned(len(commits) + len(checkpoints) + left, data)
+
+    def _newest_looked_for(self, log: LogFiles) -> int:
+        for number in range(log.newest, -1, -1):
+            if number not in log.commits:
+                break
+            if has_data(actions_of(self._commit(number))):
+                return number
+        return log.newest
+
+    def _commit(self, number: int) -> str:
+        with self._store.open(f"{self._log_folder}/{number:020}.json") as file:
+            return bytes(file.read()).decode()
+
+    def _is_checkpoint_sound(self, number: int) -> bool:
+        """Whether it can be read, and is durable: what it takes the place of is about to go."""
+        name = f"{number:020}.checkpoint.parquet"
+        with self._store.open(f"{self._log_folder}/{name}") as source:
+            rows: int = pq.ParquetFile(source).metadata.num_rows
+        self._store.sync(self._log_folder, [name])
+        return rows > 0
+
+    def _take_files_of(self, number: int, live: frozenset[str]) -> int:
+        """Remove the files that a commit took out of the table."""
+        paths = [a["remove"]["path"] for a in actions_of(self._commit(number)) if "remove" in a]
+        gone = [path for path in paths if path not in live]
+        for path in gone:
+            self._store.remove(f"{self._folder}/{path}")
+        return len(gone)
+
+    def _remove_left_overs(self, found: Mapping[str, float]) -> int:
+        """Remove commits that were not put, of a run that is over."""
+        old = [name for name, at in found.items() if name.startswith(".") and at < self._orphaned_s]
+        for name in old:
+            self._store.remove(f"{self._log_folder}/{name}")
+        return len(old)
+
+    @property
+    def _orphaned_s(self) -> float:
+        return min(self._before_s, self._began_s)
+
+    def _remove_orphans(self, live: frozenset[str]) -> int:
+        written = self._store.written(self._folder)
+        old = {n for n, at in written.items() if _DATA_FILE.match(n) and at < self._orphaned_s}
+        old -= live
+        if old:
+            old -= self._tombstones()
+        for name in old:
+            self._store.remove(f"{self._folder}/{name}")
+        return len(old)
+
+    def _tombstones(self) -> frozenset[str]:
+        """Name the files that versions which can still be read may have.
+
+        Delta keeps them in checkpoints for `delta.deletedFileRetentionDuration`, which is at least
+        the retention here; see `ingestd.sink.maintenance`.
+        """
+        log = log_files(self._store.written(self._log_folder))
+        last = max(log.checkpoints, default=-1)
+        found: set[str] = set()
+        if last >= 0:
+            path = f"{self._log_folder}/{last:020}.checkpoint.parquet"
+            with self._store.open(path) as source, pq.ParquetFile(source) as file:
+                for batch in file.iter_batches(columns=["remove.path"]):
+                    removes = batch.column("remove").field("path").to_pylist()
+                    found.update(path for path in removes if path is not None)
+        for number in sorted(log.commits):
+            if number > last:
+                for action in actions_of(self._commit(number)):
+                    found.update(action[k]["path"] for k in ("add", "remove") if k in action)
+        return frozenset(found)
+
+
+def log_files(written: Mapping[str, float]) -> LogFiles:
+    """Tell commits and checkpoints by their names."""
+
+    def numbered(pattern: re.Pattern[str]) -> dict[int, float]:
+        matches = ((pattern.match(name), at) for name, at in written.items())
+        return {int(match[1]): at for match, at in matches if match is not None}
+
+    return LogFiles(numbered(_COMMIT), numbered(_CHECKPOINT))

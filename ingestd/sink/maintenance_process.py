@@ -1,0 +1,210 @@
+"""Maintenance of a source's lake in a process of its own (ports.LakeMaintenance).
+
+Of its own, because joining files takes CPU and memory that an epoch would wait for: it runs at the
+lowest priority, one thread each for CPU and reading, and what it allocated goes with it. It ends
+when its standard input does, so it does not outlive the daemon. It may be killed at any step (see
+`ingestd.sink.maintenance`).
+
+One line of JSON goes in, the order; a line comes out for each table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from contextlib import aclosing, suppress
+from typing import IO, Any
+
+from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.ports import MaintainedTable
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMaintenance
+from ingestd.sink.paths import Layout
+from ingestd.sink.store import Store, open_store
+
+SILENT_LIMIT_S = 3600.0
+"""A table that takes longer than this: the storage hangs."""
+SAID_CHARS = 500
+_LINE_BYTES = 1 << 20
+
+
+class MaintenanceProcess:
+    """See above. `uri`: the lake's."""
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        policy: MaintenancePolicy,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._uri = uri
+        self._source = source
+        self._policy = policy
+        self._storage_options = storage_options
+        self._began_s = time.time()  # files written since may be of an epoch that fills
+
+    async def run(
+        self, *, joins: bool, cleans: bool, only: Collection[str] | None = None
+    ) -> AsyncGenerator[MaintainedTable, None]:
+        """Run the process; give what it says. Killed when this is closed."""
+        order = {
+            "uri": self._uri,
+            "storage_options": dict(self._storage_options or {}),
+            "source": self._source,
+            "target_bytes": self._policy.target_bytes,
+            "retention_s": self._policy.retention_s,
+            "began_s": self._began_s,
+            "joins": joins,
+            "cleans": cleans,
+            "only": None if only is None else sorted(only),
+        }
+        with tempfile.TemporaryFile() as complaints:
+            async with aclosing(self._lines(order, complaints)) as lines:
+                async for line in lines:
+                    yield _told(json.loads(line))
+
+    async def _lines(
+        self, order: Mapping[str, Any], complaints: IO[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "ingestd.sink.maintenance_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=complaints,
+            limit=_LINE_BYTES,
+            start_new_session=True,  # a terminal's Ctrl-C is the daemon's to hear
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{json.dumps(order)}\n".encode())
+            while line := await self._line(process.stdout):
+                yield line
+            code = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if code != 0:
+            complaints.seek(0)
+            said = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise TransientError(
+                f"source {self._source}: maintenance of the lake ended with code {code}: "
+                f"{said[:SAID_CHARS] or 'it said nothing (killed for its memory?)'}",
+                reason="maintenance",
+            )
+
+    async def _line(self, lines: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(SILENT_LIMIT_S):
+                return await lines.readline()
+        except TimeoutError as error:
+            raise TransientError(
+                f"source {self._source}: maintenance of a table took over {SILENT_LIMIT_S:g} s",
+                reason="maintenance",
+            ) from error
+
+
+def _told(line: Mapping[str, Any]) -> MaintainedTable:
+    error: IngestdError | None = None
+    if "error" in line:
+        error = (
+            TransientError(line["error"], reason="storage", remedy=line["remedy"])
+            if line["passes"]
+            else OperatorError(line["error"], remedy=line["remedy"])
+        )
+    return MaintainedTable(
+        table=line["table"],
+        small_files=line.get("small_files"),
+        joined_files=line.get("joined_files", 0),
+        written_bytes=line.get("written_bytes", 0),
+        removed_files=line.get("removed_files", 0),
+        error=error,
+    )
+
+
+# --- the process itself ----------------------------------------------------------------------
+
+
+def main() -> None:
+    """Take the order from standard input, maintain table after table."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _step_back()
+    for line in maintain(order):
+        sys.stdout.write(f"{json.dumps(line)}\n")
+        sys.stdout.flush()
+    os._exit(0)  # a thread may be in a call of the storage's
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def _step_back() -> None:
+    """Let everything else on the machine go first."""
+    import pyarrow as pa  # noqa: PLC0415 - after the order: nothing is imported for nothing
+
+    os.nice(19)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+
+
+def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Do what an order says; give a line for each table: what was done, or what went wrong."""
+    store = open_store(order["uri"], order["storage_options"] or None)
+    policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
+    for name, folder, joins in tables_of(store, Layout(order["source"])):
+        if order["only"] is not None and name not in order["only"]:
+            continue
+        table = TableMaintenance(store, folder, policy, now_s=time.time(), began_s=order["began_s"])
+        try:
+            done = table.run(joins=joins and order["joins"], cleans=order["cleans"])
+        except IngestdError as error:
+            passes = isinstance(error, TransientError)
+            yield {"table": name, "error": error.what, "remedy": error.remedy, "passes": passes}
+        else:
+            yield {"table": name, **_line(done, knows_small=joins and order["joins"])}
+
+
+def _line(done: Maintained, *, knows_small: bool) -> dict[str, Any]:
+    return {
+        "small_files": done.small_files if knows_small else None,
+        "joined_files": done.joined_files,
+        "written_bytes": done.written_bytes,
+        "removed_files": done.cleaned.log_files + done.cleaned.data_files,
+    }
+
+
+def tables_of(store: Store, layout: Layout) -> Iterator[tuple[str, str, bool]]:
+    """Give each table's name, its folder, and whether its files are joined.
+
+    Those of `_ref` are not: who writes them does it as they change.
+    """
+    yield "_epochs", layout.epochs, True
+    yield "_tables", layout.tables, True
+    root = layout.root
+    with storage_faults(store.uri(root)):
+        for schema in store.folders(root):
+            if not schema.startswith("_"):
+                for table in store.folders(f"{root}/{schema}"):
+                    yield str(layout.table_of(schema, table)), f"{root}/{schema}/{table}", True
+        for schema in store.folders(f"{root}/_ref"):
+            for table in store.folders(f"{root}/_ref/{schema}"):
+                name = f"_ref/{layout.table_of(schema, table)}"
+                yield name, f"{root}/_ref/{schema}/{table}", False
+
+
+if __name__ == "__main__":
+    main()

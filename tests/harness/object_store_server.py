@@ -1,0 +1,98 @@
+"""moto's S3 behind a layer that is steered by requests below ``/-/``: a process of its own.
+
+It prints its port, and ends when its standard input does. ``tests.harness.object_store`` starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.wrappers import Response
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
+
+
+class Layer:
+    """Notes each request, delays it, and fails those that it was told to fail."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+        self._requests: list[tuple[str, str]] = []
+        self._latency_s = 0.0
+        self._faults: list[dict[str, Any]] = []
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path, query = environ["PATH_INFO"], parse_qs(environ["QUERY_STRING"])
+        if path.startswith("/-/"):
+            return self._steer(path.removeprefix("/-/"), query)(environ, start)
+        method = "LIST" if "list-type" in query else environ["REQUEST_METHOD"]
+        with self._lock:
+            self._requests.append((method, path))
+            latency_s, fault = self._latency_s, self._fault_of(method, path)
+        time.sleep(latency_s)
+        if fault == "refuse":
+            return Response(_SLOW_DOWN, 503)(environ, start)
+        if fault == "lose":
+            done = Response.from_app(self._app, environ)
+            assert done.status_code < 300, done.status
+            return Response("", 500)(environ, start)
+        return self._app(environ, start)
+
+    def _fault_of(self, method: str, path: str) -> str | None:
+        for fault in self._faults:
+            if fault["times"] and fault["method"] == method and fault["path"] in path:
+                fault["times"] -= 1
+                return str(fault["kind"])
+        return None
+
+    def _steer(self, what: str, query: dict[str, list[str]]) -> Response:
+        with self._lock:
+            if what == "latency":
+                self._latency_s = float(query["s"][0])
+            elif what == "fault":
+                kind, method, path, times = (
+                    query[k][0] for k in ("kind", "method", "path", "times")
+                )
+                found = {"kind": kind, "method": method, "path": path, "times": int(times)}
+                self._faults.append(found)
+            elif what == "faults":  # that are still to come
+                return Response(json.dumps([f for f in self._faults if f["times"]]))
+            requests, self._requests = self._requests, []
+        return Response(json.dumps(requests))
+
+
+class _Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - the base's name
+        del type, message, args
+
+
+def main() -> None:
+    app = Layer(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    print(server.port, flush=True)  # noqa: T201 - to who started it
+    server.serve_forever()
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A lake in an S3 store: exactly once as on a disk, for a small, constant number of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from ingestd.demo.comparison import await_caught_up
+from ingestd.schema import TableId
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
+from ingestd.sink.paths import Layout
+from ingestd.sink.read import read_files, read_raw
+from ingestd.sink.store import open_store
+from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
+from tests.harness.compare import epochs as epochs_of
+from tests.harness.config import wal_config
+from tests.harness.object_store import ObjectStoreServer
+from tests.harness.waiting import await_until
+from tests.harness.workload import Workload
+from tests.unit.sink.rows import inserts, make_table, summary
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+KILLS = 3
+TABLE = make_table("orders")
+IDS = (1, 2, 3)
+VISITS = TableId("public", "visits")
+REQUESTS_OF_A_COMMIT = 11
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ObjectStoreServer]:
+    with ObjectStoreServer() as server:
+        yield server
+
+
+@pytest.fixture
+def store(running: ObjectStoreServer) -> ObjectStoreServer:
+    running.begin_anew()
+    return running
+
+
+@asynccontextmanager
+async def opened(uri: str, options: dict[str, str] | None = None) -> AsyncIterator[DeltaLake]:
+    lake = DeltaLake(uri, "shop", storage_options=options)
+    await lake.open()
+    await lake.adopt("7000000000000000001")
+    try:
+        yield lake
+    finally:
+        await lake.close()
+
+
+async def commit(lake: DeltaLake, epoch: int) -> None:
+    writer = lake.begin()
+    await writer.append(inserts(TABLE, epoch * 100, *IDS))
+    await writer.commit(summary(epoch * 100, epoch * 100 + 50))
+
+
+async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
+    store: ObjectStoreServer, tmp_path: Path
+) -> None:
+    async def requests_of(lake: DeltaLake, epoch: int) -> Counter[str]:
+        store.requests()
+        await commit(lake, epoch)
+        return store.requests()
+
+    async with opened(store.uri, store.options) as lake:
+        found = {epoch: await requests_of(lake, epoch) for epoch in range(1, 6)}
+    async with opened(str(tmp_path / "lake")) as lake:
+        for epoch in range(1, 98):
+            await commit(lake, epoch)
+    store.begin_anew()
+    store.upload(tmp_path / "lake")
+    async with opened(store.uri, store.options) as lake:
+        # past the checkpoints of both tables, which cost more
+        found |= {epoch: await requests_of(lake, epoch) for epoch in range(98, 106)}
+
+    assert found[105] == found[5]
+    assert found[5].total() == 2 * REQUESTS_OF_A_COMMIT  # of the raw table and of `_epochs`
+
+
+@pytest.mark.parametrize(
+    "path", ["public/orders/_delta_log/", "_epochs/_delta_log/", "public/orders/part-"]
+)
+async def test_exactly_once_where_an_answer_is_lost_or_the_store_is_busy(
+    store: ObjectStoreServer, tmp_path: Path, path: str
+) -> None:
+    async with opened(store.uri, store.options) as lake:
+        await commit(lake, 1)
+        store.lose_answer("PUT", path)
+        await commit(lake, 2)
+        store.refuse("PUT", path, times=2)
+        await commit(lake, 3)
+        await commit(lake, 4)
+
+    assert store.faults_left() == []
+    local = str(store.download(tmp_path / "lake"))
+    rows = read_raw(local, "shop", TABLE.id).select(["_cdc_epoch", "id"]).to_pylist()
+    expected = [(epoch, i) for epoch in range(1, 5) for i in IDS]
+    assert sorted((row["_cdc_epoch"], row["id"]) for row in rows) == expected
+    assert [row["epoch"] for row in epochs_of(local)] == [1, 2, 3, 4]
+
+
+async def test_files_are_joined_in_a_store_while_the_daemon_appends(
+    store: ObjectStoreServer, tmp_path: Path
+) -> None:
+    epochs = 12
+    async with opened(store.uri, store.options) as lake:
+        for epoch in range(1, epochs):
+            await commit(lake, epoch)
+        loop = asyncio.get_running_loop()
+
+        def beside(step: str) -> None:
+            if step == "commit":  # which so finds another commit in its place, and tries again
+                asyncio.run_coroutine_threadsafe(commit(lake, epochs), loop).result(60)
+                store.lose_answer("PUT", "public/orders/_delta_log/")
+
+        maintenance = TableMaintenance(
+            open_store(store.uri, store.options),
+            "shop/public/orders",
+            MaintenancePolicy(target_bytes=128_000_000, retention_s=7 * 86400),
+            now_s=time.time(),
+            began_s=0,
+            step=beside,
+        )
+        done = await asyncio.to_thread(maintenance.run)
+        await commit(lake, epochs + 1)
+
+    assert (done.joined_files, done.written_files, done.gave_way) == (epochs - 1, 1, 0)
+    assert store.faults_left() == []
+    local = str(store.download(tmp_path / "lake"))
+    rows = read_raw(local, "shop", TABLE.id).select(["_cdc_epoch", "id"]).to_pylist()
+    expected = [(epoch, i) for epoch in range(1, epochs + 2) for i in IDS]
+    assert sorted((row["_cdc_epoch"], row["id"]) for row in rows) == expected
+
+
+@pytest.mark.timeout(600)
+def test_exactly_once_in_a_store_through_sigkills(
+    workload_database: Database, make_daemon: MakeDaemon, store: ObjectStoreServer, tmp_path: Path
+) -> None:
+    """I1, I2, I3, I4, I6, where a put is durable and a commit is a conditional one."""
+    rng = random.Random(20261122)
+    slot = f"ingestd_shop_{workload_database.name}"
+    daemon = make_daemon(
+        wal_config(
+            lake=store.uri,
+            dsn=workload_database.dsn,
+            max_delay="100ms",
+            source_extra=f'slot = "{slot}"\npublication = "{slot}"',
+            extra='[sources.shop.table."public.visits"]\nreference = "snapshot_plus_cdc"\n'
+            + store.config,
+        )
+    )
+    workload = Workload(
+        workload_database.dsn, seed=1, transactions=1_000_000, limit_s=200, pause_s=0.02
+    )
+    with workload:
+        for number in range(KILLS):
+            before = len(daemon.events("epoch.committed"))
+            daemon.start()
+            _await_epoch_after(before, daemon)
+            if number == 1:
+                store.lose_answer("PUT", "_delta_log/")
+            _run_for(rng.uniform(0.0, 1.0))
+            daemon.sigkill()
+        daemon.start_ready(60)
+        workload.stop()
+        with workload_database.connect() as connection:
+            await_caught_up(connection, slot)
+        visits = workload_database.rows("SELECT id, seen::text FROM visits ORDER BY id")
+        await_until(lambda: visits_in(store) == visits, 60, daemon.tail)
+        local = store.download(tmp_path / "local")
+        assert_lake_equals_source(workload_database, local, slot=slot)
+    assert_change_log_is_sound(workload_database, local)
+    assert store.faults_left() == []
+    assert workload.committed > 100
+    assert daemon.sigterm() == 0
+
+
+def visits_in(store: ObjectStoreServer) -> list[tuple[int, str | None]]:
+    """The reference table's rows, where they are."""
+    files = open_store(store.uri, store.options)
+    folder = Layout("shop").reference(VISITS)
+    handle = DeltaTable(files.uri(folder), storage_options=store.options)
+    rows = read_files(handle, files, folder, columns=["id", "seen"]).to_pylist()
+    return sorted((row["id"], row["seen"]) for row in rows)
+
+
+def _await_epoch_after(before: int, daemon: Daemon) -> None:
+    await_until(lambda: len(daemon.events("epoch.committed")) > before, 60, daemon.tail)
+
+
+def _run_for(seconds: float) -> None:
+    """Let the daemon run until a random instant."""
+    end = time.monotonic() + seconds
+    await_until(lambda: time.monotonic() >= end, seconds + 5, poll_s=0.01)

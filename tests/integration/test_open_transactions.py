@@ -1,0 +1,308 @@
+"""Transactions that the server sends while they are open: undone parts, DDL, positions, no room."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.capture import WalCapture
+from ingestd.capture.wal.catch_up import CatchUpPolicy
+from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
+from ingestd.errors import TransientError
+from ingestd.positions import Lsn
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.schema import TableId
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.read import read_raw
+from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
+from tests.harness.open_transactions import OpenWriters, send_while_open, sent_while_open
+from tests.harness.waiting import await_until
+from tests.unit.decode.test_streamed import ordered
+from tests.unit.run.fixtures import watch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from tests.harness.databases import Database
+
+LIMIT_S = 60.0
+ROWS = "INSERT INTO {table} SELECT g, repeat(md5(g::text), 5) FROM generate_series({a}, {b}) g"
+
+
+@pytest.fixture
+def source(database: Database) -> Database:
+    send_while_open(database)
+    database.execute(
+        "CREATE TABLE large (id int PRIMARY KEY, note text)",
+        "CREATE TABLE small (id int PRIMARY KEY, note text)",
+    )
+    return database
+
+
+@asynccontextmanager
+async def running(
+    database: Database, lake: Path, policy: SpoolPolicy | None = None
+) -> AsyncIterator[asyncio.Task[None]]:
+    settings = WalSettings(
+        kind="wal",
+        dsn=SecretStr(database.dsn),
+        tables=["public.*"],
+        slot=database.name,
+        publication=database.name,
+    )
+    capture = WalCapture(
+        "shop",
+        settings,
+        memory_bytes=1 << 20,  # 128 kB for open transactions, the rest goes to a file
+        catch_up=CatchUpPolicy(1 << 40),
+        spool=policy or SpoolPolicy(1 << 30),
+    )
+    stop = asyncio.Event()
+    pipeline = Pipeline(
+        capture,
+        DeltaLake(str(lake), "shop"),
+        PipelinePolicy(EpochPolicy(0.1, 64 << 20), idle_interval_s=0.1),
+        watch(),
+    )
+    task = asyncio.create_task(pipeline.run(stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.wait([task])
+
+
+def rows(lake: Path, table: str) -> int:
+    if not (lake / f"shop/public/{table}/_delta_log").exists():
+        return 0
+    found = read_raw(str(lake), "shop", TableId("public", table))
+    return sum(op != "t" for op in found["_cdc_op"].to_pylist())
+
+
+def confirmed(database: Database) -> Lsn:
+    return Lsn.parse(
+        database.value(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+            database.name,
+        )
+    )
+
+
+async def until_row(database: Database, lake: Path, number: int) -> None:
+    """Commit a small transaction, and wait until it is in the lake."""
+    await asyncio.to_thread(database.execute, f"INSERT INTO small VALUES ({number}, 'beside')")
+    await until(lambda: rows(lake, "small") >= number, f"small row {number}")
+
+
+async def until(condition: Any, what: str) -> None:
+    await asyncio.to_thread(await_until, condition, LIMIT_S, what)
+
+
+def insert(session: psycopg.Connection[Any], a: int, b: int, table: str = "large") -> None:
+    session.execute(ROWS.format(table=table, a=a, b=b).encode())
+
+
+async def test_undone_parts_and_ddl_of_an_open_transaction(source: Database, lake: Path) -> None:
+    """I2, I3: savepoints nested, released, rolled back; columns added in both kinds."""
+    with psycopg.connect(source.dsn) as session:
+        async with running(source, lake):
+            await until_row(source, lake, 1)
+            insert(session, 1, 1000)
+            session.execute("SAVEPOINT undone")
+            session.execute("ALTER TABLE large ADD COLUMN never text")
+            insert(session, 1001, 2000)
+            await until_row(source, lake, 2)  # what was written by now has been sent
+            session.execute("SAVEPOINT within")
+            insert(session, 2001, 3000)
+            session.execute("RELEASE within")
+            insert(session, 3001, 3500)
+            await until_row(source, lake, 3)
+            session.execute("ROLLBACK TO undone")
+            insert(session, 3001, 4000)
+            await until_row(source, lake, 4)
+            session.execute("SAVEPOINT kept")
+            session.execute("ALTER TABLE large ADD COLUMN more int")
+            insert(session, 4001, 5000)
+            session.execute("RELEASE kept")
+            session.execute("UPDATE large SET more = id WHERE id % 10 = 0")
+            await until_row(source, lake, 5)
+            assert rows(lake, "large") == 0
+            session.commit()
+            await asyncio.to_thread(
+                assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
+            )
+            insert(session, 5001, 5010)  # with the definition that was told inside
+            session.commit()
+            await asyncio.to_thread(
+                assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
+            )
+    assert_change_log_is_sound(source, lake)
+    await until(lambda: sent_while_open(source, source.name) > 0, "streamed transactions")
+
+
+async def test_ack_after_durable_positions_pass_an_open_transaction_and_lose_nothing(
+    source: Database, lake: Path
+) -> None:
+    """I1, I10: small transactions are confirmed meanwhile; a restart has it all sent again."""
+    with psycopg.connect(source.dsn) as session:
+        async with running(source, lake):
+            await until_row(source, lake, 1)
+            insert(session, 1, 3000)
+            await until_row(source, lake, 2)
+            begun = Lsn.parse(source.value("SELECT pg_current_wal_lsn()::text"))
+            await until_row(source, lake, 3)
+            await until(lambda: confirmed(source) > begun, "confirmed beyond the open one")
+        async with running(source, lake):
+            insert(session, 3001, 4000)
+            await until_row(source, lake, 4)
+            assert rows(lake, "large") == 0
+        await asyncio.to_thread(session.commit)
+        async with running(source, lake):
+            await asyncio.to_thread(
+                assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
+            )
+    assert rows(lake, "large") == 4000
+    assert_change_log_is_sound(source, lake)
+
+
+async def test_a_transaction_that_is_rolled_back_leaves_nothing(
+    source: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[OpenTransactions] = []
+    made = OpenTransactions.__init__
+
+    def noted(self: OpenTransactions, *args: Any, **how: Any) -> None:
+        made(self, *args, **how)
+        kept.append(self)
+
+    monkeypatch.setattr(OpenTransactions, "__init__", noted)
+    with psycopg.connect(source.dsn) as session:
+        async with running(source, lake):
+            await until_row(source, lake, 1)
+            insert(session, 1, 3000)
+            await until_row(source, lake, 2)
+            await until(lambda: kept[-1].nbytes > 100_000, "what is kept")
+            session.rollback()
+            await until_row(source, lake, 3)
+            await until(lambda: kept[-1].nbytes == 0, "nothing kept")
+            assert rows(lake, "large") == 0
+    assert_change_log_is_sound(source, lake)
+
+
+@pytest.mark.parametrize("folder", [None, "/nowhere/at/all"])
+async def test_without_room_the_next_connection_has_them_sent_after_they_commit(
+    source: Database, lake: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
+) -> None:
+    if folder is not None:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+    policy = SpoolPolicy(200_000 if folder is None else 1 << 30)
+    with psycopg.connect(source.dsn) as session:
+        async with running(source, lake, policy) as task:
+            await until_row(source, lake, 1)
+            insert(session, 1, 3000)
+            with pytest.raises(TransientError, match="still open") as raised:
+                await asyncio.wait_for(task, LIMIT_S)
+            assert raised.value.reason == "open_transactions"
+        async with running(source, lake, policy):
+            await until_row(source, lake, 2)
+            assert rows(lake, "large") == 0
+            session.commit()
+            await asyncio.to_thread(
+                assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
+            )
+    assert_change_log_is_sound(source, lake)
+
+
+async def test_where_the_server_fails_the_next_connection_goes_without(
+    source: Database, lake: Path
+) -> None:
+    """PostgreSQL 15 to 18 can't find a table while its second ALTER is not decoded yet."""
+    policy = SpoolPolicy(1 << 30)
+    async with running(source, lake, policy):
+        await until_row(source, lake, 1)
+    with psycopg.connect(source.dsn) as session:
+        session.execute("ALTER TABLE large ADD COLUMN kept int")
+        session.execute("SAVEPOINT undone")
+        session.execute("ALTER TABLE large ADD COLUMN never int")
+        insert(session, 1, 10)
+        session.execute("ROLLBACK TO undone")
+        insert(session, 1, 3000)
+        session.execute("ALTER TABLE large ADD COLUMN second int")
+        insert(session, 3001, 3010)
+    for _ in range(2):
+        async with running(source, lake, policy) as task:
+            await until(lambda: task.done() or rows(lake, "large") == 3010, "rows, or a fault")
+        if task.exception() is None:
+            break
+        assert isinstance(task.exception(), TransientError), task.exception()
+    assert_lake_equals_source(source, lake, slot=source.name, limit_s=LIMIT_S)
+    assert_change_log_is_sound(source, lake)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_commit_order_is_what_the_server_sends_without_open_transactions(
+    database: Database, seed: int
+) -> None:
+    """The same WAL decoded both ways by the server: the same changes, definitions, commits."""
+    publication, slot = database.name, database.name
+    writers = OpenWriters(
+        database, seed=seed, sessions=3, transactions=60 if seed > 1 else 15, keeps_ddl=True
+    )
+    database.execute(
+        f"CREATE PUBLICATION {publication} FOR ALL TABLES",
+        f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+    )
+    with writers:
+        writers.join()
+    with database.connect() as connection:
+        connection.execute("SET logical_decoding_work_mem = '64kB'")
+        peek = (
+            "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL,"
+            " 'proto_version', '2', 'streaming', %s, 'publication_names', %s)"
+        )
+        off = connection.execute(peek, [slot, "off", publication]).fetchall()
+        on = connection.execute(peek, [slot, "on", publication]).fetchall()
+    wire = [bytes(data) for (data,) in on]
+    assert sum(data[:1] == b"c" for data in wire) > 10
+    assert sum(data[:1] == b"A" and data[1:5] != data[5:] for data in wire) > 10
+    spool = OpenTransactions(SpoolPolicy(1 << 30), memory_bytes=1 << 18, where="here")
+    cuts = random.Random(seed).choices(range(len(wire)), k=40)
+    found = ordered(wire, cuts, spool)
+    assert spool.nbytes == 0
+    assert list(meanings(found)) == list(meanings([data for (data,) in off]))
+
+
+def meanings(messages: list[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Give each message but definitions, with those that hold for the relations it names.
+
+    Transactions of which nothing is left are sent as such while they are open, else not at all.
+    """
+    known: dict[bytes, bytes] = {}
+    for message in without_empty(messages):
+        kind = message[:1]
+        if kind == b"R":
+            known[message[1:5]] = message
+        elif kind in b"IUD":
+            yield message, [known[message[1:5]]]
+        elif kind not in b"YA":
+            yield message, []
+
+
+def without_empty(messages: list[bytes]) -> list[bytes]:
+    found: list[bytes] = []
+    for message in messages:
+        if message[:1] == b"C" and found[-1][:1] == b"B":
+            found.pop()
+        else:
+            found.append(message)
+    return found

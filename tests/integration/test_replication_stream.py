@@ -1,0 +1,156 @@
+"""A replication connection read past libpq and through it: the same to who takes from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.capture.session import connect
+from ingestd.capture.wal.libpq_reader import LibpqReader
+from ingestd.capture.wal.socket_reader import SocketReader, is_plain
+from ingestd.capture.wal.stream import ReplicationStream, StreamLimits
+from ingestd.decode.frames import split_frames
+from ingestd.errors import OperatorError, TransientError
+from ingestd.positions import ZERO, Lsn
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.harness.databases import Database
+
+LIMIT_S = 30
+ROWS = 40_000
+
+pytestmark = pytest.mark.parametrize("reader", [SocketReader, LibpqReader])
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def dsn(request: pytest.FixtureRequest, database: Database) -> str:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, note text)",
+        f"CREATE PUBLICATION {database.name} FOR TABLE orders",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    return database.dsn if request.param == "tcp" else database.socket_dsn
+
+
+@contextlib.asynccontextmanager
+async def streaming(
+    dsn: str, name: str, reader: type[SocketReader | LibpqReader], limit_bytes: int = 1 << 20
+) -> AsyncIterator[ReplicationStream]:
+    connection = await connect(dsn, replication=True)
+    assert await is_plain(connection)
+    stream = ReplicationStream(connection, reader(connection), "here", StreamLimits(limit_bytes))
+    try:
+        await stream.start(name, name, ZERO, ZERO)
+        yield stream
+    finally:
+        await stream.close()
+
+
+async def read(stream: ReplicationStream, commits: int) -> list[bytes]:
+    """Take until so many transactions are whole; give their messages."""
+    found: list[bytes] = []
+    async with asyncio.timeout(LIMIT_S):
+        while sum(message[:1] == b"C" for message in found) < commits:
+            block = (await stream.take()).block()
+            assert block.ended is None
+            frames = split_frames(block.buffer, block.starts, block.ends)
+            ranges = zip(frames.starts.tolist(), frames.ends.tolist(), strict=True)
+            found += [block.buffer[start:end] for start, end in ranges]
+    return found
+
+
+async def read_to_the_end(stream: ReplicationStream) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while (ended := (await stream.take()).block().ended) is None:
+            pass
+    raise stream.fault(ended)
+
+
+async def test_what_the_server_says_aside_is_passed(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    """With this setting it tells that decoding begins, before it says that data may come."""
+    database.execute("INSERT INTO orders VALUES (1, 'first')")
+    talkative = f"{dsn} options='-c client_min_messages=log'"
+    async with asyncio.timeout(LIMIT_S), streaming(talkative, database.name, reader) as stream:
+        assert len(await read(stream, commits=1)) >= 3
+
+
+async def test_it_is_closed_at_any_time_and_twice(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    async with streaming(dsn, database.name, reader) as stream:
+        await stream.close()
+
+
+async def test_every_message_comes_once_and_in_order(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    database.execute(
+        f"INSERT INTO orders SELECT i, repeat('d', i % 300) FROM generate_series(1, {ROWS}) i",
+        f"INSERT INTO orders VALUES (0, repeat('x', {3 << 20}))",
+    )
+    async with streaming(dsn, database.name, reader) as stream:
+        found = await read(stream, 2)
+    inserts = [m for m in found if m[:1] == b"I"]
+    texts = [m[m.index(b"N", 5) + 3 :] for m in inserts]  # past the number of columns
+    ids = [int(t[5 : 5 + int.from_bytes(t[1:5], "big")]) for t in texts]
+    assert ids == [*range(1, ROWS + 1), 0]
+    assert [m[:1] for m in found if m[:1] in b"BC"] == [b"B", b"C", b"B", b"C"]
+    assert inserts[-1].endswith(b"x" * (3 << 20))
+
+
+async def test_reading_stops_at_the_limit_and_status_goes_on(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    database.execute(
+        f"INSERT INTO orders SELECT i, repeat('x', 500) FROM generate_series(1, {ROWS}) i"
+    )
+    now = Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
+    async with streaming(dsn, database.name, reader, limit_bytes=1 << 16) as stream:
+        found = await asyncio.wait_for(stream.take(), LIMIT_S)
+        assert len(found.block().buffer) < 5 << 20  # a turn or two, not all
+        await stream.confirm(now)
+
+        def confirmed() -> bool:
+            text = database.value(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+                database.name,
+            )
+            return Lsn.parse(text) == now
+
+        await asyncio.to_thread(await_until, confirmed, LIMIT_S, "the slot to be confirmed")
+
+
+async def test_a_slot_in_use_and_one_that_is_not_there(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    async with streaming(dsn, database.name, reader):
+        with pytest.raises(TransientError, match="is active for PID") as raised:
+            async with streaming(dsn, database.name, reader):
+                pass
+    assert raised.value.reason == "slot_active"
+    with pytest.raises(OperatorError, match="does not exist"):
+        async with streaming(dsn, "missing", reader):
+            pass
+
+
+async def test_what_came_before_the_end_is_given(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    async with streaming(dsn, database.name, reader) as stream:
+        database.execute("INSERT INTO orders VALUES (1, 'one')")
+        assert b"one" in b"".join(await read(stream, 1))
+        database.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            " WHERE active_pid IS NOT NULL"
+        )
+        with pytest.raises(TransientError, match="terminating connection") as raised:
+            await read_to_the_end(stream)
+    assert raised.value.reason == "server_restarting"

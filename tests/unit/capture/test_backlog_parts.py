@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingestd.capture.wal.backlog_parts import LEAST_BYTES, cut
+from ingestd.capture.wal.catch_up import PAUSE_S, CatchUpPolicy
+from ingestd.positions import Lsn
+
+POSITIONS = st.integers(1, 1 << 60)
+BYTES = st.integers(1, 1 << 40)
+
+
+@given(POSITIONS, BYTES, st.integers(1, 16), st.integers(1, 1 << 40))
+def test_exactly_once_the_parts_meet_and_cover_the_backlog(
+    start: int, nbytes: int, slots: int, part_bytes: int
+) -> None:
+    part_bytes = max(part_bytes, nbytes // 100)
+    parts = cut(Lsn(start), Lsn(start + nbytes), slots=slots, part_bytes=part_bytes)
+    assert (parts[0].begin, parts[-1].end) == (start, start + nbytes)
+    assert all(part.begin < part.end for part in parts)
+    assert all(part.end == following.begin for part, following in pairwise(parts))
+    assert all(part.end - part.begin <= part_bytes + 8192 for part in parts)
+
+
+@given(POSITIONS, BYTES, st.sampled_from([1024, 2048, 8192, 16384, 65536]))
+def test_no_part_ends_in_the_header_of_a_page(start: int, nbytes: int, page_bytes: int) -> None:
+    parts = cut(Lsn(start), Lsn(start + nbytes), slots=3, part_bytes=max(1, nbytes // 50))
+    assert all(40 < part.end % page_bytes < page_bytes for part in parts[:-1])
+
+
+def test_a_small_backlog_is_one_part_and_a_larger_one_has_one_for_each_slot() -> None:
+    def count(nbytes: int) -> int:
+        return len(cut(Lsn(0), Lsn(nbytes), slots=2, part_bytes=1 << 30))
+
+    assert [count(n) for n in (LEAST_BYTES, 2 * LEAST_BYTES, 1 << 30)] == [1, 2, 2]
+
+
+def test_what_is_not_behind_has_no_parts() -> None:
+    assert cut(Lsn(8), Lsn(8), slots=2, part_bytes=1) == []
+    assert cut(Lsn(9), Lsn(8), slots=2, part_bytes=1) == []
+
+
+def test_after_a_pause_it_pays_again() -> None:
+    now_s = 100.0
+    policy = CatchUpPolicy(above_bytes=10, monotonic=lambda: now_s)
+    assert policy.pays(11)
+    policy.pause()
+    assert not policy.pays(11)
+    now_s += PAUSE_S
+    assert policy.pays(11)
+    assert not policy.pays(10)

@@ -1,0 +1,52 @@
+"""When the keys of a polled table are swept, over starts of the daemon."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.polling.polls import Polls
+from ingestd.capture.polling.positions import Positions
+from ingestd.capture.polling.seen import Progress, Seen
+from ingestd.capture.settings import PollingSettings
+from ingestd.schema import Table, TableId
+
+DAY_S = 86_400.0
+NOW, STARTED = 1_800_000_000.0, 500.0
+
+
+def test_when_it_was_swept_survives_in_the_text() -> None:
+    progress = Progress(Seen(7), Seen(7), floor="x", cursor="at", swept_at=NOW)
+    assert Progress.parse(progress.to_text()) == progress
+    assert progress.by("id").swept_at == NOW
+    older = json.loads(progress.to_text())
+    del older["swept_at"]
+    known = Progress.parse(json.dumps(older))
+    assert known is not None
+    assert known.swept_at == 0.0
+
+
+@pytest.mark.parametrize(
+    ("swept_at", "in_s"),
+    [(NOW - 0.75 * DAY_S, 0.25 * DAY_S), (NOW - 2 * DAY_S, -DAY_S), (NOW + 9 * DAY_S, DAY_S)],
+    ids=["three quarters gone", "overdue", "clock was set back"],
+)
+def test_the_time_to_the_next_sweep_goes_on_over_a_start(swept_at: float, in_s: float) -> None:
+    settings = PollingSettings.model_validate(
+        {"kind": "polling", "dsn": "postgresql:///x", "tables": ["public.*"]}
+    )
+    polls = Polls(
+        "shop",
+        settings,
+        Positions(),
+        None,
+        memory_bytes=1 << 20,
+        monotonic=lambda: STARTED,
+        wall=lambda: NOW,
+    )
+    table = Table(TableId("public", "item"), 1, ())
+    polled = PolledTable(table, None, None, 1.0, DAY_S)
+    polls.keep([polled], {table.id: Progress(Seen(7), Seen(7), swept_at=swept_at)})
+    assert polls.states[table.id].sweep_at == pytest.approx(STARTED + in_s)

@@ -1,0 +1,224 @@
+"""Open transactions put back into commit order, against a model of the server that sends them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.decode.stream import StreamDecoder
+from ingestd.decode.streamed import CommitOrder, OpenMessages, Spool, count_before
+from ingestd.errors import ProtocolError
+from tests.unit.decode import pgoutput
+from tests.unit.decode.plain import Reader, read_relation
+from tests.unit.decode.streamed_server import Server
+from tests.unit.decode.test_stream_equals_plain import resolve, rows_of
+
+FIRST_XIDS = st.sampled_from([3, 700, 2**31 - 20, 2**32 - 30])
+CUTS = st.lists(st.integers(0, 400), max_size=8)
+
+
+class MemorySpool:
+    """The plain spool: it knows sub-transactions by nothing but the rule of `count_before`."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, list[OpenMessages]] = {}
+
+    def append(self, xid: int, messages: OpenMessages) -> None:
+        self.kept.setdefault(xid, []).append(messages)
+
+    def abort(self, xid: int, subxid: int) -> None:
+        pieces = self.kept.get(xid, [])
+        while pieces:
+            last = pieces.pop()
+            if count := count_before(last.xids, subxid):
+                pieces.append(last.first(count))
+                return
+
+    def drop(self, xid: int) -> None:
+        self.kept.pop(xid, None)
+
+    def take(self, xid: int) -> Iterator[OpenMessages]:
+        yield from self.kept.pop(xid, [])
+
+
+def ordered(wire: list[bytes], cuts: list[int], spool: Spool) -> list[bytes]:
+    """What leaves, with the wire's messages fed in pieces."""
+    order, found = CommitOrder(spool), []
+    bounds = [0, *sorted(c % (len(wire) + 1) for c in cuts), len(wire)]
+    for start, end in pairwise(bounds):
+        for buffer, starts, ends in order.feed(*pgoutput.laid_out(wire[start:end])):
+            found += [buffer[a:b] for a, b in zip(starts, ends, strict=True)]
+    return found
+
+
+def transactions(messages: list[bytes]) -> list[tuple[int, list[str]]]:
+    """(commit_lsn, texts) of each; that every change has the definition it was made with."""
+    found: list[tuple[int, list[str]]] = []
+    known: dict[int, str] = {}
+    is_open = False
+    for message in messages:
+        reader = Reader(message)
+        kind = reader.take("c")[0]
+        if kind == b"B":
+            assert not is_open
+            is_open = True
+            found.append((reader.take("QqI")[0], []))
+        elif kind == b"C":
+            _, lsn, end, ts = reader.take("BQQq")
+            assert (lsn, end, ts) == (found[-1][0], lsn + 8, lsn)
+            is_open = False
+        elif kind == b"R":
+            relation = read_relation(reader)
+            known[relation.oid] = relation.columns[0].name
+        elif kind == b"I":
+            assert is_open
+            text = message.split(b"t", 1)[1][4:].decode()
+            (oid,) = reader.take("I")
+            assert text.endswith("/" + known[oid])
+            found[-1][1].append(text)
+    assert not is_open
+    return found
+
+
+def assert_as_committed(server: Server, messages: list[bytes]) -> None:
+    expected = [(lsn, [c.text for c in made]) for lsn, made in server.committed]
+    assert transactions(messages) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), FIRST_XIDS, CUTS)
+def test_whole_transactions_in_commit_order_with_the_definitions_they_were_made_with(
+    seed: int, first_xid: int, cuts: list[int]
+) -> None:
+    server = Server(random.Random(seed), first_xid)
+    server.run(400)
+    spool = MemorySpool()
+    assert_as_committed(server, ordered(server.wire, cuts, spool))
+    assert spool.kept == {}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), CUTS)
+def test_decoder_takes_what_is_put_in_order(seed: int, cuts: list[int]) -> None:
+    server = Server(random.Random(seed), 3)
+    server.run(200)
+    decoder = StreamDecoder(lambda r: None if r.oid > 2 else resolve(r), hold_bytes=200)
+    order, chunks = CommitOrder(MemorySpool()), []
+    bounds = [0, *sorted(c % (len(server.wire) + 1) for c in cuts), len(server.wire)]
+    for start, end in pairwise(bounds):
+        for stretch in order.feed(*pgoutput.laid_out(server.wire[start:end])):
+            chunks += decoder.feed(*stretch)
+    rows = [r for found in rows_of(chunks).values() for r in found]
+    captured = [(lsn, [c for c in made if c.oid <= 2]) for lsn, made in server.committed]
+    expected = [
+        (lsn, seq, f"v{c.version}", c.text)
+        for lsn, made in captured
+        for seq, c in enumerate(made, 1)
+    ]
+    found = []
+    for row in rows:
+        [(name, text)] = [(k, v) for k, v in row.items() if k.startswith("v")]
+        found.append((row["_cdc_lsn"], row["_cdc_seq"], name, text))
+    assert sorted(found) == expected
+    if server.committed:
+        assert decoder.position == server.committed[-1][0] + 8
+
+
+def test_idle_position_of_a_keepalive_while_a_transaction_is_open() -> None:
+    """It commits above what the server has read: the position may be confirmed, and it comes."""
+    decoder, order = StreamDecoder(resolve), CommitOrder(MemorySpool())
+    relation = pgoutput.relation(1, "t", [("a", 25, -1, False)])
+    row = pgoutput.insert(1, [b"x"])
+
+    def feed(*messages: bytes) -> list[tuple[int, bool, int]]:
+        chunks = []
+        for stretch in order.feed(*pgoutput.laid_out(messages)):
+            chunks += decoder.feed(*stretch)
+        return [(c.position, c.is_open, sum(len(b.rows) for b in c.batches)) for c in chunks]
+
+    segment = [struct.pack(">cIB", b"S", 9, 1), prefixed(relation, 9), prefixed(row, 9), b"E"]
+    assert feed(*segment) == []
+    assert decoder.position == 0
+    idle = decoder.idle(decoder.position.__class__(500))
+    assert idle is not None
+    assert idle.position == 500
+    assert feed(pgoutput.begin(500), relation, row, pgoutput.commit(500, 510)) == [(510, False, 1)]
+    commit = struct.pack(">cIBQQq", b"c", 9, 0, 510, 520, 0)
+    assert feed(commit) == [(520, False, 1)]
+
+
+def prefixed(message: bytes, xid: int) -> bytes:
+    return message[:1] + struct.pack(">I", xid) + message[1:]
+
+
+def test_count_before_goes_by_the_order_of_ids_which_wraps_around() -> None:
+    xids = np.array([2**32 - 2, 2**32 - 1, 3, 2**32 - 1, 3, 4], np.uint32)
+    assert count_before(xids, 3) == 4
+    assert count_before(xids, 4) == 5
+    assert count_before(xids, 2**32 - 1) == 1
+    assert count_before(xids, 2**32 - 2) == 0
+    assert count_before(xids, 5) == 6
+
+
+SEGMENT = struct.pack(">cIB", b"S", 9, 1)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        [b"E"],
+        [SEGMENT, SEGMENT],
+        [SEGMENT, pgoutput.begin(7)],
+        [SEGMENT, b"I\0\0\0"],
+        [SEGMENT, struct.pack(">cII", b"A", 9, 9)],
+        [struct.pack(">cIB", b"S", 9, 0)],
+        [struct.pack(">cIBQQq", b"c", 9, 0, 1, 2, 0)],
+        [SEGMENT, b"E", b"c"],
+        [SEGMENT[:-1]],
+    ],
+)
+def test_damaged_segments_give_protocol_error(wire: list[bytes]) -> None:
+    with pytest.raises(ProtocolError):
+        ordered(wire, [], MemorySpool())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.data())
+def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
+    server = Server(random.Random(seed), 3)
+    server.run(60)
+    wire = list(server.wire) or [b"E"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(wire) - 1))
+        message = bytearray(wire[at])
+        how = data.draw(st.sampled_from(["byte", "cut", "drop", "twice"]))
+        if how == "byte":
+            message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+        elif how == "cut":
+            del message[data.draw(st.integers(1, len(message))) :]
+        wire[at : at + 1] = [bytes(message)] * {"drop": 0, "twice": 2}.get(how, 1)
+        wire = wire or [b"E"]
+    order, decoder = CommitOrder(MemorySpool()), StreamDecoder(resolve, hold_bytes=60)
+    try:
+        for stretch in order.feed(*pgoutput.laid_out(wire)):
+            decoder.feed(*stretch)
+    except ProtocolError:
+        return
+
+
+def test_aborts_of_what_was_never_sent_are_ignored() -> None:
+    """PostgreSQL 18 sends them with any protocol, and through the SQL functions."""
+    relation = pgoutput.relation(1, "t", [("a", 25, -1, False)])
+    row, abort = pgoutput.insert(1, [b"x"]), struct.pack(">cII", b"A", 8, 9)
+    transaction = [pgoutput.begin(7), relation, row, pgoutput.commit(7, 9)]
+    for wire in ([abort, *transaction], [*transaction, abort], [abort]):
+        chunks = StreamDecoder(resolve).feed(*pgoutput.laid_out(wire))
+        assert [c.position for c in chunks] == ([9] if len(wire) > 1 else [])
+        assert ordered(wire, [], MemorySpool()) == [m for m in wire if m != abort]

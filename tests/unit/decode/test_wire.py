@@ -1,0 +1,93 @@
+"""Messages cut from a socket's bytes: whatever the pieces, the same as one by one."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingestd.decode.wire import Cutter, cut, error_fields
+from ingestd.errors import ProtocolError
+
+
+def message(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">ci", kind, len(content) + 4) + content
+
+
+def cut_in(pieces: list[bytes]) -> tuple[list[bytes], tuple[int, bytes] | None]:
+    cutter, found, last = Cutter(), [], None
+    for piece in pieces:
+        buffer, part = cutter.feed([piece])
+        found += [buffer[s:e] for s, e in zip(part.starts, part.ends, strict=True)]
+        last = last or part.last
+    return found, last
+
+
+# Contents that look like the beginnings of messages, whole or not.
+TREACHEROUS = st.lists(
+    st.sampled_from([b"d", b"\0", b"d\0\0\0\4", b"d\0\0\0\x05x", b"d\0\0\1", b"dd\0\0", b"wx"]),
+    max_size=8,
+).map(b"".join)
+OTHERS = st.sampled_from(
+    [message(b"N", b"notice\0"), message(b"S", b""), message(b"A", b"d\0\0\0")]
+)
+
+
+@given(
+    contents=st.lists(TREACHEROUS | st.binary(max_size=40), max_size=12),
+    others=st.lists(st.tuples(st.integers(0, 12), OTHERS), max_size=3),
+    ends=st.booleans(),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+)
+def test_pieces_do_not_matter(
+    contents: list[bytes], others: list[tuple[int, bytes]], *, ends: bool, cuts: list[int]
+) -> None:
+    messages = [message(b"d", c) for c in contents]
+    for place, other in others:
+        messages.insert(place, other)
+    stream = b"".join(messages) + (message(b"E", b"SFATAL\0\0") if ends else b"")
+    bounds = sorted({0, len(stream), *(min(c, len(stream)) for c in cuts)})
+    found, last = cut_in([stream[a:b] for a, b in pairwise(bounds)])
+    assert found == contents
+    assert last == ((ord("E"), b"SFATAL\0\0") if ends else None)
+
+
+def test_a_message_larger_than_what_is_looked_for_at_once() -> None:
+    large = b"w" * (17 << 20)
+    stream = message(b"d", b"a") + message(b"d", large) + message(b"d", b"b")
+    step = 1 << 20
+    found, _ = cut_in([stream[i : i + step] for i in range(0, len(stream), step)])
+    assert found == [b"a", large, b"b"]
+
+
+def test_what_is_not_whole_is_left() -> None:
+    whole = message(b"d", b"abc")
+    for length in range(len(whole)):
+        found = cut(whole + whole[:length])
+        assert (found.used, len(found.starts)) == (len(whole), 1)
+
+
+@pytest.mark.parametrize("bytes_", [b"x\0\0\0\x05y", b"d\0\0\0\3", b"d\xff\xff\xff\xff", b"\0" * 9])
+def test_unknown_messages_are_refused(bytes_: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        cut(message(b"d", b"x") + bytes_)
+
+
+@given(st.binary(max_size=200))
+def test_only_a_protocol_error_comes_out(bytes_: bytes) -> None:
+    try:
+        found = cut(bytes_)
+    except ProtocolError:
+        return
+    assert found.used <= len(bytes_)
+
+
+def test_fields_of_an_error() -> None:
+    assert error_fields(b"SFATAL\0C57P01\0Mterminating\0\0") == {
+        ord("S"): b"FATAL",
+        ord("C"): b"57P01",
+        ord("M"): b"terminating",
+    }

@@ -1,0 +1,60 @@
+"""Epochs are as long as the lake is slow, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ingestd.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
+from ingestd.run.pipeline import Pipeline
+from tests.unit.run.fixtures import A, lake_rows, policy, put, source_rows, until, watch
+
+
+async def test_epochs_grow_while_the_lake_is_slow_and_shrink_when_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes while an epoch commits is in the next one, all of it."""
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    is_quick = asyncio.Event()
+    is_quick.set()
+    wait_for_previous = MemoryEpochWriter._wait_for_previous
+
+    async def slow(self: MemoryEpochWriter) -> None:
+        await is_quick.wait()
+        await wait_for_previous(self)
+
+    monkeypatch.setattr(MemoryEpochWriter, "_wait_for_previous", slow)
+    stop = asyncio.Event()
+    watching = watch()
+    pipeline = Pipeline(FakeCapture(base), MemoryLake(disk), policy(), watching)
+    task = asyncio.create_task(pipeline.run(stop))
+
+    def transactions() -> list[int]:
+        return [epoch.summary.transactions for epoch in disk.epochs]
+
+    async def write(first: int, count: int) -> None:
+        for key in range(first, first + count):
+            base.commit(put(A, key))
+            await asyncio.sleep(0)
+
+    try:
+        await until(lambda: disk.position == base.current)
+        before = len(transactions())
+        is_quick.clear()
+        await write(0, 1)
+        await until(lambda: pipeline._committing is not None)
+        await write(1, 50)
+        received = base.current
+        await until(lambda: pipeline._epoch is not None and pipeline._epoch.position >= received)
+        is_quick.set()
+        await until(lambda: disk.position == base.current)
+        assert transactions()[before:] == [1, 50]
+        await write(100, 1)
+        await until(lambda: disk.position == base.current)
+        assert transactions()[before:] == [1, 50, 1]
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+    assert lake_rows(disk, A) == source_rows(base, A)

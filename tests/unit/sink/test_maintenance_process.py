@@ -1,0 +1,69 @@
+"""Maintenance in a process of its own: what it says, and that it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+
+from ingestd.sink.maintenance import MaintenancePolicy
+from ingestd.sink.maintenance_process import MaintenanceProcess
+from tests.unit.sink.test_maintenance import FOLDER, POLICY, expected, filled, ids, live
+
+
+async def test_a_lake_is_maintained_table_by_table(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    await lake.close()
+    made = MaintenanceProcess(str(tmp_path), "shop", POLICY)
+    told = {table.table: table async for table in made.run(joins=True, cleans=True)}
+    assert list(told) == ["_epochs", "_tables", "public.a"]
+    assert all(table.error is None for table in told.values())
+    assert (told["public.a"].joined_files, told["public.a"].small_files) == (20, 1)
+    assert told["_epochs"].joined_files == 20
+    assert ids(tmp_path) == expected(20)
+
+
+async def test_isolated_a_damaged_table_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    await lake.close()
+    next((tmp_path / FOLDER).glob("part-*")).unlink()
+    made = MaintenanceProcess(str(tmp_path), "shop", POLICY)
+    only = {"_epochs", "public.a"}
+    told = {t.table: t async for t in made.run(joins=True, cleans=True, only=only)}
+    assert set(told) == only
+    assert told["public.a"].error is not None
+    assert told["_epochs"].joined_files == 20
+    assert len(live(tmp_path)) == 20
+
+
+async def test_it_is_ended_when_it_is_closed(tmp_path: Path) -> None:
+    lake = await filled(tmp_path, 2)
+    await lake.close()
+    made = MaintenanceProcess(str(tmp_path), "shop", MaintenancePolicy(1 << 20, None))
+    async with aclosing(made.run(joins=True, cleans=True)) as tables:
+        async for _ in tables:
+            break
+    assert not [p for p in psutil.Process().children() if "maintenance" in " ".join(p.cmdline())]
+
+
+async def test_it_ends_with_the_daemon(tmp_path: Path) -> None:
+    """Whoever started it is gone: nobody is at the other end of its standard input."""
+    del tmp_path
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import threading, sys; from ingestd.sink.maintenance_process import _end_with_parent;"
+        "threading.Thread(target=_end_with_parent).start(); print('up', flush=True);"
+        "threading.Event().wait()",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdout.readline()
+    process.stdin.close()
+    async with asyncio.timeout(20):
+        assert await process.wait() == 0

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from textwrap import dedent
+
+GROWS_AND_SHRINKS = dedent("""
+    import resource, sys, threading
+    from ingestd.allocation import give_back_early
+    give_back_early()
+    import numpy as np, pyarrow as pa
+    print(pa.default_memory_pool().backend_name)
+
+    def work():
+        for _ in range(20):  # as a decoder does: many arrays, all gone after it
+            kept = [pa.array(np.arange(100_000)) for _ in range(10)]
+            del kept
+
+    for _ in range(16):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    [line] = [l for l in open("/proc/self/status") if l.startswith("RssAnon")]
+    print(int(line.split()[1]) // 1024)
+""")
+
+
+def run(environment: dict[str, str]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", GROWS_AND_SHRINKS],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_what_threads_had_at_their_worst_is_given_back() -> None:
+    if platform.libc_ver()[0] != "glibc":
+        return  # nothing is chosen there
+    pool, anonymous_mb = run({})
+    assert pool == "system"
+    assert int(anonymous_mb) < 60  # one thread's arrays are 8 MB
+
+
+def test_what_the_environment_says_stays() -> None:
+    pool, _ = run({"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})
+    assert pool == "mimalloc"
