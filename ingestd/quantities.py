@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Annotated
@@ -62,6 +63,18 @@ def address(text: object) -> Address | None:
         msg = "not an address; write 'host:port', like '127.0.0.1:9464', or 'off'"
         raise ValueError(msg)
     return Address(match[1] or match[2], int(match[3]))
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host name or address is this machine's own for itself."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def size_or_zero(text: object) -> int:

@@ -20,6 +20,11 @@ class Findings:
         """Add a line."""
         self.lines.append(CheckLine(self._source, subject, level, detail, remedy))
 
+    def add(self, line: CheckLine | None) -> None:
+        """Add a line, if there is one."""
+        if line is not None:
+            self.lines.append(line)
+
     def fault(self, subject: str, error: IngestdError) -> None:
         """Add a line for what makes it fail."""
         self.note(subject, "fail", error.what, error.remedy)

@@ -18,6 +18,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
+from ingestd.capture.tls import secured
 from ingestd.errors import IngestdError, OperatorError, TransientError
 
 SETTINGS: Mapping[str, str] = {
@@ -82,7 +83,7 @@ async def connect(
     `options` there gets them as statements, if the session is ours alone. Raises psycopg.Error, for
     `classify`; OperatorError if the DSN can't be read, or for a pooler in transaction mode.
     """
-    parameters = {**DEFAULTS, **read_dsn(dsn), "client_encoding": "UTF8"}
+    parameters = parameters_of(dsn)
     settings = {
         **SETTINGS,
         "statement_timeout": str(round(statement_timeout_s * 1000)),
@@ -160,6 +161,15 @@ async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool 
         await connection.execute(f"SET client_encoding TO '{name}'")
 
 
+def parameters_of(dsn: str) -> dict[str, Any]:
+    """Give what every connection to a source is made with: see `DEFAULTS`, `ingestd.capture.tls`.
+
+    Raises OperatorError as `read_dsn`.
+    """
+    found = read_dsn(dsn)
+    return {**DEFAULTS, **found, **secured(found), "client_encoding": "UTF8"}
+
+
 def read_dsn(dsn: str) -> dict[str, Any]:
     """Give the parameters of a DSN. Raises OperatorError, which never quotes it.
 
@@ -230,6 +240,23 @@ _UNDEFINED = _Operator(
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
 _LIMIT = _Operator("ALTER SYSTEM SET the limit that is named higher; then restart the server")
 _TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
+_UNENCRYPTED = "or, with nobody between, write a weaker sslmode out in `dsn`"
+_NO_TLS = _Operator(
+    "on the server: ssl_cert_file, ssl_key_file, ALTER SYSTEM SET ssl = on; "
+    f"SELECT pg_reload_conf();\n  {_UNENCRYPTED}"
+)
+_UNKNOWN_CA = _Operator(
+    "sslrootcert=FILE in `dsn`, with the certificate of the CA that signed the server's "
+    f"(a provider has it for download)\n  {_UNENCRYPTED}"
+)
+_OTHER_NAME = _Operator(
+    "host=NAME in `dsn`, one that its certificate is for (hostaddr=ADDRESS says where it is), "
+    f"or have a certificate made for this name\n  {_UNENCRYPTED}"
+)
+_CLIENT_CERTIFICATE = _Operator(
+    "sslcert=FILE and sslkey=FILE in `dsn`: a certificate for {role}, signed by a CA of the "
+    "server's ssl_ca_file; the key readable by nobody else (chmod 600)"
+)
 
 _OPERATOR_CODES = {
     "28P01": _PASSWORD,
@@ -251,6 +278,10 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"remaining connection slots are reserved", "full"),
     (r"too many connections for (role|database)", "full"),
     (r"number of requested standby connections exceeds max_wal_senders", "full"),
+    (r"certificate authentication failed", _CLIENT_CERTIFICATE),
+    (r"valid client certificate|certificate required|alert unknown ca", _CLIENT_CERTIFICATE),
+    (r"(could not load|could not read) (certificate|private key) file", _CLIENT_CERTIFICATE),
+    (r"private key file \S+ (has group|does not exist|is not)", _CLIENT_CERTIFICATE),
     (r"(password|SASL|SCRAM)\S* authentication failed", _PASSWORD),
     (r"no password supplied", _PASSWORD),
     (r"authentication failed for user", _PASSWORD),
@@ -261,7 +292,10 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"must be superuser or replication role to start walsender", _NO_REPLICATION),
     (r"permission denied to start WAL sender", _NO_REPLICATION),
     (r"permission denied for database", _NO_CONNECT),
-    (r"certificate|server does not support SSL|SSL error|unsupported protocol", _TLS),
+    (r"does not match host name|host name must be specified for a verified", _OTHER_NAME),
+    (r"certificate verify failed|root certificate file \S+ does not exist", _UNKNOWN_CA),
+    (r"server does not support SSL", _NO_TLS),
+    (r"certificate|SSL error|unsupported protocol", _TLS),
     (r"Connection refused|No such file or directory", "unreachable"),
     (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
     (r"failed to resolve host|could not translate host name", "unreachable"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import web
 
 from ingestd.errors import IngestdError, TransientError
+from ingestd.quantities import is_loopback
 from ingestd.schema import TableId
 
 if TYPE_CHECKING:
@@ -108,16 +108,6 @@ class SnapshotCommands:
     def _json(self, code: HTTPStatus, body: object) -> web.Response:
         text = json.dumps(self._redactor.tree(body))
         return web.Response(status=code, text=text + "\n", content_type=_JSON)
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a host name or address is this machine's own for itself."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def host_of(header: str) -> str:

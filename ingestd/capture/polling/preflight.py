@@ -24,8 +24,9 @@ from ingestd.capture.polling.server import (
     inspect_polled_server,
 )
 from ingestd.capture.polling.tables import describe
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import classify, connect, read_dsn
 from ingestd.capture.settings import PollingSettings
+from ingestd.capture.tls import check_line
 from ingestd.checks import CheckLine
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import IngestdError, OperatorError
@@ -53,6 +54,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
     found = Findings(source)
     dsn = settings.dsn.get_secret_value()
     try:
+        found.add(check_line(source, read_dsn(dsn)))
         await detect_transaction_pooler(dsn)
         async with await connect(dsn, statement_timeout_s=TIMEOUT_S) as connection:
             await _look(connection, settings, found)

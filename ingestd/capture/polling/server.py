@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from ingestd.capture.pooler import pooled, shares_sessions
-from ingestd.capture.session import DEFAULTS, read_dsn
+from ingestd.capture.session import parameters_of
 from ingestd.errors import OperatorError
 
 POLLING = "polling"
@@ -90,7 +90,7 @@ async def detect_transaction_pooler(dsn: str) -> None:
 
     Sets nothing on the way. Raises psycopg.Error.
     """
-    parameters = {**DEFAULTS, **read_dsn(dsn), "client_encoding": "UTF8", "options": ""}
+    parameters = {**parameters_of(dsn), "options": ""}
     parameters.pop("replication", None)
     first = await AsyncConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
     try:

@@ -19,8 +19,9 @@ from ingestd.capture.published import (
     published,
     unidentified,
 )
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import classify, connect, read_dsn
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.tls import check_line
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
@@ -51,6 +52,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     found = Findings(source)
     dsn = settings.dsn.get_secret_value()
     try:
+        found.add(check_line(source, read_dsn(dsn)))
         async with await connect(dsn) as connection:
             await _look(connection, settings, found)
     except IngestdError as error:

@@ -14,11 +14,11 @@ from aiohttp.test_utils import TestServer
 
 from ingestd.errors import ConfigError, IngestdError, OperatorError, TableError, TransientError
 from ingestd.observe.client import address_of, cancel_snapshot, request_snapshot
-from ingestd.observe.commands import SnapshotCommands, host_of, is_loopback
+from ingestd.observe.commands import SnapshotCommands, host_of
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceStatus
-from ingestd.quantities import Address
+from ingestd.quantities import Address, is_loopback
 from ingestd.redaction import Redactor
 from ingestd.schema import TableId
 
