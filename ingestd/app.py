@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from ingestd import __version__
+from ingestd import __version__, failpoints
 from ingestd.capture.reference import CopiedReferenceSource, check_references
 from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
@@ -61,8 +61,19 @@ def run(config_path: Path) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError."""
     config = _load(config_path)
     logs.configure(config.log, config.redactor, sys.stderr)
+    _arm_failpoints()
     asyncio.run(_run(config))
     return 0
+
+
+def _arm_failpoints() -> None:
+    log = structlog.get_logger("ingestd")
+
+    def tell(point: str, action: str, time: int) -> None:
+        log.warning("failpoint.reached", point=point, action=action, time=time)
+
+    if failpoints.arm(text := os.environ.get(failpoints.VARIABLE, ""), tell):
+        log.warning("failpoints.on", entries=text, remedy=f"unset {failpoints.VARIABLE}")
 
 
 async def _run(config: Config) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from ingestd.capture.pages import TablePages
 from ingestd.capture.views import Place, View
 from ingestd.errors import TableError
+from ingestd.failpoints import reach_async
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
 from ingestd.row_limit import UNLIMITED_BYTES
 from ingestd.schema import Table, TableId
@@ -147,6 +148,7 @@ class SplitReaders:
             self._open[split.table.id, split.where] = self._newest
         held: list[SnapshotPage] = []
         held_bytes = 0
+        await reach_async("capture.split.before")
         source = TablePages(
             self._dsn,
             split,
@@ -164,6 +166,7 @@ class SplitReaders:
                     held, held_bytes = [], 0
         for page in held:
             await items.put(page)
+        await reach_async("capture.split.after")
 
     def _entered(self, split: Split, place: Place) -> None:
         if place.seen is None or self._newest is None:

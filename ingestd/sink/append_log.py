@@ -25,6 +25,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from ingestd.errors import IngestdError, OperatorError
+from ingestd.failpoints import reach
 from ingestd.ports import Fragment
 from ingestd.sink.commit_actions import (
     RESUME,
@@ -344,7 +345,9 @@ class AppendLog:
         log = f"{self.folder}/_delta_log"
         with storage_faults(self.uri):
             table = self._present()
+            reach("sink.checkpoint.before")
             table.create_checkpoint()
+            reach("sink.checkpoint.after")
             name = f"{table.version():020}.checkpoint.parquet"
             self.store.sync(log, [name, "_last_checkpoint"])
 

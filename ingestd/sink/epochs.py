@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.changes import CommittedEpoch
+from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
@@ -133,7 +134,9 @@ class EpochTable:
         writer.write([pa.Table.from_pylist([row], SCHEMA)])
         fragments = writer.finish()
         self._before_commit("_epochs")
+        reach("sink.epochs_commit.before", lost)
         self._log.append(fragments, int(summary.end_lsn))
+        reach("sink.epochs_commit.after", lost)
         self.last_epoch, self.end_lsn = epoch.epoch, summary.end_lsn
         self.position = max(summary.end_lsn, self.position or summary.end_lsn)
 
@@ -142,5 +145,7 @@ class EpochTable:
         if self.position is not None and position <= self.position:
             return
         self._before_commit("_epochs")
+        reach("sink.advance.before", lost)
         self._log.append([], int(position))
+        reach("sink.advance.after", lost)
         self.position = position

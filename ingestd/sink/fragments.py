@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ingestd.failpoints import reach
 from ingestd.ports import Fragment
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.jobs import Jobs
@@ -113,7 +114,9 @@ class FragmentWriter:
             self._close()
         if self._open is None:
             self._open = self._create(table)
+        reach("sink.parquet.before")
         self._open.writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        reach("sink.parquet.after")
         row_groups = -(-table.num_rows // ROW_GROUP_ROWS)
         self.footer_bytes += row_groups * table.num_columns * _COLUMN_CHUNK_BYTES
         if self._open.sink.tell() > self.file_bytes:

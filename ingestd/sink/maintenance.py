@@ -32,6 +32,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from ingestd.failpoints import lost, reach
 from ingestd.ports import Fragment
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.commit_actions import actions_of, rewrite_text
@@ -72,8 +73,17 @@ class Maintained:
     gave_way: int = 0
 
 
-def _go_on(_step: str) -> None:
-    """Do nothing at a step."""
+_POINTS = {
+    "write": "maintenance.write.before",
+    "commit": "maintenance.commit.before",
+    "committed": "maintenance.commit.after",
+    "clean": "maintenance.clean.before",
+}
+
+
+def _go_on(step: str) -> None:
+    """Do nothing at a step, but what a failpoint asks for."""
+    reach(_POINTS[step], lost)
 
 
 class TableMaintenance:

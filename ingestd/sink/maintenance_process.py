@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import aclosing, suppress
 from typing import IO, Any
 
+from ingestd import failpoints
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.ports import MaintainedTable
 from ingestd.sink.faults import storage_faults
@@ -138,6 +139,7 @@ def _told(line: Mapping[str, Any]) -> MaintainedTable:
 
 def main() -> None:
     """Take the order from standard input, maintain table after table."""
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""), _tell, only="maintenance.")
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _step_back()
@@ -145,6 +147,11 @@ def main() -> None:
         sys.stdout.write(f"{json.dumps(line)}\n")
         sys.stdout.flush()
     os._exit(0)  # a thread may be in a call of the storage's
+
+
+def _tell(point: str, action: str, time: int) -> None:
+    sys.stderr.write(f"failpoint.reached {point} {action} {time}\n")
+    sys.stderr.flush()
 
 
 def _end_with_parent() -> None:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from ingestd.changes import EPOCH_FIELD, change_schema
 from ingestd.errors import TableError
+from ingestd.failpoints import lost, reach
 from ingestd.keys import key_columns, key_rows
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
@@ -196,7 +197,9 @@ class RawTable:
         resume: str,
     ) -> int:
         if not self.log.exists:
+            reach("sink.raw_create.before", lost)
             version = self.log.create(_creation(table, schema), fragments, int(end_lsn), resume)
+            reach("sink.raw_create.after", lost)
             if resume:  # a kill before that leaves rows without one, never one without its rows
                 self.log.expect_resumes()
             return version
@@ -204,10 +207,15 @@ class RawTable:
         assert present is not None
         added = additions(present, schema)
         if added:
+            reach("sink.new_columns.before", lost)
             self.log.add_columns(added)
+            reach("sink.new_columns.after", lost)
         if resume:
             self.log.expect_resumes()
-        return self.log.append(fragments, int(end_lsn), resume)
+        reach("sink.raw_commit.before", lost)
+        version = self.log.append(fragments, int(end_lsn), resume)
+        reach("sink.raw_commit.after", lost)
+        return version
 
 
 def _time(bound: datetime | str) -> datetime:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.schema import TIMESTAMP, Column, TableId, delta_type
@@ -106,7 +107,9 @@ class RegistryTable:
         writer.write([pa.Table.from_pylist(rows, SCHEMA)])
         fragments = writer.finish()
         self._before_commit("_tables")
+        reach("sink.tables_commit.before", lost)
         self._log.append(fragments)
+        reach("sink.tables_commit.after", lost)
         for row in rows:
             self._keep(row)
 

@@ -18,6 +18,7 @@ from deltalake._internal import DeltaFileSystemHandler
 from deltalake.fs import DeltaStorageHandler
 
 from ingestd.errors import OperatorError
+from ingestd.failpoints import reach
 from ingestd.sink.durable import Durability, Fsync, make_folder
 from ingestd.sink.faults import storage_faults
 
@@ -128,7 +129,9 @@ class LocalStore:
         try:
             made.write_bytes(content)
             self._durability.file(made)
+            reach("sink.commit_put.before")
             os.link(made, target)
+            reach("sink.commit_put.after")
         except FileExistsError:
             return False
         finally:
@@ -183,9 +186,11 @@ class LocalStore:
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Fsync the files, then the folder."""
+        reach("sink.fsync.before")
         for name in names:
             self._durability.file(self.root / folder / name)
         self._durability.folder(self.root / folder)
+        reach("sink.fsync.after")
 
 
 class ObjectStore:

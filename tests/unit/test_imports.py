@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 PACKAGE = Path(ingestd.__file__).parent
 
 VOCABULARY = (
-    "__init__ allocation changes checks config config_errors errors keys ports positions "
-    "predicates quantities recorded redaction references row_limit schema value_hashes visibility"
+    "__init__ allocation changes checks config config_errors errors failpoints keys ports "
+    "positions predicates quantities recorded redaction references row_limit schema value_hashes "
+    "visibility"
 )
 EDGE = (
     "__main__ app checks_table cli demo grid snapshot_command snapshot_display status_table "

@@ -29,7 +29,7 @@ from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
-from ingestd.capture.wal.slot_advance import SlotAdvance
+from ingestd.capture.wal.slot_advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.capture.wal.stream import (
     STATUS_INTERVAL_S,
     ReplicationStream,
@@ -41,6 +41,7 @@ from ingestd.decode.packed import PackedTooLargeError
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.streamed import CommitOrder
 from ingestd.errors import OperatorError, ProtocolError, TransientError
+from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 from ingestd.row_limit import row_limit_bytes
 
@@ -79,7 +80,12 @@ class Delivery:
         self._draining: CatchUp | None = None
         self._decoder: StreamDecoder | None = None
         self._slot_lock = asyncio.Lock()
-        self._advance = SlotAdvance(self._dsn, self._slot, f"source {source}")
+        self._advance = SlotAdvance(
+            self._dsn,
+            self._slot,
+            f"source {source}",
+            step_bytes=min(ADVANCE_BYTES, catch_up.part_bytes),
+        )
         self._delivered = self._confirmed = self._flushed = self._wanted = ZERO
         self._late_looks = 0
         self.checkpoint_requested = False
@@ -138,7 +144,10 @@ class Delivery:
         try:
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
-                decoding = BlockDecoding(decoder, order, await stream.take())
+                await reach_async("capture.receive.before")
+                collected = await stream.take()
+                await reach_async("capture.receive.after")
+                decoding = BlockDecoding(decoder, order, collected)
                 while not decoding.is_done:
                     found = await asyncio.to_thread(decoding.some)
                     # Until something is confirmed: the pipeline looks only now and then.
@@ -211,11 +220,13 @@ class Delivery:
             return
         self._confirmed = position
         self.checkpoint_requested = position < self._wanted
+        await reach_async("capture.confirm.before")
         async with self._slot_lock:  # not while the stream takes the slot over
             if self._stream is not None:
                 await self._stream.confirm(position)
             else:
                 await self._advance.confirm(position)
+        await reach_async("capture.confirm.after")
 
     async def close(self) -> None:
         """Close its connections. At any time, twice."""

@@ -21,8 +21,10 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.backlog_parts import Part
+from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.slot import temporary_name
 from ingestd.errors import ProtocolError
+from ingestd.failpoints import reach_async
 from ingestd.positions import Lsn
 
 DECODING_MEMORY = "256MB"
@@ -112,9 +114,11 @@ class DrainSlot:
             await connection.execute("SET enable_hashagg = off")
             await connection.execute(f"SET work_mem = '{SORT_MEMORY}'")
             await connection.execute(f"SET logical_decoding_work_mem = '{DECODING_MEMORY}'")
+            await reach_async("capture.slot_copy.before", cut_off)
             await connection.execute(
                 "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)
             )
+            await reach_async("capture.slot_copy.after", cut_off)
             drain = cls(connection, name, publication, packing)
             await drain._look()
         except BaseException:
@@ -134,6 +138,7 @@ class DrainSlot:
                 "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
                 (self._name, str(part.begin)),
             )
+        await reach_async("capture.drain.before", cut_off)
         await self._copy.start(self._packing.query(self._name, self._publication, part.end))
 
     async def read_block(self) -> Block:
@@ -142,6 +147,7 @@ class DrainSlot:
 
     async def finish(self, part: Part) -> None:
         """Take that a part's result is read. Raises ProtocolError if it was not all of it."""
+        await reach_async("capture.drain.after", cut_off)
         await self._look()
         if self._position < part.end:
             msg = f"the server gave changes up to {self._position}, not to {part.end}"

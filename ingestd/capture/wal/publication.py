@@ -19,8 +19,10 @@ from ingestd.capture.published import (
     find_publication,
     published,
 )
+from ingestd.capture.wal.failing import cut_off
 from ingestd.config import SourceSettings, TableSettings
 from ingestd.errors import OperatorError
+from ingestd.failpoints import reach_async
 from ingestd.schema import Table, TableId
 
 _EXPLICIT = """
@@ -139,8 +141,12 @@ async def keep_publication(
             statements = [create_statement(name, tables, lists)]
         else:
             statements = await _alterations(connection, name, found, set(tables), lists)
+        if statements:
+            await reach_async("capture.publication.before", cut_off)
         for statement in statements:
             await connection.execute(statement)
+    if statements:
+        await reach_async("capture.publication.after", cut_off)
 
 
 async def keep_what_is_free(

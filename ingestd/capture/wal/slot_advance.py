@@ -12,6 +12,8 @@ import asyncio
 import psycopg
 
 from ingestd.capture.session import classify, connect, end_without_client
+from ingestd.capture.wal.failing import cut_off
+from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
 ADVANCE_BYTES = 256 << 20
@@ -19,10 +21,11 @@ ADVANCE_BYTES = 256 << 20
 
 
 class SlotAdvance:
-    """Moves one slot, one step at a time. `close` it always."""
+    """Moves one slot, one step of `step_bytes` or more at a time. `close` it always."""
 
-    def __init__(self, dsn: str, slot: str, where: str) -> None:
+    def __init__(self, dsn: str, slot: str, where: str, *, step_bytes: int = ADVANCE_BYTES) -> None:
         self._dsn = dsn
+        self._step_bytes = step_bytes
         self._slot = slot
         self._where = where
         self._reached = ZERO
@@ -39,7 +42,7 @@ class SlotAdvance:
         """
         if self._moving is not None and self._moving.done():
             await self.settle()
-        if self._moving is None and position - self._reached >= ADVANCE_BYTES:
+        if self._moving is None and position - self._reached >= self._step_bytes:
             self._reached = position
             self._moving = asyncio.create_task(self._move(position))
 
@@ -62,9 +65,11 @@ class SlotAdvance:
         try:
             async with await connect(self._dsn) as connection:
                 await end_without_client(connection)
+                await reach_async("capture.slot_advance.before", cut_off)
                 await connection.execute(
                     "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
                     (self._slot, str(position)),
                 )
+                await reach_async("capture.slot_advance.after", cut_off)
         except psycopg.Error as error:
             raise classify(error, f"{self._where}, confirm", self._dsn) from error

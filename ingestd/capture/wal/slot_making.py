@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 from ingestd.capture.positions import flush_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.slot import (
     ExportedPoint,
     busy_slot,
@@ -22,6 +23,7 @@ from ingestd.capture.wal.slot import (
     unusable_slot,
 )
 from ingestd.errors import OperatorError, TransientError
+from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO
 
 STANDBY_PATIENCE_S = 20.0
@@ -67,20 +69,24 @@ async def temporary_point(settings: WalSettings) -> ExportedPoint:
 
 async def _export(settings: WalSettings, slot: str, *, temporary: bool) -> ExportedPoint:
     dsn = settings.dsn.get_secret_value()
+    step = "capture.point" if temporary else "capture.slot"
     connection = await connect(dsn, replication=True)
     try:
         row = await (await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")).fetchone()
+        await reach_async(f"{step}.before", cut_off)
         making = asyncio.create_task(export_point(connection, slot, temporary=temporary))
         try:
             if row is not None and row[0]:
                 await _while_it_replays(dsn, making, slot)
-            return await making
+            exported = await making
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
+        await reach_async(f"{step}.after", cut_off)
     except BaseException:
         await connection.close()
         raise
+    return exported
 
 
 async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot: str) -> None:

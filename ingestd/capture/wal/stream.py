@@ -26,6 +26,7 @@ from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
 from ingestd.capture.wal.socket_reader import SocketReader, is_plain
 from ingestd.decode.frames import standby_status
 from ingestd.errors import IngestdError, TransientError
+from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
 STATUS_INTERVAL_S = 10.0
@@ -170,6 +171,7 @@ async def open_stream(
     `takes_open`: large transactions are to be sent while they are open (`decode.streamed`).
     Raises TransientError (the slot is active for another pid, the server is away), OperatorError.
     """
+    await reach_async("capture.stream_begin.before")
     try:
         connection = await connect(dsn, replication=True)
     except psycopg.Error as error:
@@ -185,6 +187,7 @@ async def open_stream(
         raise
     try:
         await stream.start(slot, publication, after, confirmed, takes_open=takes_open)
+        await reach_async("capture.stream_begin.after")
     except BaseException:
         await stream.close()
         raise
