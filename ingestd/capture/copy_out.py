@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
-from psycopg import AsyncConnection, sql
+from psycopg import sql
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from ingestd.capture.readiness import readable, writable
 from ingestd.capture.session import read_bytes_as_they_are
+from ingestd.capture.watched import WatchedConnection
 from ingestd.errors import ProtocolError
 
 BLOCK_BYTES = 4 << 20
@@ -51,7 +52,7 @@ class CopyOut:
     Raises psycopg.Error; ProtocolError if the server does not follow the command by a COPY.
     """
 
-    def __init__(self, connection: AsyncConnection[Any]) -> None:
+    def __init__(self, connection: WatchedConnection) -> None:
         self._connection = connection
         self._pg: PGconn = connection.pgconn
         self._is_running = False
@@ -88,8 +89,7 @@ class CopyOut:
                     turn += _TURN_MESSAGES
                     await asyncio.sleep(0)
             elif size == 0:
-                await readable(self._pg.socket)
-                self._pg.consume_input()
+                await self._more()
             else:
                 self._is_copying = False
                 await self._end()
@@ -112,8 +112,7 @@ class CopyOut:
             while self._is_copying:
                 size, _ = self._pg.get_copy_data(1)
                 if size == 0:
-                    await readable(self._pg.socket)
-                    self._pg.consume_input()
+                    await self._more()
                 self._is_copying = size >= 0
             result = await self._result()
             if result is None:
@@ -131,9 +130,14 @@ class CopyOut:
 
     async def _result(self) -> PGresult | None:
         while self._pg.is_busy():
-            await readable(self._pg.socket)
-            self._pg.consume_input()
+            await self._more()
         return self._pg.get_result()
+
+    async def _more(self) -> None:
+        """Take what comes next; waits for it."""
+        with self._connection.expecting():
+            await readable(self._pg.socket)
+        self._pg.consume_input()
 
 
 def _fault(result: PGresult | None) -> Exception:

@@ -18,7 +18,8 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
-from ingestd.capture.tls import secured
+from ingestd.capture.tls import Transport, secured, transport
+from ingestd.capture.watched import WatchedConnection
 from ingestd.errors import IngestdError, OperatorError, TransientError
 
 SETTINGS: Mapping[str, str] = {
@@ -45,10 +46,11 @@ _UNTIMED = ("idle_session_timeout", "transaction_timeout")
 """The claim idles for long; a snapshot, and decoding a large transaction, last long."""
 _MARK = "ingestd.options"
 """Set with the others: a pooler may leave them all out, and say nothing."""
-# No row if the options have not arrived.
+# None is set if the options have not arrived.
 _NO_TIMEOUTS = sql.SQL(
-    "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings"
-    " WHERE name = ANY({}) AND pg_catalog.current_setting({}, true) = 'on'"
+    "SELECT pg_catalog.pg_backend_pid(),"
+    " (SELECT count(pg_catalog.set_config(name, '0', false)) FROM pg_catalog.pg_settings"
+    " WHERE name = ANY({}) AND pg_catalog.current_setting({}, true) = 'on')"
 ).format(list(_UNTIMED), _MARK)
 _ALL = sql.SQL(
     "SELECT pg_catalog.set_config(s.name, s.value, false)"
@@ -60,12 +62,15 @@ DEFAULTS: Mapping[str, str] = {
     "application_name": "ingestd",
     "connect_timeout": "10",
     "keepalives": "1",
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
     "keepalives_count": "3",
-    "tcp_user_timeout": "60000",
+    "tcp_user_timeout": "25000",
 }
-"""libpq parameters for those that the DSN leaves out: a silent drop is noticed in a minute."""
+"""libpq parameters for those that the DSN leaves out: a silent drop is noticed in 25 s.
+
+What TCP does not notice, `watched` does.
+"""
 
 
 async def connect(
@@ -75,7 +80,7 @@ async def connect(
     replication: bool = False,
     statement_timeout_s: float = 0,
     lock_timeout_s: float = 0,
-) -> AsyncConnection[Any]:
+) -> WatchedConnection:
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
     A timeout of 0 means none. The settings go with the startup message, after any `options` of the
@@ -114,7 +119,7 @@ async def end_without_client(connection: AsyncConnection[Any]) -> None:
 
 async def _open(
     parameters: Mapping[str, Any], own: str, settings: Mapping[str, str], *, is_pooled: bool
-) -> AsyncConnection[Any]:
+) -> WatchedConnection:
     """Connect, in autocommit; `is_pooled`: without `options`, where these are refused."""
     pinned = " ".join(
         f"-c {name}={value.replace(' ', chr(92) + ' ')}"
@@ -124,14 +129,17 @@ async def _open(
     # A walsender takes the simple query protocol only: nothing may be prepared there.
     plain: dict[str, Any] = {**parameters, "autocommit": True, "prepare_threshold": None}
     try:
-        connection = await AsyncConnection.connect(**plain, options=options)
+        connection = await WatchedConnection.connect(**plain, options=options)
     except psycopg.OperationalError as error:
         if not is_pooled or not refuses_options(error):
             raise
-        connection = await AsyncConnection.connect(**plain, options="")
+        connection = await WatchedConnection.connect(**plain, options="")
     try:
+        connection.watch(plain)
         cursor = await connection.execute(_NO_TIMEOUTS)
-        if not await cursor.fetchall() and "replication" not in parameters:
+        [(pid, settings_made)] = await cursor.fetchall()
+        connection.is_session(int(pid))
+        if not int(settings_made) and "replication" not in parameters:
             await _pin(connection, parameters, settings)
     except BaseException:
         await connection.close()
@@ -168,6 +176,11 @@ def parameters_of(dsn: str) -> dict[str, Any]:
     """
     found = read_dsn(dsn)
     return {**DEFAULTS, **found, **secured(found), "client_encoding": "UTF8"}
+
+
+def transport_of(dsn: str) -> Transport:
+    """Say who could read a DSN's connections. Raises OperatorError as `read_dsn`."""
+    return transport(read_dsn(dsn))
 
 
 def read_dsn(dsn: str) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from psycopg import AsyncConnection
 
 from ingestd.capture.polling.poll import Look, Now
 from ingestd.capture.polling.polled_state import PolledState
 from ingestd.capture.polling.positions import Positions
 from ingestd.capture.polling.rows import Place
+from ingestd.capture.watched import WatchedConnection
 from ingestd.changes import NO_COMMITS, Chunk, TableBatch
 from ingestd.decode.copy import microseconds
 from ingestd.positions import Lsn
@@ -37,7 +36,7 @@ class Outcome:
 class OnePoll:
     """One poll: what it found so far; `waiting`: of tables that were looked at, not given yet."""
 
-    def __init__(self, connection: AsyncConnection[Any], now: Now, positions: Positions) -> None:
+    def __init__(self, connection: WatchedConnection, now: Now, positions: Positions) -> None:
         self.connection = connection
         self.now = now
         self._positions = positions

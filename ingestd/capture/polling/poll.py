@@ -23,6 +23,7 @@ from ingestd.capture.polling.seen import MAX_AGE, MAX_SEEN, Moment, Progress, Se
 from ingestd.capture.pooler import pooled
 from ingestd.capture.positions import insert_position, replayed_position
 from ingestd.capture.rewrites import ensure_described
+from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.copy import CopyRows
 from ingestd.errors import TableChangedError, TableError
 from ingestd.positions import Lsn
@@ -115,7 +116,7 @@ def moment_of(seen: Visibility, next_xid: int) -> Moment:
 
 
 async def look_at(
-    connection: AsyncConnection[Any], look: Look, now: Now
+    connection: WatchedConnection, look: Look, now: Now
 ) -> AsyncGenerator[FoundRows, None]:
     """Give the rows of a look; then its `progress` is that of after.
 
@@ -194,7 +195,7 @@ async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -
 
 
 async def _whole(
-    connection: AsyncConnection[Any], look: Look, moment: Moment
+    connection: WatchedConnection, look: Look, moment: Moment
 ) -> AsyncGenerator[FoundRows, None]:
     """Go through the blocks of the table and its partitions, some at a time."""
     if look.progress.is_current(moment):
@@ -217,7 +218,7 @@ async def _whole(
 
 
 async def _near(
-    connection: AsyncConnection[Any], look: Look, moment: Moment, shape: Shape
+    connection: WatchedConnection, look: Look, moment: Moment, shape: Shape
 ) -> AsyncGenerator[FoundRows, None]:
     """Go along the index from the floor on, a page at a time."""
     assert look.polled.by is not None
@@ -237,7 +238,7 @@ async def _near(
 
 
 async def _copy(
-    connection: AsyncConnection[Any],
+    connection: WatchedConnection,
     look: Look,
     query: sql.Composed,
     moment: Moment,

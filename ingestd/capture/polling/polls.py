@@ -28,6 +28,7 @@ from ingestd.capture.positions import await_flushed
 from ingestd.capture.session import classify, connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.splits import read_error
+from ingestd.capture.watched import WatchedConnection
 from ingestd.changes import Chunk, TableBatch, idle_chunk
 from ingestd.errors import TableChangedError, TableError, TransientError
 from ingestd.ports import ChangeLog
@@ -68,7 +69,7 @@ class Polls:
         self._key_bytes = memory_bytes * 3 // 4
         self._monotonic = monotonic
         self._wall = wall
-        self._connection: AsyncConnection[Any] | None = None
+        self._connection: WatchedConnection | None = None
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
         self.faults = Faults(monotonic)
@@ -407,7 +408,7 @@ class Polls:
 
     # --- connection --------------------------------------------------------------------------
 
-    async def _connected(self) -> AsyncConnection[Any]:
+    async def _connected(self) -> WatchedConnection:
         if self._connection is None or self._connection.closed:
             self._connection = await connect(
                 self._dsn,

@@ -39,7 +39,12 @@ class Collected(Protocol):
 
 
 class Reader(Protocol):
-    """A connection on which nothing else is done. Raises psycopg.Error, OSError, EOFError."""
+    """A connection on which nothing else is done. Raises psycopg.Error, OSError, EOFError.
+
+    `heard_s`: when something last came, by the monotonic clock.
+    """
+
+    heard_s: float
 
     async def start(self, command: bytes) -> None:
         """Send START_REPLICATION; return when data may come."""

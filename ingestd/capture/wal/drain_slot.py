@@ -13,16 +13,16 @@ Source: PostgreSQL documentation, "Replication Management Functions".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import sql
 
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.backlog_parts import Part
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.slot import temporary_name
+from ingestd.capture.watched import WatchedConnection
 from ingestd.errors import ProtocolError
 from ingestd.failpoints import reach_async
 from ingestd.positions import Lsn
@@ -94,7 +94,7 @@ class DrainSlot:
     """
 
     def __init__(
-        self, connection: AsyncConnection[Any], name: str, publication: str, packing: Packing
+        self, connection: WatchedConnection, name: str, publication: str, packing: Packing
     ) -> None:
         self._connection = connection
         self._name = name

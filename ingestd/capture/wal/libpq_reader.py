@@ -35,6 +35,7 @@ class LibpqReader:
         self._pg: PGconn = connection.pgconn
         self._sending = asyncio.Lock()
         self._messages: list[Any] = []
+        self.heard_s = time.monotonic()
 
     async def start(self, command: bytes) -> None:
         """Send the command; return when the server agrees."""
@@ -52,6 +53,7 @@ class LibpqReader:
         nbytes = found = self._drain()
         while found == 0:
             await readable(self._pg.socket)
+            self.heard_s = time.monotonic()  # perhaps of a message only that goes on coming
             nbytes = found = self._drain()
         until = time.monotonic() + linger_s
         while nbytes < TURN_BYTES and (left_s := until - time.monotonic()) > 0:
@@ -60,6 +62,8 @@ class LibpqReader:
             else:
                 await readable(self._pg.socket, left_s)
             found = self._drain()
+            if found:
+                self.heard_s = time.monotonic()
             nbytes += found
         return nbytes
 

@@ -66,6 +66,7 @@ class SocketReader:
         self._pieces: list[bytes] = []
         self._cutter = Cutter()
         self._is_busy = False
+        self.heard_s = time.monotonic()
 
     async def start(self, command: bytes) -> None:
         """Send the command; return when the server agrees. What follows its answer stays unread."""
@@ -120,6 +121,7 @@ class SocketReader:
     def _keep(self, piece: bytes) -> int:
         if piece:
             self._pieces.append(piece)
+            self.heard_s = time.monotonic()
         return len(piece)
 
     def take(self) -> Pieces | None:

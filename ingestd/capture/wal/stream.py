@@ -6,6 +6,10 @@ Replication Protocol".
 A task reads while what came before is decoded elsewhere. It stops when enough is collected (the
 server then waits), but status updates go on by a timer of their own: a slow lake never trips
 wal_sender_timeout.
+
+A server with nothing to send sends nothing: it is asked for a sign of life when it was silent for
+long, and the stream is given up if none comes (`watched` says when). One that decodes a transaction
+of which it sends nothing gives no sign either, for as long as that takes; it is waited for.
 """
 
 from __future__ import annotations
@@ -15,21 +19,25 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import sql
 
 from ingestd.capture.session import classify, connect, read_bytes_as_they_are
 from ingestd.capture.wal.copy_both import Collected, Reader
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
 from ingestd.capture.wal.socket_reader import SocketReader, is_plain
+from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.frames import standby_status
 from ingestd.errors import IngestdError, TransientError
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
 STATUS_INTERVAL_S = 10.0
+ASK_AFTER_S = 5.0
+"""After so long a silence the server is asked for a sign of life."""
+_GLANCE_S = 0.2
+"""How often it is looked whether it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +53,14 @@ class ReplicationStream:
     """A running START_REPLICATION. Made by `open_stream`; `close` it always."""
 
     def __init__(
-        self, connection: AsyncConnection[Any], reader: Reader, where: str, limits: StreamLimits
+        self, connection: WatchedConnection, reader: Reader, where: str, limits: StreamLimits
     ) -> None:
         self._connection = connection
         self._reader = reader
         self._where = where
         self._limits = limits
         self._nbytes = 0
+        self._is_full = False
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
         self._received = self._confirmed = ZERO
@@ -68,10 +77,11 @@ class ReplicationStream:
             sql.SQL(protocol),
             sql.Literal(_quoted_name(publication)),
         )
-        with self._errors():
+        with self._errors(), self._connection.expecting():
             await self._reader.start(command.as_bytes(None))
         self._confirmed, self._received = confirmed, after
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._report())]
+        work = (self._read(), self._report(), self._watch())
+        self._tasks = [asyncio.create_task(each) for each in work]
 
     async def take(self) -> Collected:
         """Give what has been collected; waits for the first. Raises what ended the stream."""
@@ -109,13 +119,13 @@ class ReplicationStream:
         self.received(position)
         await self.send_status()
 
-    async def send_status(self) -> None:
-        """Send a standby status update now."""
+    async def send_status(self, *, reply: bool = False) -> None:
+        """Send a standby status update now; `reply`: the server is to answer."""
         now_us = time.time_ns() // 1000
         with self._errors():
             await self._reader.send(
                 standby_status(
-                    self._received, self._confirmed, self._confirmed, now_us, reply=False
+                    self._received, self._confirmed, self._confirmed, now_us, reply=reply
                 )
             )
 
@@ -136,12 +146,29 @@ class ReplicationStream:
                 self._ready.set()
             if self._nbytes >= self._limits.limit_bytes:
                 self._room.clear()
+                self._is_full = True
                 await self._room.wait()
+                self._reader.heard_s = time.monotonic()
+                self._is_full = False
 
     async def _report(self) -> None:
         while True:
             await self.send_status()
             await asyncio.sleep(self._limits.status_interval_s)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(max(_GLANCE_S, ASK_AFTER_S - self._silent_s()))
+            if self._silent_s() < ASK_AFTER_S:
+                continue
+            await self.send_status(reply=True)
+            with self._errors(), self._connection.expecting():
+                while self._silent_s() >= ASK_AFTER_S and not self._connection.why_lost:  # noqa: ASYNC110
+                    await asyncio.sleep(_GLANCE_S)
+
+    def _silent_s(self) -> float:
+        """How long nothing came although it was read."""
+        return 0.0 if self._is_full else time.monotonic() - self._reader.heard_s
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -150,7 +177,7 @@ class ReplicationStream:
         except psycopg.Error as error:
             raise classify(error, self._where) from error
         except (EOFError, OSError) as error:
-            said = str(error) or "the server closed the connection"
+            said = self._connection.why_lost or str(error) or "the server closed the connection"
             raise TransientError(f"{self._where}: {said}", reason="connection_lost") from error
 
 
@@ -194,7 +221,7 @@ async def open_stream(
     return stream
 
 
-async def _reader(connection: AsyncConnection[Any]) -> Reader:
+async def _reader(connection: WatchedConnection) -> Reader:
     if await is_plain(connection):
         return SocketReader(connection)
     await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
