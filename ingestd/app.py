@@ -19,13 +19,16 @@ import structlog
 from ingestd import __version__, failpoints
 from ingestd.capture.reference import CopiedReferenceSource, check_references
 from ingestd.capture.registry import FACTORIES
+from ingestd.capture.session import transport_of
 from ingestd.capture.settings import SETTINGS
+from ingestd.capture.tls import REMEDY, weakness
 from ingestd.checks import CheckLine
 from ingestd.config import UNSTREAMED, Config, SourceSettings, load_config
 from ingestd.errors import ConfigError, IngestdError, OperatorError
 from ingestd.observe import logs
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
+from ingestd.observe.protection import check_http, openness, protection_of
 from ingestd.observe.status import (
     DaemonStatus,
     ReferenceStatus,
@@ -90,12 +93,41 @@ async def _run(config: Config) -> None:
     supervisor = Supervisor(sources)
     async with AsyncExitStack() as stack:
         if config.http.listen is not None:
-            server = HttpServer(config.http.listen, metrics, status, config.redactor, supervisor)
+            protection = protection_of(config.http)
+            server = HttpServer(
+                config.http.listen,
+                metrics,
+                status,
+                config.redactor,
+                supervisor,
+                protection=protection,
+            )
             await stack.enter_async_context(server)
             log.info("http.listening", address=str(server.address))
+            if why := openness(config.http.listen, protection):
+                log.warning("http.open", address=str(server.address), reason=why)
         log.info("daemon.started", version=__version__, sources=len(sources))
+        _warn_of_weak_tls(config)
         await supervisor.run(stop)
     log.info("daemon.stopped")
+
+
+def _warn_of_weak_tls(config: Config) -> None:
+    """Say once which sources' servers could be anyone, because their DSN says so."""
+    for name, settings in config.sources.items():
+        try:
+            found = transport_of(settings.dsn.get_secret_value())
+        except OperatorError:
+            continue  # the source itself says so
+        if found.is_weak:
+            structlog.get_logger("ingestd").warning(
+                "tls.weak",
+                source=name,
+                mode=found.mode,
+                host=found.host,
+                reason=weakness(found),
+                remedy=REMEDY,
+            )
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:
@@ -241,8 +273,8 @@ def _storage_options(config: Config) -> Mapping[str, str] | None:
 def check(config_path: Path) -> list[CheckLine]:
     """Look for everything that would make a run fail. Raises ConfigError."""
     config = _load(config_path)
-    lines = [probe(config.lake.uri, _storage_options(config))]
-    return [*lines, *asyncio.run(_check_sources(config))]
+    lines = [probe(config.lake.uri, _storage_options(config)), check_http(config.http)]
+    return [*filter(None, lines), *asyncio.run(_check_sources(config))]
 
 
 async def _check_sources(config: Config) -> list[CheckLine]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ingestd.config import Config
-    from ingestd.quantities import Address
+    from ingestd.observe.client import Endpoint
     from ingestd.redaction import Redactor
 
 EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
@@ -185,7 +185,11 @@ def snapshot(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", metavar="URL", help="Or where it is, like http://127.0.0.1:9464."),
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Or where it is, like http://127.0.0.1:9464 (its token in INGESTD_HTTP_TOKEN).",
+        ),
     ] = None,
     where: Annotated[
         str | None,
@@ -273,20 +277,20 @@ def _duration(text: str, option: str) -> float:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _daemon_address(config: Path | None, url: str | None) -> Address:
+def _daemon_address(config: Path | None, url: str | None) -> Endpoint:
     """Say where the daemon listens. Raises ConfigError, OperatorError."""
-    from ingestd.observe.client import address_of  # noqa: PLC0415
+    from ingestd.observe.client import endpoint_in, endpoint_of  # noqa: PLC0415
 
     if (config is None) == (url is None):
         msg = "give either --config FILE or --url URL"
         raise typer.BadParameter(msg)
     if url is not None:
         try:
-            return address_of(url)
+            return endpoint_of(url, os.environ.get("INGESTD_HTTP_TOKEN"))
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--url") from error
     assert config is not None
-    listen = _load(config).http.listen
+    listen = endpoint_in(_load(config).http)
     if listen is None:
         raise OperatorError(
             f'http.listen is "off" in {config}: the daemon can\'t be asked for anything',
@@ -316,14 +320,15 @@ def demo(
 def daemon_status(config: Path) -> dict[str, Any] | None:
     """Ask the daemon that listens where the config says; None if it is not there or another's.
 
-    Raises ConfigError.
+    Raises ConfigError, OperatorError.
     """
-    from ingestd.observe.client import fetch_status  # noqa: PLC0415
+    from ingestd.observe.client import endpoint_in, fetch_status  # noqa: PLC0415
 
     loaded = _load(config)
-    if loaded.http.listen is None:
+    listen = endpoint_in(loaded.http)
+    if listen is None:
         return None
-    found = fetch_status(loaded.http.listen)
+    found = fetch_status(listen)
     if found is None or set(found["sources"]) != set(loaded.sources):
         return None
     return found

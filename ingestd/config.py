@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "file")
 _SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,54}\Z")
 _SECRET_OPTION = re.compile(r"key|secret|token|password|credential|sas|account", re.IGNORECASE)
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}={0,2}\Z")
+"""RFC 6750, section 2.1; shorter ones can be guessed."""
 _TELLING_LENGTH = 8
 """A shorter word (a region, 'true') is no secret by itself."""
 
@@ -51,6 +53,24 @@ def _not_empty(value: SecretStr) -> SecretStr:
 
 
 Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
+
+
+def _sendable(value: SecretStr) -> SecretStr:
+    if not _TOKEN.match(value.get_secret_value()):
+        msg = "is not a token: 16 or more of A-Z a-z 0-9 . _ ~ + / -, as of: openssl rand -hex 32"
+        raise ValueError(msg)
+    return value
+
+
+def _pem_path(value: str) -> str:
+    if not value or "\n" in value or "-----" in value:
+        msg = "is not a path; name the PEM file, without 'file:'"
+        raise ValueError(msg)
+    return value
+
+
+Token = Annotated[SecretStr, AfterValidator(_sendable)]
+PemPath = Annotated[str, AfterValidator(_pem_path)]
 
 
 class Section(BaseModel):
@@ -135,9 +155,27 @@ DEFAULT_TARGET_BYTES = 128_000_000
 
 
 class HttpSettings(Section):
-    """`listen`: where /metrics, /healthz, /readyz and /status are; None: nowhere."""
+    """`listen`: where /metrics, /healthz, /readyz and /status are; None: nowhere.
+
+    `token`: what all but /healthz ask for. `tls_cert`, `tls_key`: PEM files, relative to the
+    working directory of the daemon.
+    """
 
     listen: Annotated[Address | None, BeforeValidator(address)] = Address("127.0.0.1", 9464)
+    token: Token | None = None
+    tls_cert: PemPath | None = None
+    tls_key: PemPath | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> HttpSettings:
+        for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise KeyPathError((name,), f"needs {other!r} too")
+        if self.listen is None:
+            for name in ("token", "tls_cert"):
+                if getattr(self, name) is not None:
+                    raise KeyPathError((name,), 'is for what listen = "off" does not serve')
+        return self
 
 
 class LogSettings(Section):
@@ -400,6 +438,8 @@ def _shared(sources: Mapping[str, SourceSettings]) -> list[Problem]:
 def _hide(config: Config, resolver: Resolver) -> None:
     """Mask what came by reference in reprs, and tell the redactor every secret."""
     known = [secret for source in config.sources.values() for secret in source.secrets()]
+    if config.http.token is not None:
+        known.append(config.http.token.get_secret_value())
     for name, option in config.lake.storage_options.items():
         value = option.get_secret_value()
         # a region or "true" is no secret; masking it would mask half of every log line

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ingestd.references import KeyPath, Resolver
 
-_SECRET_KEYS = frozenset({"dsn", "mask_key", "storage_options"})
+_SECRET_KEYS = frozenset({"dsn", "mask_key", "storage_options", "token"})
 _LONGEST_SHOWN = 40
 _WORDS = {
     "missing": "is missing",

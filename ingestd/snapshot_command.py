@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from ingestd.quantities import Address
+    from ingestd.observe.client import Endpoint
 
 EXIT_INTERRUPTED = 130
 """The shells' code for an end by Ctrl-C."""
@@ -30,7 +30,7 @@ class SnapshotCommand:
     commands that are proposed.
     """
 
-    address: Address
+    address: Endpoint
     source: str
     tables: Sequence[str]
     sources: AbstractSet[str] | None
@@ -73,8 +73,12 @@ class SnapshotCommand:
 
     @property
     def _status(self) -> str:
-        url = f"curl http://{self.address}/status"
-        return f"ingestd status {self.daemon}" if self.sources is not None else url
+        return f"ingestd status {self.daemon}" if self.sources is not None else self._curl
+
+    @property
+    def _curl(self) -> str:
+        token = ' -H "Authorization: Bearer $INGESTD_HTTP_TOKEN"' if self.address.token else ""
+        return f"curl{token} {self.address.url}/status"
 
     def _cancel(self, tables: Sequence[str]) -> str:
         words = shlex.join([self.source, *tables])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import ssl
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -14,29 +18,99 @@ from ingestd.quantities import Address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ingestd.config import HttpSettings
+
 _LIMIT_S = 2.0
-_HTTP_PORT = 80
+_PORTS = {"http": 80, "https": 443}
+_FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
+"""Of the certificates in a file the server's own comes first (RFC 8446, section 4.4.2)."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
 
 
-def address_of(url: str) -> Address:
-    """Read ``http://host:port`` (port 80 if none is given). Raises ValueError."""
+@dataclass(frozen=True, slots=True)
+class Endpoint(Address):
+    """Where a daemon listens, and what it asks of its clients.
+
+    `token`: that of its `[http]`, None for none. `tls`: how it is known, None for plain HTTP.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return str(Address(self.host, self.port))
+
+    @property
+    def url(self) -> str:
+        """What a browser would call it."""
+        return f"{'http' if self.tls is None else 'https'}://{self}"
+
+
+def endpoint_of(url: str, token: str | None = None) -> Endpoint:
+    """Read ``http://host:port`` or https, with its usual port if none is given. Raises ValueError.
+
+    By https it is known as web sites are, by a CA of the system and its name.
+    """
     found = urlsplit(url)
-    if found.scheme != "http" or not found.hostname or found.path not in {"", "/"}:
+    if found.scheme not in _PORTS or not found.hostname or found.path not in {"", "/"}:
         msg = "not a daemon's address; write it like 'http://127.0.0.1:9464'"
         raise ValueError(msg)
-    return Address(found.hostname, _HTTP_PORT if found.port is None else found.port)
+    port = _PORTS[found.scheme] if found.port is None else found.port
+    tls = ssl.create_default_context() if found.scheme == "https" else None
+    return Endpoint(found.hostname, port, token, tls)
+
+
+def endpoint_in(settings: HttpSettings) -> Endpoint | None:
+    """Say where the daemon of a config is; None if it serves nothing. Raises OperatorError.
+
+    By TLS it is known by its very certificate: no name has to be right, and no CA be trusted.
+    """
+    if settings.listen is None:
+        return None
+    token = None if settings.token is None else settings.token.get_secret_value()
+    tls = None if settings.tls_cert is None else _known_by(Path(settings.tls_cert))
+    return Endpoint(settings.listen.host, settings.listen.port, token, tls)
+
+
+def _known_by(certificate: Path) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cadata=_first_in(certificate.read_text("ascii")))
+    except (OSError, ValueError) as error:
+        raise OperatorError(
+            f"http.tls_cert {certificate} can't be read: {error}",
+            remedy="name the PEM file of the daemon's certificate, readable by this account",
+        ) from error
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def _first_in(pem: str) -> str:
+    found = _FIRST.search(pem)
+    if found is None:  # an empty text would mean the CAs of the system
+        msg = "there is no certificate in it"
+        raise ValueError(msg)
+    return found[0]
 
 
 def fetch_status(listen: Address) -> dict[str, Any] | None:
-    """GET /status of the daemon that listens there; None if nothing like one answers."""
+    """GET /status of the daemon that listens there; None if nothing like one answers.
+
+    Raises OperatorError if it asks for another token than that of `listen`, an `Endpoint`, or shows
+    another certificate.
+    """
     connection = _connection(listen)
     try:
-        connection.request("GET", "/status")
+        connection.request("GET", "/status", headers=_credentials(listen))
         response = connection.getresponse()
+        if response.status == HTTPStatus.UNAUTHORIZED and response.headers["Server"] == "ingestd":
+            raise _unauthorized(listen)
         if response.status != http.client.OK:
             return None
         found = json.load(response)
+    except ssl.SSLCertVerificationError as error:
+        raise _unknown(listen) from error
     except (OSError, http.client.HTTPException, ValueError):
         return None  # no daemon there, or something else: the caller looks elsewhere
     finally:
@@ -77,10 +151,12 @@ def _command(
             method,
             f"/sources/{quote(source, safe='')}/snapshot",
             json.dumps(asked),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", **_credentials(listen)},
         )
         response = connection.getresponse()
         code, body = response.status, response.read()
+    except ssl.SSLCertVerificationError as error:
+        raise _unknown(listen) from error
     except (OSError, http.client.HTTPException) as error:
         raise TransientError(
             f"the daemon on {listen} gave no answer: {error or type(error).__name__}",
@@ -106,6 +182,8 @@ def _refusal(
             remedy="it may be an older ingestd: start the installed one",
         )
     what, remedy = document["error"], document.get("remedy")
+    if code == HTTPStatus.UNAUTHORIZED:
+        return _unauthorized(listen)
     if code == HTTPStatus.NOT_FOUND:
         return ConfigError(what, remedy=remedy)
     if code == HTTPStatus.CONFLICT:
@@ -113,6 +191,28 @@ def _refusal(
     return OperatorError(what, remedy=remedy)
 
 
+def _unauthorized(listen: Address) -> OperatorError:
+    return OperatorError(
+        f"the daemon on {listen} asks for another token",
+        remedy="give the config that it was started with, or with --url set INGESTD_HTTP_TOKEN",
+    )
+
+
+def _unknown(listen: Address) -> OperatorError:
+    return OperatorError(
+        f"what listens on {listen} shows a certificate that is not the daemon's",
+        remedy="if http.tls_cert was replaced, start the daemon anew",
+    )
+
+
+def _credentials(listen: Address) -> dict[str, str]:
+    token = listen.token if isinstance(listen, Endpoint) else None
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
 def _connection(listen: Address) -> http.client.HTTPConnection:
     host = _EVERYWHERE.get(listen.host, listen.host)
+    tls = listen.tls if isinstance(listen, Endpoint) else None
+    if tls is not None:
+        return http.client.HTTPSConnection(host, listen.port, timeout=_LIMIT_S, context=tls)
     return http.client.HTTPConnection(host, listen.port, timeout=_LIMIT_S)

@@ -1,4 +1,4 @@
-"""The requests that change something: taken on loopback only, and from no web page."""
+"""The requests that change something: by token, or on loopback only; and from no web page."""
 
 from __future__ import annotations
 
@@ -51,15 +51,21 @@ class SnapshotCommands:
     Body and answer are JSON: ``{"tables": ["public.orders"]}``, and for POST ``"where"`` with an
     SQL condition, if only the rows are wanted that it holds for. The answer, 202 to POST and 200 to
     DELETE, is the same with ``source``. Else ``{"error": ..., "remedy": ...}`` with 400 (not that),
-    403 (not on loopback), 404 (no such source), 409 (not running now), 415 (not sent as JSON), 422
-    (no such table, no snapshot of it).
+    401 or 403 (`ingestd.observe.protection`, and not on loopback, unless `is_open`), 404 (no such
+    source), 409 (not running now), 415 (not sent as JSON), 422 (no such table, no snapshot of it).
     Browsers send application/json to another site only where that site allows it, which this one
-    never does; that the Host is loopback shuts out names that were bound to it anew.
+    never does. `is_open`: who asks has shown a token, so it may come from anywhere.
     """
 
     def __init__(
-        self, control: SnapshotControl, sources: Collection[str], redactor: Redactor
+        self,
+        control: SnapshotControl,
+        sources: Collection[str],
+        redactor: Redactor,
+        *,
+        is_open: bool = False,
     ) -> None:
+        self._is_open = is_open
         self._control = control
         self._sources = sources
         self._redactor = redactor
@@ -93,7 +99,9 @@ class SnapshotCommands:
     ) -> web.Response:
         source = request.match_info["source"]
         try:
-            _refuse_unless_local(request, listening)
+            if not self._is_open:
+                _refuse_unless_local(listening)
+            _refuse_unless_declared(request)
             if source not in self._sources:
                 raise RefusedError(HTTPStatus.NOT_FOUND, self._no_source(source))
             answer = act(source, await request.read())
@@ -110,27 +118,17 @@ class SnapshotCommands:
         return web.Response(status=code, text=text + "\n", content_type=_JSON)
 
 
-def host_of(header: str) -> str:
-    """Give the host in a Host header, without its port (RFC 9110, section 7.2)."""
-    if header.startswith("["):
-        return header.partition("]")[0] + "]"
-    return header.partition(":")[0]
-
-
-def _refuse_unless_local(request: web.Request, listening: Sequence[str]) -> None:
+def _refuse_unless_local(listening: Sequence[str]) -> None:
     wide = [host for host in listening if not is_loopback(host)]
     if wide or not listening:
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
             f"commands are taken on loopback only, and http.listen is on {', '.join(wide)}",
-            remedy='set listen = "127.0.0.1:9464" in [http] and start the daemon anew',
+            remedy='set a `token` or listen = "127.0.0.1:9464" in [http] and start the daemon anew',
         )
-    if not is_loopback(host_of(request.headers.get("Host", ""))):
-        raise RefusedError(
-            HTTPStatus.FORBIDDEN,
-            "commands are taken from this machine only, and the Host header names another",
-            remedy="send it to 127.0.0.1, as `ingestd snapshot` does",
-        )
+
+
+def _refuse_unless_declared(request: web.Request) -> None:
     if request.content_type != _JSON:
         raise RefusedError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

@@ -11,6 +11,7 @@ from aiohttp import web
 from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
 from ingestd.observe.commands import SnapshotCommands
+from ingestd.observe.protection import OPEN, Handler, Protection
 from ingestd.observe.status import ready, to_json
 from ingestd.quantities import Address
 
@@ -46,13 +47,18 @@ class HttpServer:
         status: DaemonStatus,
         redactor: Redactor,
         control: SnapshotControl,
+        *,
+        protection: Protection = OPEN,
     ) -> None:
         self._listen = listen
         self._metrics = metrics
         self._status = status
         self._redactor = redactor
-        self._commands = SnapshotCommands(control, status.sources, redactor)
-        app = web.Application()
+        self._protection = protection
+        self._commands = SnapshotCommands(
+            control, status.sources, redactor, is_open=protection.token is not None
+        )
+        app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_health)
@@ -75,7 +81,12 @@ class HttpServer:
     async def __aenter__(self) -> Self:
         """Begin to listen."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._listen.host, self._listen.port)
+        site = web.TCPSite(
+            self._runner,
+            self._listen.host,
+            self._listen.port,
+            ssl_context=self._protection.tls,
+        )
         try:
             await site.start()
         except OSError as error:
@@ -86,6 +97,11 @@ class HttpServer:
     async def __aexit__(self, *_: object) -> None:
         """Stop, leaving open requests a second."""
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = self._protection.refusal(request, self._listening)
+        return await handler(request) if refusal is None else refusal
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         return web.Response(

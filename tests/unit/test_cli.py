@@ -255,7 +255,7 @@ def config_at(tmp_path: Path, listen: str, source: str = "shop") -> str:
         ["shop"],
         ["shop", "public.orders"],
         ["shop", "public.orders", "--config", "c.toml", "--url", "http://127.0.0.1:1"],
-        ["shop", "public.orders", "--url", "https://127.0.0.1:1"],
+        ["shop", "public.orders", "--url", "ftp://127.0.0.1:1"],
         ["shop", "public.orders", "--url", "http://127.0.0.1:1", "--limit", "soon"],
         ["shop", "public.orders", "--url", "http://127.0.0.1:1", "--cancel", "--where", "true"],
         ["shop", "orders", "--url", "http://127.0.0.1:1"],

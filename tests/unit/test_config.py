@@ -112,6 +112,39 @@ def test_listen(load: Callable[..., Config], written: str, meant: Address | None
     assert load(f'{BASE}\n[http]\nlisten = "{written}"').http.listen == meant
 
 
+def test_http_is_guarded_by_token_and_certificate(load: Callable[..., Config]) -> None:
+    text = f'{BASE}\n[http]\ntoken = "env:T"\ntls_cert = "a.crt"\ntls_key = "a.key"'
+    config = load(text, {"SHOP_DSN": DSN, "T": "0123456789abcdef"})
+    assert config.http.token is not None
+    assert config.http.token.get_secret_value() == "0123456789abcdef"
+    assert (config.http.tls_cert, config.http.tls_key) == ("a.crt", "a.key")
+    assert "0123456789abcdef" not in repr(config)
+    assert config.redactor.text("it is 0123456789abcdef") == "it is ***"
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('token = "short"', "http.token: is not a token: 16 or more of"),
+        ('token = "with a space in it"', "http.token: is not a token: 16 or more of"),
+        ('token = "with-ümlauts-in-it-too"', "http.token: is not a token: 16 or more of"),
+        ('token = "0123456789abcdef\\n"', "http.token: is not a token: 16 or more of"),
+        ('tls_cert = "a.crt"', "http.tls_cert: needs 'tls_key' too"),
+        ('tls_key = "a.key"', "http.tls_key: needs 'tls_cert' too"),
+        ('tls_cert = "-----BEGIN"\ntls_key = "k"', "http.tls_cert: is not a path"),
+        ('tls_cert = ""\ntls_key = "k"', "http.tls_cert: is not a path"),
+        ('listen = "off"\ntoken = "0123456789abcdef"', "http.token: is for what listen"),
+        ('tokens = "0123456789abcdef"', "http.tokens: unknown key; did you mean 'token'?"),
+    ],
+)
+def test_a_guard_that_cannot_be_is_refused(
+    refusal: Callable[..., list[str]], lines: str, told: str
+) -> None:
+    (line,) = refusal(f"{BASE}\n[http]\n{lines}")
+    assert line.startswith(told)
+    assert "0123456789abcdef" not in line
+
+
 @pytest.mark.parametrize("written", ['"9464"', '"::1:80"', '"h:70000"', "9464", '"no"', '""'])
 def test_bad_listen_is_refused(refusal: Callable[..., list[str]], written: str) -> None:
     (line,) = refusal(f"{BASE}\n[http]\nlisten = {written}")

@@ -13,10 +13,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ingestd.errors import ConfigError, IngestdError, OperatorError, TableError, TransientError
-from ingestd.observe.client import address_of, cancel_snapshot, request_snapshot
-from ingestd.observe.commands import SnapshotCommands, host_of
+from ingestd.observe.client import Endpoint, cancel_snapshot, endpoint_of, request_snapshot
+from ingestd.observe.commands import SnapshotCommands
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
+from ingestd.observe.protection import host_of
 from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.quantities import Address, is_loopback
 from ingestd.redaction import Redactor
@@ -308,18 +309,23 @@ async def test_a_daemon_that_went_away_is_transient(asked: Asked) -> None:
         ("http://127.0.0.1:9464", "127.0.0.1", 9464),
         ("http://[::1]:9464/", "::1", 9464),
         ("http://localhost", "localhost", 80),
+        ("https://daemon.example", "daemon.example", 443),
+        ("https://daemon.example:9464", "daemon.example", 9464),
     ],
 )
 def test_a_url_is_an_address(text: str, host: str, port: int) -> None:
-    assert address_of(text) == Address(host, port)
+    found = endpoint_of(text, "t")
+    assert found == Endpoint(host, port, "t")
+    assert (found.tls is not None) is text.startswith("https")
+    assert "t" not in repr(found).split("=")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "127.0.0.1:9464", "https://x", "http://", "http://x:port", "http://x/status"]
+    "text", ["", "127.0.0.1:9464", "ftp://x", "http://", "http://x:port", "http://x/status"]
 )
 def test_what_is_no_url_of_a_daemon(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        address_of(text)
+        endpoint_of(text)
 
 
 @pytest.mark.parametrize(
