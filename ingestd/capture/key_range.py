@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from psycopg import sql
+
+_OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|`?]{1,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class KeyColumn:
     def ordering(self) -> sql.Composable:
         """What stands after ORDER BY."""
         schema, less, _ = self.operators
-        return sql.SQL("{} USING {}").format(self.value, _operator(schema, less))
+        return sql.SQL("{} USING {}").format(self.value, operator_of(schema, less))
 
     def literal(self, text: str) -> sql.Composable:
         """Give a value of the column's type."""
@@ -89,9 +92,9 @@ class KeyRange:
         schema, less, not_less = self.key[0].operators
         bounds: list[sql.Composable] = []
         if self.lower is not None:
-            bounds.append(self._compared(_operator(schema, not_less), self.lower))
+            bounds.append(self._compared(operator_of(schema, not_less), self.lower))
         if self.upper is not None:
-            bounds.append(self._compared(_operator(schema, less), self.upper))
+            bounds.append(self._compared(operator_of(schema, less), self.upper))
         return bounds
 
     def _compared(self, operator: sql.Composable, bound: Sequence[str]) -> sql.Composable:
@@ -102,5 +105,11 @@ class KeyRange:
         )
 
 
-def _operator(schema: str, name: str) -> sql.Composable:
+def operator_of(schema: str, name: str) -> sql.Composable:
+    """Write an operator as SQL, which has no quotes for its name.
+
+    Source: PostgreSQL documentation, "Lexical Structure", "Operators".
+    """
+    if not _OPERATOR.match(name):
+        raise ValueError(name)
     return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection, sql
 
@@ -19,7 +19,7 @@ _REPLAYED = "pg_catalog.pg_last_wal_replay_lsn()"
 _RECEIVED = f"greatest(pg_catalog.pg_last_wal_receive_lsn(), {_REPLAYED})"
 
 
-def _on_standby(standby: str, primary: str) -> sql.SQL:
+def _on_standby(standby: LiteralString, primary: LiteralString) -> sql.SQL:
     """Choose between two expressions by what the server is now."""
     case = f"CASE WHEN pg_catalog.pg_is_in_recovery() THEN {standby} ELSE {primary} END"
     return sql.SQL(case)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from types import MappingProxyType
+from typing import LiteralString
 from uuid import UUID
 
 import pyarrow as pa
@@ -41,7 +42,7 @@ class _Kind:
     literal_type: str
     literal: Callable[[Value], str | None]
     operators: frozenset[Operator] = _EVERY
-    held: str | None = None
+    held: LiteralString | None = None
     is_null_known: bool = True
 
 

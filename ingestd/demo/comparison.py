@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -214,6 +214,6 @@ def _quoted(connection: Connection, table: TableId) -> str:
     return sql.Identifier(table.schema, table.name).as_string(connection)
 
 
-def _one(connection: Connection, query: str, *values: object) -> Any:  # noqa: ANN401
+def _one(connection: Connection, query: LiteralString, *values: object) -> Any:  # noqa: ANN401
     row = connection.execute(query.encode(), values or None).fetchone()
     return None if row is None else row[0]

@@ -14,6 +14,7 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
+from ingestd.capture.key_range import operator_of
 from ingestd.schema import Table
 
 # The primary key, else the unique index of the fewest columns; all its columns are of the key.
@@ -84,8 +85,7 @@ class OrderedColumn:
         return sql.SQL("{} USING {}").format(self.value, before)
 
     def _operator(self, name: str) -> sql.Composable:
-        schema = sql.Identifier(self.operator_schema)
-        return sql.SQL("OPERATOR({}.{})").format(schema, sql.SQL(name))
+        return operator_of(self.operator_schema, name)
 
 
 @dataclass(frozen=True, slots=True)
