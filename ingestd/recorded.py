@@ -142,6 +142,19 @@ class Unlisted:
     at: datetime
 
 
+GONE = "its raw table is gone from the lake"
+"""Why a table is read anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a person should know of how the lake was found. `event`: its name in the log."""
+
+    event: str
+    what: str
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True)
 class Committed:
     """What the lake durably holds of a source.
@@ -150,7 +163,8 @@ class Committed:
     of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
     empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
-    identifier) these rows come from.
+    identifier) these rows come from. `gone`: tables that an epoch lists and that have no raw table
+    any more; `tables` has them as stopped.
     """
 
     epoch: int = 0
@@ -159,6 +173,8 @@ class Committed:
     tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
     origin: str | None = None
     unlisted: Unlisted | None = None
+    gone: frozenset[TableId] = frozenset()
+    notices: tuple[Notice, ...] = ()
 
     @property
     def floor(self) -> Lsn | None:

@@ -35,7 +35,7 @@ from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.ports import ChangeCapture, Lost, Resumed, Sink
 from ingestd.positions import ZERO, Lsn
-from ingestd.recorded import Committed, TableState
+from ingestd.recorded import GONE, Committed, TableState
 from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.following import Follower
 from ingestd.run.intake import Intake
@@ -154,6 +154,8 @@ class Pipeline:
         self._watch.enter(SourceState.STARTING)
         await self._capture.claim()
         committed = await self._sink.open()
+        self._watch.noticed(committed.notices)
+        self._refuse_gone(committed)
         discovery = await self._capture.discover(committed.tables)
         verdict = await self._capture.continuity(committed)
         end = committed.position or ZERO
@@ -173,6 +175,10 @@ class Pipeline:
                 where = f"source {self._watch.source}"
                 raise OperatorError(f"{where}: {verdict.reason}", remedy=verdict.remedy)
         await self._sink.adopt(discovery.origin)
+        # Before anything is written of them: a next start finds raw tables again.
+        gone = [table for table in discovery.tables if table.id in committed.gone]
+        events = book.events(gone, TableState.SNAPSHOTTING, datetime.now(UTC), self._durable)
+        await intake.record([replace(event, reason=GONE) for event in events])
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         renew = isinstance(verdict, Lost)
         book.postpone(await self._capture.prepare(discovery.tables, renew=renew))
@@ -221,6 +227,17 @@ class Pipeline:
             return await task
         finally:
             await _cancel(task)
+
+    def _refuse_gone(self, committed: Committed) -> None:
+        """Refuse where raw tables are gone and may not be read anew."""
+        may_read = self._policy.resnapshot_when_lost and self._policy.snapshot
+        if committed.gone and not may_read:
+            names = ", ".join(sorted(map(str, committed.gone)))
+            raise OperatorError(
+                f"source {self._watch.source}: raw tables are gone from the lake: {names}",
+                remedy='put them back from a copy; or set slot_lost = "resnapshot" and snapshot ='
+                ' "initial" to read them anew',
+            )
 
     def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
         """Treat every table as not read yet: the old rows serve until the new ones are in."""

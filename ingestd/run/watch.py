@@ -21,7 +21,7 @@ from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SnapshotOutcome, SourceState, SourceStatus
 from ingestd.ports import Discovery, Lag
 from ingestd.positions import Lsn
-from ingestd.recorded import Committed, TableEvent, TableState
+from ingestd.recorded import Committed, Notice, TableEvent, TableState
 from ingestd.run.epoch import FillingEpoch, Tally
 from ingestd.run.raw_values import hint
 from ingestd.schema import TableId
@@ -146,6 +146,11 @@ class Watch:
             remedy="SELECT pid, xact_start, state, query FROM pg_stat_activity WHERE xact_start IS"
             " NOT NULL ORDER BY xact_start; SELECT * FROM pg_prepared_xacts;",
         )
+
+    def noticed(self, notices: Sequence[Notice]) -> None:
+        """Take what was found at the opening of the lake."""
+        for notice in notices:
+            self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
 
     def lost(self, reason: str) -> None:
         """Take that the stream can't go on where the lake ends."""

@@ -15,6 +15,7 @@ the commits.
 
 from __future__ import annotations
 
+import errno
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from ingestd.errors import IngestdError, OperatorError
 from ingestd.failpoints import reach
 from ingestd.ports import Fragment
 from ingestd.sink.commit_actions import (
+    HOLDS,
     RESUME,
     TOKEN,
     Interposed,
@@ -37,6 +39,7 @@ from ingestd.sink.commit_actions import (
 )
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
+from ingestd.sink.torn import set_aside_torn
 
 CHECKPOINT_INTERVAL = 20
 """A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
@@ -73,6 +76,8 @@ class _State:
 
 
 Work = Callable[[], None]
+GiveUp = Callable[[int], None]
+"""Called with a version whose commit is not whole; raises if it can't be done without."""
 
 
 def _at_once(work: Work) -> None:
@@ -103,6 +108,8 @@ class AppendLog:
         self._version = -1
         self._commits = 0
         self._fault: IngestdError | None = None
+        self.set_aside: list[str] = []
+        """Files that `load` set aside, by their names before."""
 
     @property
     def uri(self) -> str:
@@ -130,12 +137,37 @@ class AppendLog:
             self._table = self._present(self._version)
         return self._table
 
-    def load(self) -> None:
-        """Read the newest version."""
-        self._table = self._open()
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the newest version; with `give_up` as at a start, after whatever ended the last run.
+
+        Then a newest commit that is not whole is set aside, and a checkpoint that is not (see
+        `torn`), once `give_up` was called with the commit's version: if it raises, all stays.
+        """
+        self._table = self._open() if give_up is None else self._open_mended(give_up)
         self._version = -1 if self._table is None else self._table.version()
         self._commits = 0
         self._read_state()
+
+    def _open_mended(self, give_up: GiveUp) -> DeltaTable | None:
+        try:
+            table = self._open()
+        except OperatorError:
+            if not self.store.syncs or not (found := set_aside_torn(self, give_up)):
+                raise
+        else:
+            if table is None or not self.store.syncs:
+                return table
+            found = set_aside_torn(self, give_up, newest=table.version())
+            if not found:
+                return table
+        self.set_aside += found
+        return self._open()
+
+    def newest_commit(self) -> str | None:
+        """Read the newest commit; None if there is none, or it went with old ones."""
+        if self._version < 0 or self.store.size(self._log_file(self._version)) is None:
+            return None
+        return self._commit_json(self._version)
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         """Give a handle at that version or the newest, None if there is no table."""
@@ -150,7 +182,7 @@ class AppendLog:
     def _present(self, version: int | None = None) -> DeltaTable:
         table = self._open(version)
         if table is None:
-            raise storage_fault(FileNotFoundError("the table is gone"), self.uri)
+            raise storage_fault(FileNotFoundError(errno.ENOENT, "no table"), self.uri)
         return table
 
     def _read_state(self) -> None:
@@ -231,7 +263,7 @@ class AppendLog:
                 mode="error",
                 configuration=known,
                 storage_options=self.store.storage_options,
-                commit_properties=self._properties(token, app_version, resume),
+                commit_properties=self._properties(token, app_version, resume, len(fragments)),
                 post_commithook_properties=_NO_CLEANUP,
             )
 
@@ -360,17 +392,18 @@ class AppendLog:
             [_add(f) for f in fragments],
             "append",
             self.handle.schema(),
-            commit_properties=self._properties(token, app_version, resume),
+            commit_properties=self._properties(token, app_version, resume, len(fragments)),
             post_commithook_properties=_NO_CLEANUP,
         )
 
     def _properties(
-        self, token: str, app_version: int | None, resume: str = ""
+        self, token: str, app_version: int | None, resume: str = "", files: int = 0
     ) -> CommitProperties:
         # No last_updated: with it, log cleanup may forget the transaction (I3).
         carried = [Transaction(*each) for each in self._carried(app_version)]
+        stamps = {**self._stamps(token, resume), HOLDS: str(files + len(carried))}
         return CommitProperties(
-            custom_metadata=dict(self._stamps(token, resume)),
+            custom_metadata=stamps,
             max_commit_retries=0,
             app_transactions=carried or None,
         )

@@ -17,6 +17,8 @@ from ingestd.ports import Fragment
 TOKEN = "ingestdCommit"  # noqa: S105 - a key in commitInfo
 RESUME = "ingestdResume"
 """Beside it: where the capture goes on once this commit is durable."""
+HOLDS = "ingestdHolds"
+"""Beside it: how many files and app transactions the commit holds, to see that all are there."""
 
 
 class Interposed(Enum):
@@ -46,6 +48,28 @@ def has_data(actions: Sequence[Mapping[str, Any]]) -> bool:
     ) or any(a.get("txn", {}).get("appId", "").startswith("ingestd/") for a in actions)
 
 
+def is_whole(content: bytes) -> bool:
+    """Whether it is a commit, and not what a power cut left of one.
+
+    A file whose content was not durable may be cut anywhere, between two actions too.
+    """
+    try:
+        actions = actions_of(content.decode())
+    except ValueError:
+        return False
+    if not all(isinstance(action, dict) for action in actions):
+        return False
+    stated = next((a["commitInfo"].get(HOLDS) for a in actions if "commitInfo" in a), None)
+    held = sum("add" in action or "txn" in action for action in actions)
+    return bool(actions) and (stated is None or int(stated) == held)
+
+
+def appended_by_another(commit_json: str) -> bool:
+    """Whether it changes rows, and no program of ours made it."""
+    actions = actions_of(commit_json)
+    return has_data(actions) and not any(TOKEN in a.get("commitInfo", {}) for a in actions)
+
+
 def actions_of(commit_json: str) -> list[dict[str, Any]]:
     """Give a commit's actions: one a line, whatever separators of lines are in a value."""
     return [json.loads(line) for line in commit_json.split("\n") if line.strip()]
@@ -64,6 +88,7 @@ def commit_text(
     fragments: Sequence[Fragment], stamps: Mapping[str, str], carried: Sequence[tuple[str, int]]
 ) -> bytes:
     """Write a commit that adds files; `carried`: app transactions, name and version."""
+    stamps = {**stamps, HOLDS: str(len(fragments) + len(carried))}
     actions = [_info("WRITE", {"mode": "Append", "partitionBy": "[]"}, stamps)]
     actions += ({"txn": {"appId": app_id, "version": number}} for app_id, number in carried)
     actions += (_add(f, is_change=True) for f in fragments)
@@ -75,6 +100,7 @@ def rewrite_text(
 ) -> bytes:
     """Write a commit that puts files in the place of others (path, bytes), the rows being equal."""
     now_ms = time.time_ns() // 1_000_000
+    stamps = {**stamps, HOLDS: str(len(fragments))}
     actions = [_info("OPTIMIZE", {"predicate": "[]"}, stamps)]
     actions += (
         {

@@ -11,7 +11,7 @@ from ingestd.changes import CommittedEpoch
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, GiveUp
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.read import read_files
 
@@ -59,9 +59,30 @@ class EpochTable:
         self.position: Lsn | None = None
         self.origin: str | None = None
 
-    def load(self) -> None:
-        """Read the last epoch, the position and the origin."""
-        self._log.load()
+    @property
+    def exists(self) -> bool:
+        """Whether `load` found it, or it was made."""
+        return self._log.exists
+
+    def listed(self) -> dict[str, int]:
+        """Give the newest version of each table that an epoch lists, by "schema.table".
+
+        Reads all epochs.
+        """
+        if not self._log.exists:
+            return {}
+        rows = read_files(
+            self._log.handle, self._log.store, self._log.folder, columns=["tables"]
+        ).to_pylist()
+        found: dict[str, int] = {}
+        for row in rows:
+            for entry in row["tables"] or ():
+                found[entry["table"]] = max(entry["version"], found.get(entry["table"], -1))
+        return found
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the last epoch, the position and the origin; `give_up`: see `AppendLog.load`."""
+        self._log.load(give_up)
         self.last_epoch, self.end_lsn, self.position = 0, None, None
         self.origin = self._log.configuration().get(ORIGIN)
         if not self._log.exists:
@@ -130,7 +151,7 @@ class EpochTable:
                 {"table": str(t.table), "version": t.version, "rows": t.rows} for t in epoch.tables
             ],
         }
-        writer = FragmentWriter(self._log.store, self._log.folder, _STATISTICS)
+        writer = FragmentWriter(self._log.store, self._log.folder, _STATISTICS, makes_folder=False)
         writer.write([pa.Table.from_pylist([row], SCHEMA)])
         fragments = writer.finish()
         self._before_commit("_epochs")

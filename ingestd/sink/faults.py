@@ -36,6 +36,14 @@ _REMEDIES = {
     errno.EACCES: ("permission denied", "let the daemon's user write there"),
     errno.EPERM: ("operation not permitted", "let the daemon's user write there"),
     errno.EROFS: ("the file system is read-only", "remount it, or set `lake.uri` elsewhere"),
+    errno.EFBIG: (
+        "a file may not become that large",
+        "raise the limit on file sizes (ulimit -f, LimitFSIZE=); ingestd tries again by itself",
+    ),
+    errno.ENOENT: (
+        "a file or folder that was there is gone",
+        "put it back; ingestd looks again by itself, and says what else can be done",
+    ),
     errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
 }
 _ERRNO_PASSES = frozenset(
@@ -44,6 +52,9 @@ _ERRNO_PASSES = frozenset(
         *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE),
         *(errno.EHOSTUNREACH, errno.ENETUNREACH),
     }
+)
+_EXPIRED = re.compile(
+    r"ExpiredToken|TokenRefreshRequired|RequestExpired|token[^.<]{0,40}expired", re.IGNORECASE
 )
 _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 """What an S3 store says, at the end of a text that begins with the request."""
@@ -60,6 +71,12 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     answer = _ANSWER.search(text)
     told = ": ".join(filter(None, answer.groups())) if answer else text
     said = " ".join(_DECORATION.sub(" ", told).split())[:300] or type(error).__name__
+    if number is None and _EXPIRED.search(text):
+        return OperatorError(
+            f"lake {uri}: {said}",
+            remedy="renew the credentials; ingestd tries again by itself, and reads those in"
+            " `[lake.storage_options]` when it starts",
+        )
     passes = number is None and _PASSES.search(text) and not _STAYS.search(text)
     if number in _ERRNO_PASSES or passes:
         return TransientError(f"lake {uri}: {said}", reason="storage")

@@ -171,7 +171,10 @@ class DeltaEpochWriter:
 
     def _fragments(self, batch: TableBatch, raw: RawTable) -> FragmentSink:
         columns = statistics_columns(batch.table)
-        writer = FragmentWriter(self._lake.store, raw.log.folder, columns)
+        # A folder that was there and is gone is a fault, which a new one would hide.
+        writer = FragmentWriter(
+            self._lake.store, raw.log.folder, columns, makes_folder=not raw.log.exists
+        )
         return FragmentSink(writer)
 
     async def _spill(self) -> None:

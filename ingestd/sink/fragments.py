@@ -67,6 +67,7 @@ class FragmentWriter:
     folder: str
     statistics: Sequence[str]
     file_bytes: int = FILE_BYTES
+    makes_folder: bool = True
     footer_bytes: int = 0
     _open: _OpenFile | None = None
     _done: list[Fragment] = field(default_factory=list)
@@ -123,7 +124,7 @@ class FragmentWriter:
             self._close()
 
     def _create(self, table: pa.Table) -> _OpenFile:
-        if not self._made:
+        if not self._made and self.makes_folder:
             self.store.make_folder(self.folder)
         name = f"part-{uuid.uuid4()}.parquet"
         self._made.append(name)

@@ -8,13 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 
 from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
+from ingestd.errors import OperatorError
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.positions import Lsn
-from ingestd.recorded import Committed, RegisteredColumn, RegisteredTable, TableEvent, Unlisted
+from ingestd.recorded import (
+    GONE,
+    Committed,
+    RegisteredColumn,
+    RegisteredTable,
+    TableEvent,
+    TableState,
+    Unlisted,
+)
 from ingestd.schema import Table, TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability
@@ -22,6 +32,7 @@ from ingestd.sink.epochs import EpochTable
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
+from ingestd.sink.opening import cut_short, missing, never_refuse, notices_of
 from ingestd.sink.paths import Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.read import read_batches
@@ -244,13 +255,17 @@ class DeltaLake:
         self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
 
     def _load(self) -> Committed:
-        self._epochs.load()
-        self._registry.load()
+        self._epochs.load(never_refuse)
+        self._registry.load(self._do_without_registry)
         self._raw = {table: self.raw_table(table) for table in self._found()}
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
-            list(pool.map(RawTable.load, self._raw.values()))
+            list(pool.map(lambda raw: raw.load(partial(self._do_without, raw)), self._raw.values()))
             list(pool.map(lambda raw: raw.log.settle(), self._raw.values()))
+            logs = [*self._own_logs, *(raw.log for raw in self._raw.values())]
+            notices = tuple(notice for found in pool.map(notices_of, logs) for notice in found)
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
+        self._refuse_if_missing()
+        gone = self._gone()
         watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
         self._held = self._beyond(watermarks)
         for log in self._own_logs:
@@ -260,11 +275,49 @@ class DeltaLake:
             position=self._epochs.position,
             watermarks=watermarks,
             tables={
-                entry.table: self._as_it_is(entry) for entry in self._registry.tables().values()
+                entry.table: replace(entry, state=TableState.STOPPED, reason=GONE, progress="")
+                if entry.table in gone
+                else self._as_it_is(entry)
+                for entry in self._registry.tables().values()
             },
             origin=self._epochs.origin,
             unlisted=_unlisted(self._held.values()),
+            gone=gone,
+            notices=notices,
         )
+
+    # --- what is missing at a start ---------------------------------------------------------
+
+    def _do_without_registry(self, version: int) -> None:
+        """Refuse where later commits may rest on what the newest of `_tables` said."""
+        if self._epochs.position is not None:
+            raise cut_short(self._own_logs[1], version)
+
+    def _do_without(self, raw: RawTable, version: int) -> None:
+        """Refuse where an epoch lists the commit: its rows were confirmed."""
+        if self._epochs.listed().get(str(raw.id), -1) >= version:
+            raise cut_short(raw.log, version)
+
+    def _refuse_if_missing(self) -> None:
+        """Refuse what is left of a lake without its own tables: they are made before all others."""
+        if not self._epochs.exists and (self._raw or self._registry.exists):
+            raise self._without(self.layout.epochs)
+        if not self._registry.exists and (self._raw or self._epochs.position is not None):
+            raise self._without(self.layout.tables)
+
+    def _without(self, folder: str) -> OperatorError:
+        return missing(self.store.uri(folder), self.store.uri(self.layout.root))
+
+    def _gone(self) -> frozenset[TableId]:
+        """Look for tables whose raw table was there. One that never had a row has none."""
+        entries = self._registry.tables().values()
+        absent = [
+            entry.table
+            for entry in entries
+            if entry.table not in self._raw and (entry.state is TableState.LIVE or entry.progress)
+        ]
+        listed = self._epochs.listed() if absent else {}
+        return frozenset(table for table in absent if str(table) in listed)
 
     def _beyond(self, watermarks: Mapping[TableId, Lsn]) -> dict[TableId, Held]:
         """Look for rows of the next epoch, in tables that are complete up to the last one's end."""

@@ -19,7 +19,7 @@ from ingestd.keys import key_columns, key_rows
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, GiveUp
 from ingestd.sink.evolution import SchemaConflictError, additions, evolved
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.read import read_each
@@ -77,9 +77,9 @@ class RawTable:
         self.resume = ""
         self._admitted: pa.Schema | None = None
 
-    def load(self) -> None:
-        """Read what the lake holds. Blocks."""
-        self.log.load()
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read what the lake holds; `give_up`: see `AppendLog.load`. Blocks."""
+        self.log.load(give_up)
         self.plan = self.log.schema()
         version = self.log.app_version()
         self.watermark = None if version is None else Lsn(version)

@@ -12,7 +12,7 @@ from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.schema import TIMESTAMP, Column, TableId, delta_type
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, GiveUp
 from ingestd.sink.evolution import additions
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.read import read_files
@@ -61,9 +61,14 @@ class RegistryTable:
         self._last: dict[str, dict[str, Any]] = {}
         self._tables: dict[str, RegisteredTable] = {}
 
-    def load(self) -> None:
-        """Read the last row of every table."""
-        self._log.load()
+    @property
+    def exists(self) -> bool:
+        """Whether `load` found it, or it was made."""
+        return self._log.exists
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the last row of every table; `give_up`: see `AppendLog.load`."""
+        self._log.load(give_up)
         self._last, self._tables = {}, {}
         if not self._log.exists:
             return
@@ -103,7 +108,7 @@ class RegistryTable:
             row = _row(event, last.get(str(event.table.id)))
             last[row["table"]] = row
             rows.append(row)
-        writer = FragmentWriter(self._log.store, self._log.folder, ())
+        writer = FragmentWriter(self._log.store, self._log.folder, (), makes_folder=False)
         writer.write([pa.Table.from_pylist(rows, SCHEMA)])
         fragments = writer.finish()
         self._before_commit("_tables")

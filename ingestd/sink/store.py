@@ -89,6 +89,10 @@ class Store(Protocol):
         """Remove a folder with all that is in it; nothing if there is none."""
         ...
 
+    def set_aside(self, path: str) -> None:
+        """Give a file a name by which nobody takes it for what it was, durably (where `syncs`)."""
+        ...
+
     @property
     def syncs(self) -> bool:
         """Whether `sync` does anything: False where what is written is durable at once."""
@@ -182,6 +186,12 @@ class LocalStore:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.root / path)
 
+    def set_aside(self, path: str) -> None:
+        """Let its name begin with a dot, which all readers of Delta pass over."""
+        target = self.root / path
+        target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.torn"))
+        self._durability.folder(target.parent)
+
     syncs = True
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
@@ -258,6 +268,10 @@ class ObjectStore:
         for info in self._files.get_file_info(selector):
             if info.type == pafs.FileType.File:
                 self._files.delete_file(info.path)
+
+    def set_aside(self, path: str) -> None:
+        """Never needed: what was put is whole."""
+        raise NotImplementedError(path)
 
     syncs = False
 

@@ -1,0 +1,57 @@
+"""What a lake may be found to be at a start, and what is said of it."""
+
+from __future__ import annotations
+
+from ingestd.errors import OperatorError
+from ingestd.recorded import Notice
+from ingestd.sink.append_log import AppendLog
+from ingestd.sink.commit_actions import appended_by_another
+
+
+def never_refuse(_version: int) -> None:
+    """Let the newest commit of `_epochs` go.
+
+    If it was confirmed, the slot is ahead of the lake then, which is a loss that is told.
+    """
+
+
+def cut_short(log: AppendLog, version: int) -> OperatorError:
+    """Say that a commit is not whole which can't be done without."""
+    return OperatorError(
+        f"lake table {log.uri}: commit {version} is not whole, and what came after it was"
+        " acknowledged: the disk lost what it had said to be durable",
+        remedy=f"put _delta_log/{version:020}.json back from a copy; or remove the folder of this"
+        " table: ingestd looks again by itself, and says what goes on from there",
+    )
+
+
+def notices_of(log: AppendLog) -> list[Notice]:
+    """Say what was found of a log at its opening that a person should know. Blocks."""
+    set_aside, log.set_aside = log.set_aside, []
+    found = [
+        Notice(
+            "lake.file_set_aside",
+            f"lake table {log.uri}: _delta_log/{name} was not whole, as a power cut leaves a file",
+            "nothing to do: it is there under another name, and what it held is written again",
+        )
+        for name in set_aside
+    ]
+    newest = log.newest_commit()
+    if newest is not None and appended_by_another(newest):
+        found.append(
+            Notice(
+                "lake.foreign_commit",
+                f"lake table {log.uri}: another writer made version {log.version}",
+                "stop whoever writes there; undo it (RESTORE the table to the version before, and"
+                " restart), or have the table read anew: ingestd snapshot SOURCE TABLE",
+            )
+        )
+    return found
+
+
+def missing(uri: str, root: str) -> OperatorError:
+    """Say that one of the source's own tables is gone, and others are there."""
+    return OperatorError(
+        f"lake {uri}: the table is gone, and there are others in {root}",
+        remedy=f"put it back from a copy; or remove {root}: all tables are read anew then",
+    )
