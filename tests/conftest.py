@@ -14,6 +14,8 @@
     function: the name of a role that may connect to ``database``, and nothing more.
 ``lake``
     function: the path of a lake that is not there yet.
+``seed``
+    function: what random choices begin with, printed; `pytest --seed N` repeats them.
 ``make_daemon``
     function: ``make_daemon(config_toml, name="daemon", environment=None) -> Daemon``, not started.
     Each has a folder of its own below tmp_path, is ended with the test, and its log is printed if
@@ -26,6 +28,7 @@ Beside them: `tests.harness.workload.Workload`, `tests.harness.compare` (lake ag
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +53,10 @@ class MakeDaemon(Protocol):
     def __call__(
         self, config: str, name: str = "daemon", environment: Mapping[str, str] | None = None
     ) -> Daemon: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="of the tests that choose at random; they print it")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
@@ -124,6 +131,15 @@ def stranger(database: Database) -> Iterator[str]:
     database.execute(f"CREATE ROLE {name} LOGIN")
     yield name
     database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    chosen: int | None = request.config.getoption("--seed")
+    if chosen is None:
+        chosen = random.SystemRandom().randrange(1_000_000)
+    print(f"--seed {chosen}")  # noqa: T201
+    return chosen
 
 
 @pytest.fixture

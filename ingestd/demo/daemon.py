@@ -43,8 +43,9 @@ class Daemon:
     """`ingestd run --config FILE` in `folder`, where its config and its log are.
 
     `config`: TOML without `[http]` and `[log]`, which are added (a free loopback port, JSON).
-    `environment`: on top of this process's. Starting again, after any end, is what it is for: the
-    log goes on in the same file. It ends with this process in any case.
+    `environment`: on top of this process's; it may be changed between two starts. Starting again,
+    after any end, is what it is for: the log goes on in the same file. It ends with this process in
+    any case.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Daemon:
         self.log_path = self.folder / "ingestd.log"
         self.listen = Address("127.0.0.1", free_port())
         self.write_config(config)
-        self._environment = dict(environment or {})
+        self.environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
         self._started_at_byte = 0
@@ -95,7 +96,7 @@ class Daemon:
                     *arguments,
                 ],
                 cwd=self.folder,
-                env={**module_environment(), **self._environment},
+                env={**module_environment(), **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
