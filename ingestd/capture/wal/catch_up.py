@@ -33,6 +33,7 @@ from ingestd.capture.wal.drain_slot import DrainSlot, Packing
 from ingestd.changes import Chunk
 from ingestd.decode.packed import PackedMessages
 from ingestd.decode.stream import StreamDecoder
+from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 
 _T = TypeVar("_T")
@@ -205,8 +206,10 @@ def timed_feed(
     decoder: StreamDecoder, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> list[Chunk]:
     """Decode, and note in the first chunk how long it took."""
+    reach("capture.decode.before", lost)
     began = time.perf_counter()
     chunks = decoder.feed(buffer, starts, ends)
     if chunks:
         chunks[0] = replace(chunks[0], decode_s=time.perf_counter() - began)
+    reach("capture.decode.after", lost)
     return chunks

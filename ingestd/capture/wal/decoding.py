@@ -12,7 +12,6 @@ from ingestd.changes import Chunk
 from ingestd.decode.frames import split_frames
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.streamed import CommitOrder
-from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 
 GIVEN_BYTES = 16 << 20
@@ -36,14 +35,12 @@ class BlockDecoding:
     def some(self) -> list[Chunk]:
         """Give the next chunks, all or about `GIVEN_BYTES` of them. Raises ProtocolError."""
         found, nbytes = [], 0
-        reach("capture.decode.before", lost)
         for chunk in self._chunks:
             found.append(chunk)
             nbytes += chunk.nbytes
             if nbytes >= GIVEN_BYTES:
                 return found
         self.is_done = True
-        reach("capture.decode.after", lost)
         return found
 
     def _decode(self, order: CommitOrder, collected: Collected) -> Iterator[Chunk]:
