@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ from ingestd import __version__, failpoints
 from ingestd.capture.reference import CopiedReferenceSource, check_references
 from ingestd.capture.registry import FACTORIES
 from ingestd.capture.session import transport_of
-from ingestd.capture.settings import SETTINGS
+from ingestd.capture.settings import SETTINGS, PollingSettings, PostgresSettings
 from ingestd.capture.tls import REMEDY, weakness
+from ingestd.capture.verified_source import Pace, SourceAtPoint
 from ingestd.checks import CheckLine
 from ingestd.config import UNSTREAMED, Config, SourceSettings, load_config
 from ingestd.errors import ConfigError, IngestdError, OperatorError
@@ -46,15 +47,20 @@ from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.run.reference_watch import ReferenceWatch
 from ingestd.run.references import Followed, Keeper, References, Reread
 from ingestd.run.supervisor import Supervised, Supervisor
+from ingestd.run.table_verification import VerifySettings
+from ingestd.run.verifying import Verification
 from ingestd.run.watch import Watch
-from ingestd.schema import TableId
+from ingestd.schema import Table, TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy
 from ingestd.sink.maintenance_process import MaintenanceProcess
 from ingestd.sink.probe import probe
 from ingestd.sink.reference_source import RawReferenceSource
 from ingestd.sink.reference_table import DeltaReferenceTable
+from ingestd.sink.verified_lake import DeltaVerifiedLake
 from ingestd.table_report import SourceReport, report_tables, report_to_json, require_schema
+from ingestd.verification import Progress, VerifiedSource
+from ingestd.verify_report import VerifyReport, asked_for
 
 EXIT_WITHIN_S = 9.5
 """A stop that takes longer ends the process: what is not committed is read again at the start."""
@@ -396,6 +402,84 @@ async def _tables(
 
     found = await asyncio.gather(*(report(name) for name in sources))
     return dict(zip(sources, found, strict=True))
+
+
+LOOK_LIMIT_S = 60.0
+"""How long a look at the catalog for a verification may take."""
+
+
+def verify(
+    config_path: Path,
+    source: str,
+    patterns: Sequence[str],
+    *,
+    wait_s: float,
+    memory_bytes: int | None,
+    rate_bytes_per_s: float | None,
+    shown: int,
+    with_values: bool,
+    progress: Progress,
+) -> VerifyReport:
+    """Compare a source's tables (those that `patterns` name, or all) with the lake, row by row.
+
+    Raises ConfigError, OperatorError; TransientError if the lake does not get there in `wait_s`.
+    """
+    config = _load(config_path)
+    settings = config.sources.get(source)
+    if settings is None:
+        there = ", ".join(sorted(config.sources))
+        raise ConfigError(f"sources.{source}: no such source; there is {there}")
+    assert isinstance(settings, PostgresSettings)
+    chosen = VerifySettings(
+        memory_bytes or config.limits.memory,
+        settings.snapshot_workers,
+        wait_s,
+        shown,
+        with_values,
+    )
+    return asyncio.run(
+        _verify(config, source, settings, patterns, chosen, Pace(rate_bytes_per_s), progress)
+    )
+
+
+async def _verify(  # noqa: PLR0917 - of one source
+    config: Config,
+    name: str,
+    settings: PostgresSettings,
+    patterns: Sequence[str],
+    chosen: VerifySettings,
+    pace: Pace,
+    progress: Progress,
+) -> VerifyReport:
+    where = f"source {name}"
+    connector = _connector(config, name, settings)
+    options = _storage_options(config)
+
+    @asynccontextmanager
+    async def open_point(tables: Sequence[Table]) -> AsyncIterator[VerifiedSource]:
+        point = await SourceAtPoint.open(where, settings, tables, pace)
+        try:
+            yield point
+        finally:
+            await point.close()
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(connector.close)
+        lake = DeltaVerifiedLake(config.lake.uri, name, storage_options=options)
+        stack.push_async_callback(lake.close)
+        coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)
+        if coverage.faults:
+            raise coverage.faults[0]
+        tables, outcomes = asked_for(coverage, settings, patterns)
+        sweeps_s = {
+            t.id: settings.controls(t.id).detect_deletes
+            for t in tables
+            if isinstance(settings, PollingSettings)
+        }
+        verification = Verification(where, open_point, lake, chosen, progress, sweeps_s=sweeps_s)
+        outcomes += await verification.run(tables)
+    lsn = None if verification.point is None else verification.point.lsn
+    return VerifyReport(name, lsn, sorted(outcomes, key=lambda o: o.table))
 
 
 def _load(path: Path) -> Config:

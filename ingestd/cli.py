@@ -268,6 +268,77 @@ def tables(
         raise typer.Exit(max(map(exit_code, faults), key=_SEVERITY.index))
 
 
+@app.command()
+def verify(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name.")],
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE...]", help="As schema.table, or patterns; all if not given."
+        ),
+    ] = None,
+    *,
+    config: ConfigFile,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="How long the lake may take.")
+    ] = "5m",
+    limit_rate: Annotated[
+        str | None,
+        typer.Option("--limit-rate", metavar="SIZE/s", help="Read no faster from the source."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="For what is compared; or limits.memory."),
+    ] = None,
+    show: Annotated[
+        int, typer.Option("--show", min=0, help="How many differences of a table to print.")
+    ] = 20,
+    values: Annotated[
+        bool, typer.Option("--values", help="Print the values that differ, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Compare a source with the lake, row by row, at one position; change nothing."""
+    wait_s = _duration(wait, "--wait")
+    rate = None if limit_rate is None else _size(limit_rate.removesuffix("/s"), "--limit-rate")
+    memory_bytes = None if memory is None else _size(memory, "--memory")
+    give_back_early()
+    with reporting(debug=debug, config=config):
+        from ingestd import app as composition  # noqa: PLC0415
+        from ingestd.verify_display import verify_progress  # noqa: PLC0415
+
+        with verify_progress() as progress:
+            found = composition.verify(
+                config,
+                source,
+                tables or [],
+                wait_s=wait_s,
+                memory_bytes=memory_bytes,
+                rate_bytes_per_s=rate,
+                shown=show,
+                with_values=values,
+                progress=progress,
+            )
+        redactor = redactor_of(config)
+    if as_json:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps(redactor.tree(found.to_json()), indent=2))
+    else:
+        typer.echo(redactor.text("\n".join(found.lines())))
+    raise typer.Exit(found.exit_code)
+
+
+def _size(text: str, option: str) -> int:
+    from ingestd.quantities import size_bytes  # noqa: PLC0415
+
+    try:
+        return size_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
 def _duration(text: str, option: str) -> float:
     from ingestd.quantities import seconds  # noqa: PLC0415
 

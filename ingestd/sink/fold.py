@@ -27,8 +27,12 @@ def fold(rows: pa.Table, key: Sequence[str]) -> list[Row]:
     source's text, from `_cdc_raw`.
     """
     columns = [name for name in rows.schema.names if not name.startswith(RESERVED_PREFIX)]
-    changes = rows.to_pylist(maps_as_pydicts="strict")
-    changes.sort(key=lambda change: (change["_cdc_lsn"], change["_cdc_seq"]))
+    return fold_rows(rows.to_pylist(maps_as_pydicts="strict"), columns, key)
+
+
+def fold_rows(changes: Sequence[Row], columns: Sequence[str], key: Sequence[str]) -> list[Row]:
+    """Give what `fold` does, of changes as dicts of their columns' values."""
+    changes = sorted(changes, key=lambda change: (change["_cdc_lsn"], change["_cdc_seq"]))
     if key:
         return _fold_keyed(changes, columns, key)
     return _fold_multiset(changes, columns)

@@ -17,12 +17,12 @@ PACKAGE = Path(ingestd.__file__).parent
 
 VOCABULARY = (
     "__init__ allocation changes checks config config_errors errors failpoints keys ports "
-    "positions predicates quantities recorded redaction references row_limit schema value_hashes "
-    "visibility"
+    "positions predicates quantities recorded redaction references row_digests row_limit schema "
+    "value_hashes verification visibility"
 )
 EDGE = (
     "__main__ app checks_table cli demo grid snapshot_command snapshot_display status_table "
-    "table_listing table_report"
+    "table_listing table_report verify_display verify_report"
 )
 LAYERS = (VOCABULARY, "decode observe", "capture sink fakes", "run", EDGE)
 """The first part of a module's name below `ingestd`; a layer may import those above it here."""

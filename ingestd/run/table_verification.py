@@ -1,0 +1,300 @@
+"""One table of a source against the lake: all rows as numbers, then those that differ as they are.
+
+Memory: the numbers of a part of the rows, some batches, and the rows that are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ingestd.ports import Split
+from ingestd.row_digests import (
+    RAW,
+    RawTexts,
+    Value,
+    digests_of,
+    given_by,
+    key_digests,
+    row_digests,
+    value_hashes,
+    values_of,
+)
+from ingestd.run.compared_parts import Comparison, Differing
+from ingestd.run.folded_digests import fold_digests
+from ingestd.run.number_parts import NumberParts, part_of, parts_for
+from ingestd.schema import Table
+from ingestd.value_hashes import Hashes
+from ingestd.verification import (
+    KEY,
+    Difference,
+    Digested,
+    Kind,
+    Matrix,
+    Progress,
+    Rows,
+    VerifiedLake,
+    VerifiedSource,
+)
+
+_SOURCE_WIDTH = 3
+_BYTES = 8
+_ROW_BYTES = 60
+"""A row takes no less of a table's size."""
+MASKED = "(masked)"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySettings:
+    """How tables are verified. `shown`: differences to show of each.
+
+    `memory_bytes`: for numbers of rows. `wait_s`: how long the lake may take to be where the source
+    is, and, if it follows by polling, to settle.
+    """
+
+    memory_bytes: int
+    workers: int = 2
+    wait_s: float = 300.0
+    shown: int = 20
+    with_values: bool = False
+
+
+class TableVerification:
+    """Verifies `table` at the source's point. `compare` first, then `named` while that is open."""
+
+    def __init__(
+        self,
+        source: VerifiedSource,
+        lake: VerifiedLake,
+        table: Table,
+        settings: VerifySettings,
+        progress: Progress,
+    ) -> None:
+        self._source = source
+        self._lake = lake
+        self._table = table
+        self._settings = settings
+        self._progress = progress
+        self._splits: Sequence[Split] = ()
+        self._lock = threading.Lock()
+        self._total_bytes = self._read_bytes = 0
+        self.digested: Digested | None = None
+
+    async def compare(self) -> Comparison:
+        """Compare all rows. Raises TableError, TransientError, OperatorError."""
+        digested = self.digested = await self._lake.survey(self._table, self._source.point)
+        self._splits = await self._source.splits(self._table)
+        self._total_bytes = sum(s.estimated_bytes for s in self._splits)
+        nbytes = digested.changes * digested.width * _BYTES
+        nbytes += self._total_bytes * _SOURCE_WIDTH * _BYTES // _ROW_BYTES
+        memory_bytes = self._settings.memory_bytes
+        count = parts_for(nbytes, memory_bytes // 8)
+        with (
+            NumberParts(count, _SOURCE_WIDTH, memory_bytes // 4) as ours,
+            NumberParts(count, digested.width, memory_bytes // 4) as theirs,
+        ):
+            await _together(self._read_source(digested, ours), self._read_lake(digested, theirs))
+            await self._source.ensure_unreplaced(self._table)
+            comparison = Comparison()
+            for number in range(count):
+                await asyncio.to_thread(_compare, comparison, digested, number, ours, theirs)
+        if not comparison.is_equal:
+            await self._lake.ensure_whole(self._table)
+        return comparison
+
+    async def named(self, comparison: Comparison) -> tuple[Difference, ...]:
+        """Look at the first differences; what is equal after all is dropped."""
+        digested = self.digested
+        assert digested is not None
+        shown = comparison.some(self._settings.shown)
+        keys = {d.key for d in shown}
+        lake = _by_key(await self._lake.rows_of(digested, keys), digested)
+        source = _by_key(await self._rows_of(digested, shown), digested)
+        found = []
+        for one in shown:
+            difference = self._named(one, source.get(one.key, []), lake.get(one.key, []), digested)
+            if difference is None:
+                comparison.drop(one.key)
+            else:
+                found.append(difference)
+        return tuple(found)
+
+    # --- all rows, as numbers ------------------------------------------------------------------
+
+    async def _read_source(self, digested: Digested, into: NumberParts) -> None:
+        waiting = list(enumerate(self._splits))[::-1]
+
+        async def work() -> None:
+            while waiting:
+                number, split = waiting.pop()
+                async with contextlib.aclosing(self._source.batches(split)) as batches:
+                    async for batch in batches:
+                        await asyncio.to_thread(self._take, batch, number, digested, into)
+                self._has_read(split.estimated_bytes)
+
+        await _together(*(work() for _ in range(self._settings.workers)))
+        self._progress.table(str(self._table.id), 1.0)
+
+    def _has_read(self, nbytes: int) -> None:
+        self._read_bytes += nbytes
+        ratio = self._read_bytes / self._total_bytes if self._total_bytes else 1.0
+        self._progress.table(str(self._table.id), ratio)
+
+    def _take(
+        self, batch: pa.RecordBatch, split: int, digested: Digested, into: NumberParts
+    ) -> None:
+        keys, rows = digests_of(batch, digested.columns, digested.key)
+        splits = np.full(len(keys), split, np.uint64)
+        matrix = np.column_stack([keys, rows, splits])
+        with self._lock:
+            into.add(matrix, _parts(matrix, digested, into.count))
+
+    async def _read_lake(self, digested: Digested, into: NumberParts) -> None:
+        async with contextlib.aclosing(self._lake.changes(digested)) as changes:
+            async for matrix in changes:
+                parts = _parts(matrix, digested, into.count)
+                await asyncio.to_thread(into.add, matrix, parts)
+
+    # --- the rows that differ ------------------------------------------------------------------
+
+    async def _rows_of(self, digested: Digested, shown: Sequence[Differing]) -> Rows:
+        """Read the splits again that have them."""
+        wanted: dict[int, set[int]] = defaultdict(set)
+        for one in shown:
+            if one.split is not None:
+                wanted[one.split].add(one.key)
+        found: Rows = []
+        for number, keys in sorted(wanted.items()):
+            async with contextlib.aclosing(self._source.batches(self._splits[number])) as batches:
+                async for batch in batches:
+                    found += await asyncio.to_thread(_chosen, batch, digested, keys)
+        return found
+
+    def _named(
+        self, one: Differing, source: Rows, lake: Rows, digested: Digested
+    ) -> Difference | None:
+        columns: tuple[str, ...] = ()
+        if one.kind is Kind.DIFFERENT:
+            if not (source and lake):
+                return Difference(one.kind, _key_of([*source, *lake], one, digested))
+            columns = _differing(source[0], lake[0], digested)
+            if not columns:
+                return None
+        shown = columns or tuple(c.name for c in digested.columns)
+        with_values = self._settings.with_values
+        return Difference(
+            one.kind,
+            _key_of([*source, *lake], one, digested),
+            columns,
+            one.count,
+            _texts(source, shown, digested) if with_values else {},
+            _texts(lake, shown, digested) if with_values else {},
+        )
+
+
+def _compare(
+    comparison: Comparison, digested: Digested, number: int, ours: NumberParts, theirs: NumberParts
+) -> None:
+    folded = fold_digests(theirs.take(number), digested)
+    comparison.take(ours.take(number), folded, has_key=bool(digested.key))
+
+
+def _parts(matrix: Matrix, digested: Digested, count: int) -> Any:  # noqa: ANN401 - or None
+    """Give each row's part: linked keys are all in the first."""
+    if count == 1:
+        return None
+    parts = part_of(matrix[:, KEY], count)
+    if len(digested.linked):
+        parts[digested.is_linked(matrix[:, KEY])] = 0
+    return parts
+
+
+def _chosen(batch: pa.RecordBatch, digested: Digested, keys: Collection[int]) -> Rows:
+    """Give the rows with these keys as values."""
+    hashes, _ = digests_of(batch, digested.columns, digested.key)
+    flags = np.isin(hashes, np.fromiter(keys, np.uint64, len(keys)))
+    if not flags.any():
+        return []
+    batch = batch.filter(pa.array(flags))
+    raw = RawTexts(batch.column(RAW))
+    values = [values_of(c, given_by(batch), raw, batch.num_rows) for c in digested.columns]
+    names = [c.name for c in digested.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _by_key(rows: Rows, digested: Digested) -> Mapping[int, Rows]:
+    hashes: dict[int, Hashes] = {
+        i: value_hashes([row[c.name] for row in rows], c.type)
+        for i, c in enumerate(digested.columns)
+    }
+    count = len(rows)
+    if digested.key:
+        keys = key_digests((hashes[i] for i in digested.key), count)
+    else:
+        keys = row_digests(hashes, count)
+    found: dict[int, Rows] = defaultdict(list)
+    for key, row in zip(keys.tolist(), rows, strict=True):
+        found[key].append(row)
+    return found
+
+
+def _differing(
+    source: Mapping[str, Value], lake: Mapping[str, Value], digested: Digested
+) -> tuple[str, ...]:
+    found = []
+    for column in digested.columns:
+        ours, theirs = value_hashes([source[column.name], lake[column.name]], column.type)
+        if ours != theirs:
+            found.append(column.name)
+    return tuple(found)
+
+
+def _key_of(rows: Rows, one: Differing, digested: Digested) -> Mapping[str, str | None]:
+    """Give the texts of a row's key; a hash where there is none, or nobody has the row any more."""
+    if not digested.key or not rows:
+        return {"row": f"{one.key:016x}"}
+    return _texts(rows, tuple(digested.columns[i].name for i in digested.key), digested)
+
+
+def _texts(rows: Rows, names: Sequence[str], digested: Digested) -> Mapping[str, str | None]:
+    if not rows:
+        return {}
+    masked = {c.name for c in digested.columns if c.is_masked}
+    return {n: MASKED if n in masked else text(rows[0][n]) for n in names}
+
+
+def text(value: Value) -> str | None:
+    """Write a value for a person."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return value.isoformat(" ")
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value)
+
+
+async def _together(*works: Any) -> None:  # noqa: ANN401 - coroutines
+    """Await all; the first failure cancels the others and is raised itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except ExceptionGroup as failed:
+        first = failed.exceptions[0]
+    else:
+        return
+    raise first

@@ -1,0 +1,175 @@
+"""A verification of a source: at one point where that is exact, else at several until it settles.
+
+A polled source's lake is as of its last looks, each of them at rows that differ from the last: no
+position says what the source was then. So differences count there that stay the same, in the source
+and in the lake, from the first comparison to the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+import numpy as np
+
+from ingestd.errors import TableError, TransientError
+from ingestd.positions import Lsn
+from ingestd.run.compared_parts import Comparison
+from ingestd.run.table_verification import TableVerification, VerifySettings
+from ingestd.schema import Table, TableId
+from ingestd.value_hashes import Hashes
+from ingestd.verification import (
+    Kind,
+    Outcome,
+    Point,
+    Progress,
+    State,
+    VerifiedLake,
+    VerifiedSource,
+)
+
+POLL_S = 0.25
+_FIRST_REST_S, _MAX_REST_S = 1.0, 30.0
+OpenPoint = Callable[[Sequence[Table]], AbstractAsyncContextManager[VerifiedSource]]
+"""Opens the source at a point of now, for these tables."""
+
+
+class Verification:
+    """Verifies tables of one source, one after the other.
+
+    `sweeps_s`: by table how often its deletes are looked for, None for never; a table that is not
+    in it has them as they happen. `where` begins an error's text.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        open_point: OpenPoint,
+        lake: VerifiedLake,
+        settings: VerifySettings,
+        progress: Progress,
+        *,
+        sweeps_s: Mapping[TableId, float | None],
+    ) -> None:
+        self._where = where
+        self._open_point = open_point
+        self._lake = lake
+        self._settings = settings
+        self._progress = progress
+        self._sweeps_s = sweeps_s
+        self._prints: dict[TableId, Hashes] = {}
+        self._outcomes: dict[TableId, Outcome] = {}
+        self._now = asyncio.get_running_loop().time
+        self._began = self._now()
+        self.point: Point | None = None
+
+    async def run(self, tables: Sequence[Table]) -> list[Outcome]:
+        """Verify them. Raises OperatorError; TransientError (``lake_behind`` and others)."""
+        waiting, rest_s = list(tables), _FIRST_REST_S
+        deadline = self._began + self._settings.wait_s
+        while waiting:
+            async with self._open_point(waiting) as source:
+                if self.point is None:
+                    self.point = source.point
+                await self._await_lake(source.point, deadline)
+                left = []
+                for table in waiting:
+                    is_late = table.id in self._prints and self._now() + rest_s > deadline
+                    is_last = source.point.is_exact or is_late
+                    outcome = await self._verify(source, table, is_last=is_last)
+                    if outcome is None:
+                        left.append(table)
+                    else:
+                        self._outcomes[table.id] = outcome
+            waiting = left
+            if waiting:
+                await asyncio.sleep(min(rest_s, max(POLL_S, deadline - self._now())))
+                rest_s = min(2 * rest_s, _MAX_REST_S)
+        return [self._outcomes[t.id] for t in tables]
+
+    async def _await_lake(self, point: Point, deadline: float) -> None:
+        first = await self._lake.position()
+        position = first
+        while position is None or position < point.lsn:
+            if self._now() > deadline:
+                raise self._behind(first, position, point)
+            self._progress.waiting(position, point.lsn)
+            await asyncio.sleep(POLL_S)
+            position = await self._lake.position()
+
+    def _behind(self, first: Lsn | None, position: Lsn | None, point: Point) -> TransientError:
+        moved = "it did not move meanwhile" if first == position else f"it was at {first} before"
+        remedy = "give it longer: --wait"
+        if first == position:
+            remedy = "is the daemon running, and the source delivering? `ingestd status` tells"
+        return TransientError(
+            f"{self._where}: the lake is at {position}, the source at {point.lsn}: not reached"
+            f" within {self._settings.wait_s:g} s; {moved}",
+            reason="lake_behind",
+            remedy=remedy,
+        )
+
+    async def _verify(
+        self, source: VerifiedSource, table: Table, *, is_last: bool
+    ) -> Outcome | None:
+        """Compare a table; None if it has to be compared once more."""
+        one = TableVerification(source, self._lake, table, self._settings, self._progress)
+        try:
+            comparison = await one.compare()
+            if not source.point.is_exact:
+                self._settle(table, comparison)
+                if not comparison.is_equal and not is_last:
+                    return None
+            note = None if one.digested is None else one.digested.note
+            if not source.point.is_exact:
+                outcome = self._swept(table, comparison)
+                if outcome is not None:
+                    return outcome
+            differences = () if comparison.is_equal else await one.named(comparison)
+        except TableError as error:
+            return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
+        found = _outcome(table, comparison)
+        assert one.digested is not None
+        return replace(found, changes=one.digested.changes, differences=differences, note=note)
+
+    def _settle(self, table: Table, comparison: Comparison) -> None:
+        """Leave the differences that were there before, just the same."""
+        before = self._prints.get(table.id)
+        if before is not None and comparison.is_complete:
+            comparison.keep(before)
+        found = comparison.prints()
+        self._prints[table.id] = found if before is None else np.intersect1d(found, before)
+
+    def _swept(self, table: Table, comparison: Comparison) -> Outcome | None:
+        """Judge rows that only the lake has where nobody tells of deletes as they happen."""
+        extra = comparison.counts.get(Kind.EXTRA, 0)
+        if not extra:
+            return None
+        every_s = self._sweeps_s.get(table.id)
+        if every_s is None:
+            comparison.without(Kind.EXTRA)
+            if not comparison.is_equal:
+                return None
+            note = f"{extra:,} rows are gone from the source: detect_deletes is off"
+            return replace(_outcome(table, comparison), note=note)
+        if set(comparison.counts) == {Kind.EXTRA} and self._now() - self._began < every_s:
+            fault = TransientError(
+                f"table {table.id}: {extra:,} rows may be gone from the source only since the last"
+                " sweep of its keys",
+                reason="not_swept",
+                remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
+            )
+            return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
+        return None
+
+
+def _outcome(table: Table, comparison: Comparison) -> Outcome:
+    return Outcome(
+        str(table.id),
+        State.EQUAL if comparison.is_equal else State.DIFFERENT,
+        comparison.source_rows,
+        comparison.lake_rows,
+        counts=dict(comparison.counts),
+    )

@@ -1,0 +1,152 @@
+"""What a verification found: for people, as JSON, as an exit code; and what was asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingestd.config import UNSTREAMED, SourceSettings, included
+from ingestd.errors import ConfigError
+from ingestd.ports import Coverage
+from ingestd.positions import Lsn
+from ingestd.schema import Table, TableId
+from ingestd.verification import Difference, Kind, Outcome, State
+
+EXIT_EQUAL, EXIT_DIFFERENT, EXIT_NOT_REACHED = 0, 1, 75
+_KINDS = (Kind.MISSING, Kind.EXTRA, Kind.DIFFERENT, Kind.DOUBLED)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """`lsn`: when the source was; None if nothing was compared."""
+
+    source: str
+    lsn: Lsn | None
+    outcomes: Sequence[Outcome]
+
+    @property
+    def exit_code(self) -> int:
+        """0: all that was compared is equal, and something was. 75: try again later."""
+        states = {o.state for o in self.outcomes if not _is_left_out(o)}
+        if State.DIFFERENT in states or State.NOT_COMPARED in states or not states:
+            return EXIT_DIFFERENT
+        return EXIT_NOT_REACHED if State.NOT_REACHED in states else EXIT_EQUAL
+
+    def lines(self) -> list[str]:
+        """Write it for a person, each table on a line or more."""
+        found = [line for outcome in self.outcomes for line in _lines(outcome)]
+        counts = {state: sum(o.state is state for o in self.outcomes) for state in State}
+        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        at = "" if self.lsn is None else f" at {self.lsn}"
+        return [*found, f"source {self.source}{at}: {told or 'no tables'}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it for machines. Values are there if they were asked for."""
+        return {
+            "source": self.source,
+            "lsn": None if self.lsn is None else str(self.lsn),
+            "exit_code": self.exit_code,
+            "tables": [_json(outcome) for outcome in self.outcomes],
+        }
+
+
+def asked_for(
+    coverage: Coverage, settings: SourceSettings, patterns: Sequence[str]
+) -> tuple[list[Table], list[Outcome]]:
+    """Choose the tables; outcomes for those that can't be compared. Raises ConfigError."""
+
+    def is_chosen(table: TableId) -> bool:
+        return not patterns or included(patterns, table.schema, table.name)
+
+    read_whole = [t for t, s in settings.references().items() if s.reference in UNSTREAMED]
+    tables = [t for t in coverage.tables if is_chosen(t.id)]
+    refused = [r for r in coverage.refused if is_chosen(r.table.id)]
+    there = [*(t.id for t in coverage.tables), *(r.table.id for r in coverage.refused), *read_whole]
+    for pattern in patterns:
+        _ensure_known(pattern, there)
+    left_out = [
+        Outcome(str(t), State.NOT_COMPARED, note="only its current rows are kept, read whole")
+        for t in read_whole
+        if is_chosen(t)
+    ]
+    outcomes = [Outcome(str(r.table.id), State.NOT_COMPARED, fault=r.error) for r in refused]
+    return tables, [*outcomes, *left_out]
+
+
+def _ensure_known(pattern: str, there: Iterable[TableId]) -> None:
+    names = sorted(map(str, there))
+    try:
+        if any(included([pattern.removeprefix("!")], t.schema, t.name) for t in there):
+            return
+    except ValueError as error:
+        raise ConfigError(f"TABLE {pattern}: {error}") from error
+    near = difflib.get_close_matches(pattern, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(
+        f"TABLE {pattern}: matches no captured table",
+        remedy=f"{hint}names are schema.table, as `ingestd tables` shows them",
+    )
+
+
+def _is_left_out(outcome: Outcome) -> bool:
+    return outcome.state is State.NOT_COMPARED and outcome.fault is None
+
+
+def _lines(outcome: Outcome) -> list[str]:
+    what = f"{outcome.table}: {outcome.state}"
+    if outcome.state is State.EQUAL:
+        what += f", {outcome.source_rows:,} rows"
+    elif outcome.state is State.DIFFERENT:
+        told = ", ".join(f"{outcome.counts[k]:,} {k}" for k in _KINDS if k in outcome.counts)
+        what = (
+            f"{what}: {told} ({outcome.source_rows:,} rows in the source,"
+            f" {outcome.lake_rows:,} in the lake)"
+        )
+    lines = [what, *(line for one in outcome.differences for line in _difference_lines(one))]
+    unshown = sum(outcome.counts.values()) - sum(d.count for d in outcome.differences)
+    if unshown > 0 and outcome.differences:
+        lines.append(f"    and {unshown:,} more")
+    if outcome.fault is not None:
+        lines += [f"    {line}" for line in str(outcome.fault).split("\n")]
+    return lines if outcome.note is None else [*lines, f"    {outcome.note}"]
+
+
+def _difference_lines(one: Difference) -> list[str]:
+    what = f"    {one.kind:<9} {_named(one.key)}"
+    if one.columns:
+        what += f"  in {', '.join(one.columns)}"
+    if one.count > 1:
+        what += f"  ({one.count:,} times)"
+    values = {"source": one.source, "lake": one.lake}
+    return [what, *(f"        {side}: {_named(v)}" for side, v in values.items() if v)]
+
+
+def _named(values: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{n}={'null' if v is None else repr(v)}" for n, v in values.items())
+
+
+def _json(outcome: Outcome) -> dict[str, Any]:
+    fault = outcome.fault
+    return {
+        "table": outcome.table,
+        "state": str(outcome.state),
+        "source_rows": outcome.source_rows,
+        "lake_rows": outcome.lake_rows,
+        "changes": outcome.changes,
+        "differences": {str(k): outcome.counts.get(k, 0) for k in _KINDS},
+        "rows": [
+            {
+                "kind": str(d.kind),
+                "key": dict(d.key),
+                "columns": list(d.columns),
+                "count": d.count,
+                "source": dict(d.source),
+                "lake": dict(d.lake),
+            }
+            for d in outcome.differences
+        ],
+        "note": outcome.note,
+        "fault": None if fault is None else {"what": fault.what, "remedy": fault.remedy},
+    }

@@ -1,0 +1,190 @@
+"""Changes folded by numbers alone, against the fold that goes row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.row_digests import ComparedColumn, key_digests, row_digests, value_hashes
+from ingestd.run.folded_digests import fold_digests
+from ingestd.run.number_parts import NumberParts, part_of
+from ingestd.schema import Column, Table, TableId
+from ingestd.sink.change_digests import digest_changes, lazy_columns, linked_keys
+from ingestd.sink.fold import fold
+from ingestd.verification import KEY, Digested
+from tests.unit.sink.rows import make_batch
+
+if TYPE_CHECKING:
+    from ingestd.value_hashes import Hashes
+
+KEYED = Table(
+    TableId("public", "t"),
+    1,
+    (
+        Column("a", 23, -1, pa.int32(), identity=True),
+        Column("b", 25, -1, pa.string(), identity=True),
+        Column("note", 25, -1, pa.string()),
+        Column("big", 25, -1, pa.string()),
+    ),
+    key=("a", "b"),
+    before=("a", "b"),
+)
+WHOLE = Table(
+    TableId("public", "w"),
+    2,
+    (Column("a", 23, -1, pa.int32()), Column("note", 25, -1, pa.string())),
+    replica_identity="f",
+    before=("a", "note"),
+)
+Rows = list[dict[str, Any]]
+
+
+def digested(table: Table, batches: list[pa.RecordBatch]) -> Digested:
+    """What a survey of these changes finds."""
+    columns = tuple(ComparedColumn(c.name, (c.name,), c.type) for c in table.columns)
+    key = tuple(i for i, c in enumerate(columns) if c.name in table.identifying)
+    found = Digested(table, columns, key)
+    if not key:
+        return found
+    lazy = set[int]().union(*(lazy_columns(b.column("_cdc_unchanged"), columns) for b in batches))
+    linked = np.unique(np.concatenate([linked_keys(b, columns, key) for b in batches]))
+    return Digested(table, columns, key, tuple(sorted(lazy - set(key))), linked)
+
+
+def by_numbers(table: Table, log: Rows, *, pieces: int, parts: int) -> tuple[Counter[int], int]:
+    """Fold in parts, changes coming in pieces: rows as numbers, and how many are doubled."""
+    size = max(1, -(-len(log) // pieces))
+    batches = [make_batch(table, log[i : i + size]).rows for i in range(0, len(log), size)]
+    if not batches:
+        return Counter(), 0
+    how = digested(table, batches)
+    rows: Counter[int] = Counter()
+    doubled = 0
+    with NumberParts(parts, how.width, 200) as held:
+        for batch in batches:
+            matrix = digest_changes(batch, how)
+            place = part_of(matrix[:, KEY], parts) if parts > 1 else np.zeros(len(matrix), np.int64)
+            place[how.is_linked(matrix[:, KEY])] = 0
+            held.add(matrix, place)
+        for number in range(parts):
+            folded = fold_digests(held.take(number), how)
+            assert sorted(folded.keys.tolist()) == folded.keys.tolist()
+            rows.update(folded.rows.tolist())
+            doubled += len(folded.doubled)
+    return rows, doubled
+
+
+def plain(table: Table, log: Rows) -> Counter[int]:
+    rows = fold(pa.Table.from_batches([make_batch(table, log).rows]), list(table.identifying))
+    hashes: dict[int, Hashes] = {
+        i: value_hashes([r[c.name] for r in rows], c.type) for i, c in enumerate(table.columns)
+    }
+    return Counter(row_digests(hashes, len(rows)).tolist())
+
+
+@st.composite
+def keyed_logs(draw: st.DrawFn) -> Rows:
+    """What a server logs: keys that move, values that were not sent, texts in `_cdc_raw`."""
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    log: Rows = []
+    for number in range(draw(st.integers(1, 30))):
+        place = {"_cdc_lsn": number // 3, "_cdc_seq": number % 3 + 1}
+        key = (draw(st.integers(0, 2)), draw(st.sampled_from("xy")))
+        values = {n: draw(st.sampled_from([None, "n", "m"])) for n in ("note", "big")}
+        action = draw(st.sampled_from(["write", "write", "move", "move", "delete"]))
+        old = rows.pop(key, None)
+        own = dict(zip("ab", key, strict=True))
+        if action == "delete":
+            if old is not None:
+                log.append({**own, **place, "_cdc_op": "d"})
+            continue
+        if old is None:
+            rows[key] = {**own, **values}
+            log.append({**rows[key], **place, "_cdc_op": "c"})
+            continue
+        to = (draw(st.integers(0, 2)), key[1]) if action == "move" else key
+        if to in rows:
+            rows[key] = old
+            continue
+        unsent = draw(st.sets(st.sampled_from(["note", "big"])))
+        new = dict(zip("ab", to, strict=True))
+        rows[to] = {**new, **values, **{n: old[n] for n in unsent}}
+        sent = {n: None if n in unsent else v for n, v in values.items()}
+        before = own if to != key or draw(st.booleans()) else None
+        extra = {"_cdc_before": before, "_cdc_unchanged": sorted(unsent) or None}
+        log.append({**new, **sent, **extra, **place, "_cdc_op": "u"})
+    return log
+
+
+@settings(deadline=None, max_examples=120)
+@given(keyed_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
+def test_keyed_rows_are_those_of_the_plain_fold(
+    log: Rows, pieces: int, parts: int, random: Any
+) -> None:
+    shuffled = list(log)
+    random.shuffle(shuffled)
+    assert by_numbers(KEYED, shuffled, pieces=pieces, parts=parts) == (plain(KEYED, log), 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(keyed_logs(), st.data())
+def test_a_log_that_lost_changes_is_folded_alike(log: Rows, data: st.DataObject) -> None:
+    """Damage of any kind must not hide behind another reading of it."""
+    lost = data.draw(st.sets(st.integers(0, max(0, len(log) - 1)), max_size=4))
+    left = [row for i, row in enumerate(log) if i not in lost]
+    if left:
+        assert by_numbers(KEYED, left, pieces=2, parts=4) == (plain(KEYED, left), 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(keyed_logs(), st.data())
+def test_doubled_changes_are_counted(log: Rows, data: st.DataObject) -> None:
+    if not log:
+        return
+    again = data.draw(st.lists(st.integers(0, len(log) - 1), max_size=3))
+    log = [*log, *(log[i] for i in again)]
+    rows, doubled = by_numbers(KEYED, log, pieces=2, parts=4)
+    moved = sum(log[i]["_cdc_op"] == "u" for i in again)  # each may be two
+    assert len(again) <= doubled <= len(again) + moved
+    assert rows == plain(KEYED, log)
+
+
+@st.composite
+def whole_logs(draw: st.DrawFn) -> Rows:
+    """Rows without a key: also removals of rows that are not there."""
+    log: Rows = []
+    row = st.fixed_dictionaries({"a": st.integers(0, 1), "note": st.sampled_from([None, "n"])})
+    for number in range(draw(st.integers(1, 20))):
+        place = {"_cdc_lsn": number // 3, "_cdc_seq": number % 3 + 1}
+        op = draw(st.sampled_from("ccud"))
+        one = draw(row)
+        if op == "u":
+            before = draw(row)
+            unsent = draw(st.booleans())
+            sent = {**one, "note": None} if unsent else one
+            extra = {"_cdc_before": before, "_cdc_unchanged": ["note"] if unsent else None}
+            log.append({**sent, **extra, **place, "_cdc_op": op})
+        else:
+            log.append({**one, **place, "_cdc_op": op})
+    return log
+
+
+@settings(deadline=None, max_examples=120)
+@given(whole_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
+def test_whole_rows_are_those_of_the_plain_fold(
+    log: Rows, pieces: int, parts: int, random: Any
+) -> None:
+    shuffled = list(log)
+    random.shuffle(shuffled)
+    assert by_numbers(WHOLE, shuffled, pieces=pieces, parts=parts) == (plain(WHOLE, log), 0)
+
+
+def test_keys_of_several_columns_tell_them_apart() -> None:
+    one, other = (value_hashes(["x", "y"], pa.string()), value_hashes(["y", "x"], pa.string()))
+    keys = key_digests([one, other], 2)
+    assert keys[0] != keys[1]
