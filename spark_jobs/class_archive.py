@@ -27,7 +27,7 @@ def archive_path(java: str, classes: Sequence[Path]) -> Path:
     """
     parts = [java, *(f"{path} {path.stat().st_mtime_ns}" for path in classes)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return _cache_home() / "ingestd" / f"spark-{digest}.jsa"
+    return cache_folder() / f"spark-{digest}.jsa"
 
 
 def options_to_use(archive: Path) -> str:
@@ -58,6 +58,7 @@ def remove_older(archive: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _cache_home() -> Path:
+def cache_folder() -> Path:
+    """Name the folder for what is kept between runs."""
     found = os.environ.get("XDG_CACHE_HOME")
-    return Path(found) if found else Path.home() / ".cache"
+    return (Path(found) if found else Path.home() / ".cache") / "ingestd"

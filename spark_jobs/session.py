@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.errors import OperatorError
-from spark_jobs.class_archive import archive_path, options_to_use
+from spark_jobs.class_archive import archive_path, cache_folder, options_to_use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -154,6 +156,25 @@ def local_session(
     Spark fetch them. Raises OperatorError without Java 17, pyspark, or the jars.
     """
     require_spark()
+    with _alone_while_fetching():
+        session = _started(app_name, settings or {}, master)
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@contextmanager
+def _alone_while_fetching() -> Iterator[None]:
+    """Wait while another process fetches Delta's jars: two at a time spoil Ivy's cache."""
+    if cached_jars() is not None:
+        yield
+        return
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "jars.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _started(app_name: str, settings: Mapping[str, str], master: str) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - only where it is installed
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -166,7 +187,7 @@ def local_session(
     archive = class_archive()
     if archive is not None:
         own[JAVA_OPTIONS] += options_to_use(archive)
-    for name, value in {**own, **(settings or {})}.items():
+    for name, value in {**own, **settings}.items():
         builder = builder.config(name, value)
     try:
         session: SparkSession = builder.getOrCreate()
@@ -176,7 +197,6 @@ def local_session(
             remedy=f"its own messages are above; without network, put the jars of {DELTA_PACKAGE}"
             " and of delta-storage into ~/.ivy2.5.2/jars",
         ) from error
-    session.sparkContext.setLogLevel("ERROR")
     return session
 
 

@@ -2,7 +2,8 @@
 
     python -m spark_jobs.warm_up
 
-Runs a small job once, and keeps the classes that it loaded. Does nothing if they are kept already.
+Fetches Delta's jars if they are not here yet, runs a small job once, and keeps the classes that it
+loaded. Does nothing if they are kept already.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ def main(arguments: Sequence[str]) -> int:
     require_spark()
     archive = class_archive()
     if archive is None:
+        _fetch_jars()
+        archive = class_archive()
+    if archive is None:
         raise OperatorError(
-            "Delta's jars are not cached yet",
-            remedy="run any job once on this machine, then this again",
+            "Delta's jars can't be fetched",
+            remedy="what Spark said is above; without network, jobs say where they look for them",
         )
     if not has_plain_path(archive):
         raise OperatorError(
@@ -68,6 +72,12 @@ def main(arguments: Sequence[str]) -> int:
         ) from error
     sys.stdout.write(f"made {archive}: local Spark jobs start sooner now\n")
     return EXIT_DONE
+
+
+def _fetch_jars() -> None:
+    """Have Spark do it, in a JVM of its own: the next one is to have them on its class path."""
+    start = "from spark_jobs.session import local_session; local_session('ingestd warm-up')"
+    subprocess.run([sys.executable, "-c", start], check=False, timeout=_LIMIT_S)  # noqa: S603
 
 
 def _train(archive: Path, folder: str) -> None:
