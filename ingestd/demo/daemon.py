@@ -58,6 +58,7 @@ class Daemon:
         self.listen = Address("127.0.0.1", free_port())
         self.write_config(config)
         self.environment = dict(environment or {})
+        self.program: tuple[str, ...] = (sys.executable, "-m", "ingestd")
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
         self._started_at_byte = 0
@@ -90,11 +91,7 @@ class Daemon:
         with self.log_path.open("ab") as log:
             self._started_at_byte = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [
-                    *(sys.executable, "-m", "ingestd", "run"),
-                    *("--config", self.config_path.name),
-                    *arguments,
-                ],
+                [*self.program, "run", "--config", self.config_path.name, *arguments],
                 cwd=self.folder,
                 env={**module_environment(), **self.environment},
                 stdin=subprocess.DEVNULL,

@@ -28,6 +28,7 @@ class ObjectStoreServer:
 
     def __init__(self) -> None:
         self._lakes = 0
+        self.port = 0
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -36,7 +37,8 @@ class ObjectStoreServer:
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None
-        self._endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+        self.port = int(self._process.stdout.readline())
+        self._endpoint = f"http://127.0.0.1:{self.port}"
         request = urllib.request.Request(f"{self._endpoint}/{BUCKET}", method="PUT")
         urllib.request.urlopen(request).close()
         return self
@@ -71,7 +73,12 @@ class ObjectStoreServer:
     @property
     def config(self) -> str:
         """The options as a section of the daemon's config."""
-        lines = (f"{key} = {json.dumps(value)}" for key, value in self.options.items())
+        return self.config_with()
+
+    def config_with(self, **more: str) -> str:
+        """The same, with more options or others."""
+        options = {**self.options, **more}
+        lines = (f"{key} = {json.dumps(value)}" for key, value in options.items())
         return "\n".join(["[lake.storage_options]", *lines])
 
     def delay(self, latency_s: float) -> None:
@@ -85,6 +92,19 @@ class ObjectStoreServer:
     def lose_answer(self, method: str, path: str, times: int = 1) -> None:
         """Do what the next such requests want, but answer 500."""
         self._steer("fault", kind="lose", method=method, path=path, times=times)
+
+    def expire(self, method: str, path: str, times: int = 1) -> None:
+        """Answer the next such requests by 403 ExpiredToken."""
+        self._steer("fault", kind="expire", method=method, path=path, times=times)
+
+    def break_down(self, method: str, path: str, times: int = 1) -> None:
+        """Answer the next such requests by 500, and do nothing."""
+        self._steer("fault", kind="break", method=method, path=path, times=times)
+
+    def recover(self) -> int:
+        """Forget the faults that are still to come; give how many have been since the last time."""
+        [[came]] = self._steer("recover")
+        return int(came)
 
     def faults_left(self) -> list[object]:
         """What of `refuse` and `lose_answer` has not come to pass."""

@@ -21,6 +21,9 @@ from werkzeug.wrappers import Response
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
+_EXPIRED = (
+    "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+)
 _SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
 
 
@@ -33,6 +36,7 @@ class Layer:
         self._requests: list[tuple[str, str]] = []
         self._latency_s = 0.0
         self._faults: list[dict[str, Any]] = []
+        self._came = 0
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path, query = environ["PATH_INFO"], parse_qs(environ["QUERY_STRING"])
@@ -45,6 +49,10 @@ class Layer:
         time.sleep(latency_s)
         if fault == "refuse":
             return Response(_SLOW_DOWN, 503)(environ, start)
+        if fault == "expire":
+            return Response(_EXPIRED, 403)(environ, start)
+        if fault == "break":
+            return Response("", 500)(environ, start)
         if fault == "lose":
             done = Response.from_app(self._app, environ)
             assert done.status_code < 300, done.status
@@ -55,6 +63,7 @@ class Layer:
         for fault in self._faults:
             if fault["times"] and fault["method"] == method and fault["path"] in path:
                 fault["times"] -= 1
+                self._came += 1
                 return str(fault["kind"])
         return None
 
@@ -68,6 +77,9 @@ class Layer:
                 )
                 found = {"kind": kind, "method": method, "path": path, "times": int(times)}
                 self._faults.append(found)
+            elif what == "recover":
+                came, self._came, self._faults = self._came, 0, []
+                return Response(json.dumps([[came]]))
             elif what == "faults":  # that are still to come
                 return Response(json.dumps([f for f in self._faults if f["times"]]))
             requests, self._requests = self._requests, []

@@ -1,0 +1,28 @@
+"""The daemon, with little patience: what a person has to do is looked for again at once.
+
+``python -m tests.harness.impatient run ...`` is as ``ingestd run ...``; see `harness.daemons`.
+"""
+
+from __future__ import annotations
+
+from ingestd.capture import watched
+from ingestd.capture.wal import stream
+from ingestd.cli import main
+from ingestd.run import retrying
+
+OPERATOR_DELAY_S = 1.0
+SILENT_S = 1.0
+"""What a silent server is given, in all some seconds."""
+
+
+def impatient() -> None:
+    retrying.OPERATOR_DELAY_S = OPERATOR_DELAY_S
+    retrying.LONGEST_DELAY_S = OPERATOR_DELAY_S
+    watched.SILENT_S = watched.AGAIN_S = SILENT_S
+    watched.LOOK_LIMIT_S = 2
+    stream.ASK_AFTER_S = SILENT_S
+    main()
+
+
+if __name__ == "__main__":
+    impatient()
