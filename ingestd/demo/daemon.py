@@ -45,7 +45,7 @@ class Daemon:
     `config`: TOML without `[http]` and `[log]`, which are added (a free loopback port, JSON).
     `environment`: on top of this process's; it may be changed between two starts. Starting again,
     after any end, is what it is for: the log goes on in the same file. It ends with this process in
-    any case.
+    any case. `program`: the command of which `run` is a part.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The daemon, with little patience: what a person has to do is looked for again at once.
 
-``python -m tests.harness.impatient run ...`` is as ``ingestd run ...``; see `harness.daemons`.
+``python -m tests.harness.impatient run ...`` is as ``ingestd run ...``.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ from werkzeug.wrappers import Response
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-_EXPIRED = (
-    "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-)
+_EXPIRED = "<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 _SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
 
 
