@@ -70,6 +70,7 @@ def run(config_path: Path) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError."""
     config = _load(config_path)
     logs.configure(config.log, config.redactor, sys.stderr)
+    logs.take_what_is_uncaught()
     _arm_failpoints()
     asyncio.run(_run(config))
     return 0

@@ -6,12 +6,14 @@ config, 75 a transient fault that was given up on. (130: Ctrl-C ended the watchi
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import signal
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import format_exception
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +24,7 @@ from ingestd.allocation import give_back_early
 from ingestd.errors import ConfigError, IngestdError, OperatorError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from ingestd.config import Config
@@ -57,9 +59,12 @@ def main() -> None:
 def report_unexpected(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Name a fault that is ours in two lines. Its text is left out: it may quote anything."""
+    """Name a fault that is ours in two lines. Its text is left out: it may quote anything.
+
+    With --debug the traceback is printed, without the secrets of the config.
+    """
     if "--debug" in sys.argv[1:]:
-        sys.__excepthook__(kind, error, trace)
+        _print_trace(error, _config_named(sys.argv[1:]))
         return
     where = ""
     while trace is not None:
@@ -76,11 +81,30 @@ def reporting(*, debug: bool, config: Path | None = None) -> Iterator[None]:
     try:
         yield
     except IngestdError as error:
-        if debug:
-            raise
         known = None if isinstance(error, ConfigError) else config
+        if debug:
+            _print_trace(error, known)
+            raise typer.Exit(exit_code(error)) from None
         sys.stderr.write(redactor_of(known).text(f"ingestd: {error}") + "\n")
         raise typer.Exit(exit_code(error)) from None
+
+
+def _config_named(words: Sequence[str]) -> Path | None:
+    """Find the config in a command line that nobody else can be asked about any more."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if word in {"--config", "-c"} and following:
+            return Path(following)
+        if word.startswith("--config="):
+            return Path(word.removeprefix("--config="))
+    return None
+
+
+def _print_trace(error: BaseException, config: Path | None) -> None:
+    try:
+        redactor = redactor_of(config)
+    except IngestdError:
+        redactor = redactor_of(None)
+    sys.stderr.write(redactor.text("".join(format_exception(error))))
 
 
 def redactor_of(config: Path | None) -> Redactor:

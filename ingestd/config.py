@@ -28,7 +28,7 @@ from pydantic import (
 from ingestd.config_errors import KeyPathError, Problem, describe, problems_of
 from ingestd.errors import ConfigError
 from ingestd.quantities import Address, Seconds, SecondsOrOff, SizeBytes, address
-from ingestd.redaction import MASK, Redactor
+from ingestd.redaction import MASK, Redactor, secrets_in_environment
 from ingestd.references import KeyPath, Resolver
 from ingestd.schema import TableId
 
@@ -380,7 +380,7 @@ def load_config(
         problems += problems_of(error, Config, ())
     if problems or config is None:
         raise ConfigError("\n".join(describe(problems, document, resolver)))
-    _hide(config, resolver)
+    _hide(config, resolver, environ)
     return config
 
 
@@ -435,9 +435,10 @@ def _shared(sources: Mapping[str, SourceSettings]) -> list[Problem]:
     return problems
 
 
-def _hide(config: Config, resolver: Resolver) -> None:
+def _hide(config: Config, resolver: Resolver, environ: Mapping[str, str]) -> None:
     """Mask what came by reference in reprs, and tell the redactor every secret."""
     known = [secret for source in config.sources.values() for secret in source.secrets()]
+    known += secrets_in_environment(environ)
     if config.http.token is not None:
         known.append(config.http.token.get_secret_value())
     for name, option in config.lake.storage_options.items():

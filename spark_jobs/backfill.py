@@ -27,6 +27,7 @@ from spark_jobs.command import (
     job_parser,
     require_config,
     run_job,
+    tell,
 )
 from spark_jobs.session import job_session
 
@@ -120,7 +121,7 @@ def report(outcome: Outcome) -> int:
     if outcome.filled and not outcome.is_listed:
         sys.stdout.write("the first epoch of `ingestd run` will show them\n")
     for error in outcome.failed:
-        sys.stderr.write(f"{error}\n")
+        tell(error)
     if not outcome.failed:
         return EXIT_DONE
     can_wait = all(isinstance(error, TransientError) for error in outcome.failed)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
 from ingestd.errors import ConfigError, IngestdError, TransientError
+from ingestd.redaction import Redactor
 from ingestd.schema import TableId
 from spark_jobs.spark_errors import meaning_of
 
@@ -122,18 +123,23 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     try:
         code = job(sys.argv[1:] if arguments is None else arguments)
     except IngestdError as error:
-        sys.stderr.write(f"{error}\n")
+        tell(error)
         code = exit_code(error)
     except Exception as error:
         if not _is_sparks(error):
             raise
         meaning = meaning_of(error)
-        sys.stderr.write(f"{meaning}\n")
+        tell(meaning)
         code = exit_code(meaning)
     except KeyboardInterrupt:
         code = 130
     sys.stdout.flush()
     sys.exit(code)
+
+
+def tell(error: IngestdError) -> None:
+    """Write an error to stderr, without what looks like a secret."""
+    sys.stderr.write(Redactor().text(f"{error}\n"))
 
 
 def _is_sparks(error: Exception) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from spark_jobs.command import (
     lake_uri,
     positive,
     spark_uri,
+    tell,
 )
 from spark_jobs.session import job_session
 
@@ -92,5 +92,5 @@ def run_table_job(
         stop=stop or threading.Event(),
     )
     for error in stream.stopped.values():
-        sys.stderr.write(f"{error}\n")
+        tell(error)
     return EXIT_OPERATOR if stream.stopped else EXIT_DONE

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.said import said
 from ingestd.capture.session import connect
 from ingestd.errors import TableError
 from ingestd.schema import TableId
@@ -51,7 +52,7 @@ async def _check(connection: AsyncConnection[Any], table: TableId, text: str) ->
                 raise
             raise TableError(
                 table,
-                f"it can't be asked this condition: {error.diag.message_primary}",
+                f"it can't be asked this condition: {said(error)}",
                 remedy="write it as after WHERE in SQL, with the names of columns only",
             ) from error
 

@@ -18,6 +18,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
+from ingestd.capture.said import said
 from ingestd.capture.tls import Transport, secured, transport
 from ingestd.capture.watched import WatchedConnection
 from ingestd.errors import IngestdError, OperatorError, TransientError
@@ -343,7 +344,7 @@ def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> Ingest
     """
     place = _place(error, dsn)
     meaning = _by_code(error) if error.sqlstate else _by_text(str(error))
-    what = f"{where}: {_said(error)}"
+    what = f"{where}: {said(error)}"
     if place:
         what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
     if isinstance(meaning, str):
@@ -382,17 +383,6 @@ def _by_text(text: str) -> str | _Operator | None:
         if re.search(pattern, text):
             return _REASONS[meaning] if isinstance(meaning, str) else meaning
     return None
-
-
-def _said(error: psycopg.Error) -> str:
-    """Give the error on one line, without libpq's "connection to server at", which is repeated.
-
-    Of a server's error only the primary message: detail and context may quote a row.
-    """
-    text = error.diag.message_primary or str(error)
-    text = re.sub(r'connection to server at "[^"]*"(, port \d+)? failed: ', "", text)
-    text = re.sub(r'connection to server on socket "[^"]*" failed: ', "", text)
-    return "; ".join(line.strip(" -\t") for line in text.splitlines() if line.strip())
 
 
 def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.leaves import Leaf, leaves_of
+from ingestd.capture.said import said
 from ingestd.capture.session import classify, connect, identifier, role_of
 from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
 from ingestd.ports import Split
@@ -100,18 +101,18 @@ _OF_THE_TABLE = {"0A", "22", "38", "39", "42", "P0", "XX"}
 
 def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
     """Say what it means that this table can't be read: its own fault, or the connection's."""
-    said = error.diag.message_primary or str(error)
+    what = said(error)
     if error.sqlstate in _GONE:
-        return TableChangedError(table, f"changed while it was read: {said}")
+        return TableChangedError(table, f"changed while it was read: {what}")
     fault = classify(error, f"table {table}, read", dsn)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
         is_its_own = (error.sqlstate or "")[:2] in _OF_THE_TABLE
-        return TableError(table, said) if is_its_own else fault
+        return TableError(table, what) if is_its_own else fault
     remedy = fault.remedy
-    if "row-level security" not in said:
+    if "row-level security" not in what:
         role = identifier(role_of(dsn)) or "<role>"
         schema, name = identifier(table.schema), identifier(table.name)
         remedy = (
             f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {schema}.{name} TO {role};"
         )
-    return TableError(table, said, remedy=remedy)
+    return TableError(table, what, remedy=remedy)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from typing import TYPE_CHECKING, TextIO
 
 import structlog
@@ -65,6 +67,32 @@ def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
+    )
+
+
+def take_what_is_uncaught() -> None:
+    """Have warnings, and errors that nobody can catch, go to the log too: they may quote secrets.
+
+    For the process as a whole, after `configure`.
+    """
+    logging.captureWarnings(capture=True)
+    sys.unraisablehook = _tell_unraisable
+    threading.excepthook = _tell_thread
+
+
+def _tell_thread(ended: threading.ExceptHookArgs) -> None:
+    """Say that a thread ended by an error: by the log, as all else, for it may quote a secret."""
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        name = None if ended.thread is None else ended.thread.name
+        structlog.get_logger("ingestd").error(
+            "thread.failed", thread=name, exc_info=ended.exc_value
+        )
+
+
+def _tell_unraisable(found: sys.UnraisableHookArgs) -> None:
+    """Say that an object could not be cleared up: by the log, too."""
+    structlog.get_logger("ingestd").error(
+        "object.failed", what=type(found.object).__name__, exc_info=found.exc_value
     )
 
 

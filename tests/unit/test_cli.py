@@ -130,9 +130,35 @@ def test_errors_never_show_a_secret_of_the_config(
     assert capsys.readouterr().err == "ingestd: the server quoted ***\n"
 
 
-def test_debug_lets_the_traceback_through() -> None:
-    with pytest.raises(OperatorError), cli.reporting(debug=True):
-        raise OperatorError("x")
+def test_debug_shows_the_traceback_without_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(CONFIG.replace("tabels", "tables"))
+    with pytest.raises(Exit) as done, cli.reporting(debug=True, config=path):
+        raise OperatorError("the server quoted hunter2")
+    assert done.value.exit_code == 1
+    shown = capsys.readouterr().err
+    assert "OperatorError: the server quoted ***" in shown
+    assert "Traceback" in shown
+    assert "hunter2" not in shown
+
+
+@pytest.mark.parametrize("written", [["-c", "FILE"], ["--config", "FILE"], ["--config=FILE"]])
+def test_debug_shows_an_unexpected_traceback_without_secrets(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    written: list[str],
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(CONFIG.replace("tabels", "tables"))
+    words = [word.replace("FILE", str(path)) for word in written]
+    monkeypatch.setattr(sys, "argv", ["ingestd", "run", "--debug", *words])
+    error = RuntimeError("a driver quoted hunter2")
+    cli.report_unexpected(RuntimeError, error, None)
+    shown = capsys.readouterr().err
+    assert shown == "RuntimeError: a driver quoted ***\n"
 
 
 def test_an_unexpected_fault_is_two_lines_without_its_text(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
 
 from ingestd.config import LogSettings
-from ingestd.observe.logs import configure
+from ingestd.observe.logs import configure, take_what_is_uncaught
 from ingestd.positions import Lsn
 from ingestd.redaction import Redactor
 
@@ -35,6 +38,11 @@ def fail(what: str) -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class NotCleared:
+    def __del__(self) -> None:
+        fail("never of sesame")
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -92,3 +100,26 @@ def test_a_person_at_a_terminal_gets_text(stream: io.StringIO, text_format: str)
     assert "source.started" in terminal.getvalue()
     assert "sesame" not in terminal.getvalue()
     assert not terminal.getvalue().startswith("{")
+
+
+def test_what_nobody_catches_goes_the_same_way(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # put back at the end
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    configure(LogSettings(), Redactor(["sesame"]), stream)
+    take_what_is_uncaught()
+    try:
+        thread = threading.Thread(target=fail, args=["with sesame"], name="reader")
+        thread.start()
+        thread.join()
+        NotCleared()  # gone at once
+        warnings.warn("about sesame", UserWarning, stacklevel=1)
+    finally:
+        logging.captureWarnings(capture=False)
+    found = lines(stream)
+    assert [line["event"] for line in found[:2]] == ["thread.failed", "object.failed"]
+    assert found[0]["thread"] == "reader"
+    assert "OSError: with ***" in found[0]["exception"]
+    assert "UserWarning: about ***" in found[2]["event"]
+    assert "sesame" not in stream.getvalue()

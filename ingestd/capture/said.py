@@ -1,0 +1,33 @@
+"""What a server's error says that may be told: none of it is a value of a row."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+
+_PLACES = re.compile(r'connection to server (at "[^"]*"(, port \d+)?|on socket "[^"]*") failed: ')
+"""libpq's, which are told beside."""
+_OF_A_VALUE = "22"
+"""The class of errors that quote the value that they are about."""
+_WRITTEN_BY_USERS = {"38", "39", "P0"}
+"""Classes of what functions of the database raise, in words of their own."""
+_QUOTED = re.compile(r'".*"', re.DOTALL)
+
+
+def said(error: psycopg.Error) -> str:
+    """Give an error on one line, without where it was, and without what may be of a row.
+
+    Of a server's error only the primary message: detail and context quote rows.
+    """
+    kind = (error.sqlstate or "")[:2]
+    if kind in _WRITTEN_BY_USERS:
+        return (
+            f"a function raised {error.sqlstate} (its words may be of a row: see the server's log)"
+        )
+    text = error.diag.message_primary or str(error)
+    if kind == _OF_A_VALUE:
+        text = _QUOTED.sub('"***"', text)
+    return "; ".join(
+        part for line in _PLACES.sub("", text).splitlines() if (part := line.strip(" -\t"))
+    )

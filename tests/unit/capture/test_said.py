@@ -1,0 +1,43 @@
+"""What is told of a server's errors, which may quote rows."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from ingestd.capture.said import said
+
+VALUE = "canary@example.org"
+
+
+def of(code: str, text: str) -> psycopg.Error:
+    kind = psycopg.errors.lookup(code)
+    return kind(text)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [
+        ("22P02", f'invalid input syntax for type integer: "{VALUE}"', '"***"'),
+        ("22P02", f'invalid input syntax for type integer: "a"{VALUE}"\nb"', '"***"'),
+        ("22003", f'value "{VALUE}" is out of range for type integer', 'value "***" is out'),
+        ("22012", "division by zero", "division by zero"),
+        ("P0001", f"no good: {VALUE}", "a function raised P0001"),
+        ("38000", f"ValueError: {VALUE}", "a function raised 38000"),
+        ("42703", 'column "note" does not exist', 'column "note" does not exist'),
+        ("23505", 'duplicate key value violates unique constraint "u"', 'constraint "u"'),
+    ],
+)
+def test_no_value_of_a_row_is_told(code: str, text: str, told: str) -> None:
+    found = said(of(code, text))
+    assert told in found
+    assert VALUE not in found
+    assert "\n" not in found
+
+
+def test_where_it_was_is_told_elsewhere() -> None:
+    text = (
+        'connection to server at "10.0.0.5", port 5432 failed: FATAL:  no\n'
+        'connection to server on socket "/run/x" failed: gone\n'
+    )
+    assert said(psycopg.OperationalError(text)) == "FATAL:  no; gone"
