@@ -1,7 +1,8 @@
 """The command line. Everything heavy is imported inside the commands: help comes at once.
 
 Exit codes (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong usage or
-config, 75 a transient fault that was given up on. (130: Ctrl-C ended the watching of a snapshot.)
+config, 75 a transient fault that was given up on. (130: Ctrl-C ended the watching of a snapshot,
+or a verification.)
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ingestd.redaction import Redactor
 
 EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
+EXIT_INTERRUPTED = 130
 _SEVERITY = (EXIT_TRANSIENT, EXIT_OPERATOR, EXIT_USAGE)
 """Of several faults the last of these is told."""
 
@@ -332,18 +334,21 @@ def verify(
         from ingestd import app as composition  # noqa: PLC0415
         from ingestd.verify_display import verify_progress  # noqa: PLC0415
 
-        with verify_progress() as progress:
-            found = composition.verify(
-                config,
-                source,
-                tables or [],
-                wait_s=wait_s,
-                memory_bytes=memory_bytes,
-                rate_bytes_per_s=rate,
-                shown=show,
-                with_values=values,
-                progress=progress,
-            )
+        try:
+            with verify_progress() as progress:
+                found = composition.verify(
+                    config,
+                    source,
+                    tables or [],
+                    wait_s=wait_s,
+                    memory_bytes=memory_bytes,
+                    rate_bytes_per_s=rate,
+                    shown=show,
+                    with_values=values,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         redactor = redactor_of(config)
     if as_json:
         import json  # noqa: PLC0415

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ingestd.value_hashes import Hashes
     from ingestd.visibility import Visibility
 
+from ingestd.changes import SNAPSHOT_SEQ
 from ingestd.positions import Lsn
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
@@ -52,11 +53,17 @@ class Point:
     seen: Visibility | None = None
     is_exact: bool = True
 
-    def sees(self, lsn: NDArray[np.int64], xids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Say of each change whether the snapshot sees it; `xids`: -1 where there is none."""
+    def sees(
+        self, lsn: NDArray[np.int64], seq: NDArray[np.int64], xids: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Say of each change whether the snapshot sees it; `xids`: -1 where there is none.
+
+        Rows that were read may lie at the very position: of a table that was whole before, by a
+        snapshot that is older.
+        """
         if not self.is_exact:
             return np.ones(len(lsn), np.bool_)
-        found: NDArray[np.bool_] = lsn < self.lsn
+        found: NDArray[np.bool_] = (lsn < self.lsn) | ((lsn == self.lsn) & (seq <= SNAPSHOT_SEQ))
         if self.seen is not None:
             is_old = (lsn < self.lsn - _RECENT_BYTES) | (xids < 0)
             found &= is_old | self.seen.sees(xids)

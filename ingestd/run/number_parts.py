@@ -9,6 +9,7 @@ from typing import IO, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ingestd.errors import OperatorError
 from ingestd.value_hashes import Hashes
 from ingestd.verification import Matrix
 
@@ -31,7 +32,7 @@ def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
 class NumberParts:
     """Rows of `width` numbers in `count` parts. Close it: a file of no name may be behind it.
 
-    Blocks; one call at a time. Raises OSError where there is no room for the file.
+    Blocks; one call at a time. Raises OperatorError where there is no room for the file.
     """
 
     def __init__(self, count: int, width: int, memory_bytes: int) -> None:
@@ -67,7 +68,13 @@ class NumberParts:
             for number in np.flatnonzero(np.diff(cuts)).tolist():
                 self._hold(number, rows[cuts[number] : cuts[number + 1]].copy())
         if self._held_bytes > self._memory_bytes:
-            self._write()
+            try:
+                self._write()
+            except OSError as error:
+                raise OperatorError(
+                    f"folder {tempfile.gettempdir()}: {error.strerror or error}",
+                    remedy="set TMPDIR to a folder with room for what does not fit --memory",
+                ) from error
 
     def take(self, number: int) -> Matrix:
         """Give a part's rows, once."""

@@ -151,7 +151,7 @@ class DeltaVerifiedLake:
         raw = AppendLog(self._store, folder, self._layout.app_id(table.id))
         raw.load()
         files = [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
-        files = [f for f in files if not point.is_exact or _least(f) < point.lsn]
+        files = [f for f in files if not point.is_exact or _least(f) <= point.lsn]
         self._tables.load()
         events = self._read_events().get(str(table.id), ())
         looked = _Looked(self._store, folder, files, before, point, (-1, -2))
@@ -248,9 +248,9 @@ def _batches(looked: _Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
 def _seen(batch: pa.RecordBatch, looked: _Looked) -> pa.RecordBatch:
     lsn: NDArray[np.int64] = batch.column("_cdc_lsn").to_numpy()
     xids: Any = batch.column("_cdc_xid")
-    flags = looked.point.sees(lsn, pc.fill_null(xids, -1).to_numpy())
+    seq: NDArray[np.int64] = batch.column("_cdc_seq").to_numpy()
+    flags = looked.point.sees(lsn, seq, pc.fill_null(xids, -1).to_numpy())
     if looked.void[0] >= 0:
-        seq: NDArray[np.int64] = batch.column("_cdc_seq").to_numpy()
         at, number = looked.void
         flags &= (lsn > at) | ((lsn == at) & (seq > number))
     return batch if flags.all() else batch.filter(pa.array(flags))

@@ -58,13 +58,15 @@ class RawLake:
         at_lsn: int | None = None,
         progress: str = "",
         reason: str | None = None,
+        snapshot_lsn: int | None = None,
     ) -> None:
         """Record a state of tables in `_tables`, from the newest position on."""
         self._events += 1
         at = START + timedelta(microseconds=self._events)
         lsn = Lsn(self.lsn + 5 if at_lsn is None else at_lsn)
+        read_at = None if snapshot_lsn is None else Lsn(snapshot_lsn)
         events = [
-            TableEvent(t, TableState(state), at, lsn, reason=reason, progress=progress)
+            TableEvent(t, TableState(state), at, lsn, read_at, reason, progress=progress)
             for t in tables
         ]
         asyncio.run(self._record(events))

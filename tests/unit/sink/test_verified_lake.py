@@ -1,0 +1,184 @@
+"""What of a raw table counts at a point, and which tables can't be compared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ingestd.errors import TableChangedError, TableError
+from ingestd.positions import Lsn
+from ingestd.row_digests import RawText
+from ingestd.run.folded_digests import fold_digests
+from ingestd.schema import Column, Table
+from ingestd.sink.verified_lake import DeltaVerifiedLake
+from ingestd.verification import KEY, Point
+from ingestd.visibility import Visibility
+from tests.harness.raw_lake import RawLake
+from tests.unit.sink.rows import make_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ingestd.verification import Rows
+
+TABLE = make_table("orders")
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> RawLake:
+    return RawLake(tmp_path / "lake")
+
+
+def commit(raw: RawLake, table: Table, *rows: dict[str, Any]) -> int:
+    """Commit changes at the next position; gives it."""
+    lsn = raw.next_lsn()
+    raw.commit({table: [{"_cdc_lsn": lsn, "_cdc_seq": n, **row} for n, row in enumerate(rows, 1)]})
+    return lsn
+
+
+def live(raw: RawLake, *tables: Table, at_lsn: int | None = None) -> None:
+    raw.record("live", *tables, snapshot_lsn=100, at_lsn=at_lsn)
+
+
+async def rows_at(raw: RawLake, table: Table, point: Point) -> Rows:
+    """The rows that are there, as values; the same by numbers."""
+    lake = DeltaVerifiedLake(str(raw.uri), "shop")
+    try:
+        await lake.known()
+        digested = await lake.survey(table, point)
+        found: Counter[int] = Counter()
+        every: list[Any] = []
+        async with aclosing(lake.changes(digested)) as changes:
+            every = [matrix async for matrix in changes]
+        if every:
+            matrix = np.concatenate(every)
+            folded = fold_digests(matrix, digested)
+            found.update(folded.keys.tolist())
+            keys = set(matrix[:, KEY].tolist())
+        else:
+            keys = set()
+        rows = await lake.rows_of(digested, keys)
+        await lake.ensure_whole(table)
+    finally:
+        await lake.close()
+    assert len(rows) == found.total()
+    return sorted(rows, key=lambda row: str(row["id"]))
+
+
+def everything(raw: RawLake) -> Point:
+    return Point(Lsn(raw.lsn + 1))
+
+
+def test_what_the_snapshot_does_not_see_is_left_out(raw: RawLake) -> None:
+    live(raw, TABLE)
+    commit(raw, TABLE, {"id": 1, "note": "a", "_cdc_xid": 5}, {"id": 2, "note": "a", "_cdc_xid": 5})
+    commit(raw, TABLE, {"id": 1, "note": "b", "_cdc_op": "u", "_cdc_xid": 7})
+    unseen = commit(raw, TABLE, {"id": 2, "_cdc_op": "d", "_cdc_xid": 9})
+    above = commit(raw, TABLE, {"id": 3, "note": "c", "_cdc_xid": 8})
+
+    async def notes(point: Point) -> dict[int, str]:
+        return {row["id"]: row["note"] for row in await rows_at(raw, TABLE, point)}
+
+    assert asyncio.run(notes(Point(Lsn(above)))) == {1: "b"}
+    seen = Visibility(7, 10, frozenset({7, 9}))
+    assert asyncio.run(notes(Point(Lsn(above), seen))) == {1: "a", 2: "a"}
+    assert asyncio.run(notes(Point(Lsn(above), Visibility(8, 8)))) == {1: "b", 2: "a"}
+    assert asyncio.run(notes(Point(Lsn(unseen)))) == {1: "b", 2: "a"}
+    assert asyncio.run(notes(Point(Lsn(above), is_exact=False))) == {1: "b", 3: "c"}
+
+
+def test_ids_that_have_come_round_are_those_of_old_rows() -> None:
+    lsn = np.array([10, 1 << 40, 1 << 40])
+    xids = np.array([900, 900, -1])
+    point = Point(Lsn((1 << 40) + 1), Visibility(800, 800))
+    assert point.sees(lsn, np.ones(3, np.int64), xids).tolist() == [True, False, True]
+
+
+def test_rows_that_were_read_at_the_very_position_count(raw: RawLake) -> None:
+    """On an idle source nothing lies between the reading of a table and its verification."""
+    live(raw, TABLE)
+    read = [{"id": n, "_cdc_op": "r", "_cdc_seq": 0, "_cdc_xid": None} for n in (1, 2)]
+    lsn = commit(raw, TABLE, {"id": 9, "_cdc_op": "t", "_cdc_seq": -1}, *read, {"id": 3})
+    rows = asyncio.run(rows_at(raw, TABLE, Point(Lsn(lsn), Visibility(1, 1))))
+    assert [row["id"] for row in rows] == [1, 2]
+
+
+async def test_a_row_has_its_value_in_one_of_its_columns_or_from_before_it_was_there(
+    tmp_path: Path,
+) -> None:
+    raw = RawLake(tmp_path / "lake")
+    old = make_table("orders", Column("n", 1700, 1, pa.decimal128(5, 2), "numeric(5,2)"))
+    new = make_table(
+        "orders",
+        Column("n", 1700, 2, pa.decimal128(9, 2), "numeric(9,2)", stored_as="n__v2"),
+        Column("added", 23, -1, pa.int32(), "integer", missing="7"),
+        Column("day", 1082, -1, pa.date32(), "date", missing="infinity"),
+    )
+
+    def write() -> None:
+        live(raw, old)
+        first = {"id": 1, "note": "x", "n": Decimal("1.50")}
+        commit(raw, old, first, {"id": 2, "_cdc_raw": [("n", "NaN")]})
+        live(raw, new)
+        commit(raw, new, {"id": 3, "n__v2": Decimal("2.50"), "added": None})
+
+    await asyncio.to_thread(write)
+    rows = await rows_at(raw, new, everything(raw))
+    assert [[str(v) for v in row.values()] for row in rows] == [
+        ["1", "x", "1.50", "7", "infinity"],
+        ["2", "None", "NaN", "7", "infinity"],
+        ["3", "None", "2.50", "None", "None"],
+    ]
+    assert isinstance(rows[1]["n"], RawText)
+
+
+def test_tables_that_are_not_whole_are_refused(raw: RawLake) -> None:
+    def refused(match: str, kind: type[TableError] = TableChangedError) -> None:
+        with pytest.raises(kind, match=match):
+            asyncio.run(rows_at(raw, TABLE, everything(raw)))
+
+    refused("not in the lake yet")
+    raw.record("snapshotting", TABLE)
+    refused("is being read")
+    raw.record("live", TABLE)
+    refused("never read", TableError)
+    raw.record("stopped", TABLE, reason="too bad")
+    refused("is stopped: too bad", TableError)
+    raw.record("dropped", TABLE)
+    refused("is dropped")
+
+
+def test_another_key_than_the_changes_have_is_refused(raw: RawLake) -> None:
+    columns = tuple(replace(c, identity=c.name == "note") for c in TABLE.columns)
+    other = replace(TABLE, columns=columns, key=("note",), before=("note",))
+    live(raw, TABLE)
+    commit(raw, TABLE, {"id": 1, "note": "a"})
+    with pytest.raises(TableChangedError, match="than the lake knows of yet"):
+        asyncio.run(rows_at(raw, other, everything(raw)))
+    live(raw, other)
+    with pytest.raises(TableError, match="than when its rows were read"):
+        asyncio.run(rows_at(raw, other, everything(raw)))
+    commit(raw, other, {"_cdc_op": "t"}, {"id": 2, "note": "b"})
+    rows = asyncio.run(rows_at(raw, other, everything(raw)))
+    assert [row["id"] for row in rows] == [2]
+
+
+async def test_a_table_that_is_read_anew_meanwhile_is_noticed(raw: RawLake) -> None:
+    await asyncio.to_thread(live, raw, TABLE)
+    lake = DeltaVerifiedLake(str(raw.uri), "shop")
+    await lake.known()
+    await lake.survey(TABLE, everything(raw))
+    await lake.ensure_whole(TABLE)
+    await asyncio.to_thread(raw.record, "snapshotting", TABLE)
+    await asyncio.to_thread(live, raw, TABLE)
+    with pytest.raises(TableChangedError, match="was read anew"):
+        await lake.ensure_whole(TABLE)
+    await lake.close()
