@@ -136,11 +136,10 @@ class WatchedConnection(AsyncConnection[Any]):
         asking = asyncio.create_task(_is_waiting(other, self._pid))
         try:
             done, _ = await asyncio.wait({asking}, timeout=LOOK_LIMIT_S)
-            if not done:
-                return _Doing.AWAY
-            return _Doing.WAITING if asking.result() else _Doing.WORKING
+            # A pooler whose sessions are all taken lets us connect, and wait.
+            return _Doing.WAITING if done and asking.result() else _Doing.WORKING
         except psycopg.OperationalError:
-            return _Doing.AWAY
+            return _Doing.WORKING
         finally:
             await other.close()  # first: psycopg waits for the end of a query that it cancels
             asking.cancel()
