@@ -30,7 +30,7 @@ SILENT_S = 10.0
 """How long an answer may take before it is asked elsewhere what the session does."""
 AGAIN_S = 10.0
 """How long until that is asked again."""
-LOOK_LIMIT_S = 8
+LOOK_LIMIT_S = 6
 """How long the server may take to say it; libpq counts whole seconds."""
 ON_ITS_WAY_S = 1.0
 """How long an answer may be on its way when the session waits for us already."""
