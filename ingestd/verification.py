@@ -76,7 +76,7 @@ class Digested:
 
     `key`: places of the columns that tell rows apart; none: rows are a multiset. `lazy`: places of
     those that some change was sent without. `linked`: sorted hashes of the keys of rows that took
-    unsent values along when their key changed. `changes`: how many there are.
+    unsent values along when their key changed. `changes`: how many there are, at most.
     """
 
     table: Table
@@ -135,8 +135,15 @@ class VerifiedLake(Protocol):
         """Give the position up to which it has everything; None for an empty lake."""
         ...
 
-    async def survey(self, table: Table, point: Point) -> Digested:
-        """Look at a table's changes below `point`. Raises TableError if it can't be compared."""
+    async def describe(self, table: Table) -> Digested:
+        """Say how a table is compared, as far as that is known without its changes.
+
+        Raises TableError if it can't be compared.
+        """
+        ...
+
+    async def survey(self, described: Digested, point: Point) -> Digested:
+        """Look at a table's changes below `point`, which the lake has; TableError as before."""
         ...
 
     def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:

@@ -7,6 +7,7 @@ along to another key is followed one by one: there are few.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,32 +33,32 @@ class Folded:
     rows: Hashes
     doubled: Hashes
 
+    def among(self, is_in: Callable[[Hashes], Flags]) -> Folded:
+        """Give those whose keys are in some part."""
+        flags = is_in(self.keys)
+        return Folded(self.keys[flags], self.rows[flags], self.doubled[is_in(self.doubled)])
+
+    def plus(self, other: Folded) -> Folded:
+        """Put in the rows of other keys."""
+        if not len(other.keys):
+            return Folded(self.keys, self.rows, np.append(self.doubled, other.doubled))
+        keys = np.concatenate([self.keys, other.keys])
+        order = np.argsort(keys, kind="stable")
+        rows = np.concatenate([self.rows, other.rows])
+        return Folded(keys[order], rows[order], np.append(self.doubled, other.doubled))
+
+
+NOTHING = Folded(*(np.empty(0, np.uint64) for _ in range(3)))
+
 
 def fold_digests(changes: Matrix, digested: Digested) -> Folded:
-    """Fold a part of the changes of a table: all of each key that is in it."""
-    if not digested.key:
-        return _fold_multiset(changes)
-    loners = changes
-    linked: list[tuple[int, int]] = []
-    doubled = np.empty(0, np.uint64)
-    if len(digested.linked):
-        is_linked = digested.is_linked(changes[:, KEY])
-        loners = changes[~is_linked]
-        linked, doubled = _fold_linked(changes[is_linked], digested)
-    found = _fold_keyed(loners, digested)
-    if not linked and not len(doubled):
-        return found
-    more = np.array(linked, np.uint64).reshape(-1, 2)
-    keys = np.concatenate([found.keys, more[:, 0]])
-    rows = np.concatenate([found.rows, more[:, 1]])
-    order = np.argsort(keys, kind="stable")
-    return Folded(keys[order], rows[order], np.concatenate([found.doubled, doubled]))
+    """Fold a part of the changes of a table: all of each key that is in it, and none is linked."""
+    if not len(changes):
+        return NOTHING
+    return _fold_keyed(changes, digested) if digested.key else _fold_multiset(changes)
 
 
 def _fold_keyed(changes: Matrix, digested: Digested) -> Folded:
-    nothing = np.empty(0, np.uint64)
-    if not len(changes):
-        return Folded(nothing, nothing, nothing)
     order = _order(changes)
     keys = changes[order, KEY]
     is_new = _differs(keys)
@@ -89,7 +90,8 @@ def _unsent_parts(
     return found
 
 
-def _fold_linked(changes: Matrix, digested: Digested) -> tuple[list[tuple[int, int]], Hashes]:
+def fold_linked(changes: Matrix, digested: Digested) -> Folded:
+    """Fold the changes of all keys that are linked, one by one."""
     order = np.lexsort((changes[:, THERE], changes[:, SEQ], changes[:, LSN]))
     current: dict[int, list[int]] = {}
     doubled: list[int] = []
@@ -110,19 +112,15 @@ def _fold_linked(changes: Matrix, digested: Digested) -> tuple[list[tuple[int, i
             had = before[1:]
             lazy = [b if a == UNSENT else a for a, b in zip(lazy, had, strict=True)]
         current[key] = [change[ROW], *lazy]
-    found = []
-    for key, (row, *lazy) in current.items():
-        total = np.array([row], np.uint64)
-        for value, number in zip(lazy, digested.lazy, strict=True):
-            total += salted(np.array([NULL if value == UNSENT else value], np.uint64), number)
-        found.append((key, int(total[0])))
-    return found, np.array(doubled, np.uint64)
+    keys = np.array(sorted(current), np.uint64)
+    rows = np.array([current[key][0] for key in keys.tolist()], np.uint64)
+    for index, number in enumerate(digested.lazy, 1):
+        lazy = np.array([current[key][index] for key in keys.tolist()], np.uint64)
+        rows += salted(np.where(lazy == UNSENT, NULL, lazy), number)
+    return Folded(keys, rows, np.array(doubled, np.uint64))
 
 
 def _fold_multiset(changes: Matrix) -> Folded:
-    nothing = np.empty(0, np.uint64)
-    if not len(changes):
-        return Folded(nothing, nothing, nothing)
     order = _order(changes)
     keys = changes[order, KEY]
     begins = np.flatnonzero(_differs(keys))

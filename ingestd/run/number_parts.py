@@ -25,6 +25,8 @@ def parts_for(nbytes: int, limit_bytes: int) -> int:
 
 def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
     """Give the part of each hash, by its upper bits; `count` is a power of two."""
+    if count == 1:
+        return np.zeros(len(hashes), np.int64)
     shift = np.uint64(64 - (count.bit_length() - 1))
     return (hashes >> shift).astype(np.int64)
 
@@ -56,10 +58,10 @@ class NumberParts:
     ) -> None:
         self.close()
 
-    def add(self, rows: Matrix, parts: NDArray[np.int64] | None) -> None:
-        """Take rows, each into its part (None: all into the first)."""
+    def add(self, rows: Matrix, parts: NDArray[np.int64]) -> None:
+        """Take rows, each into its part."""
         self.rows += len(rows)
-        if parts is None or self.count == 1:
+        if not parts.any():
             self._hold(0, rows)
         else:
             order = np.argsort(parts, kind="stable")

@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ingestd.ports import Split
 from ingestd.row_digests import (
@@ -30,7 +32,7 @@ from ingestd.row_digests import (
     values_of,
 )
 from ingestd.run.compared_parts import Comparison, Differing
-from ingestd.run.folded_digests import fold_digests
+from ingestd.run.folded_digests import Folded, fold_digests, fold_linked
 from ingestd.run.number_parts import NumberParts, part_of, parts_for
 from ingestd.schema import Table
 from ingestd.value_hashes import Hashes
@@ -69,7 +71,10 @@ class VerifySettings:
 
 
 class TableVerification:
-    """Verifies `table` at the source's point. `compare` first, then `named` while that is open."""
+    """Verifies `table` at the source's point: `read`, then `compare`, then `named`; once.
+
+    As a context manager: what it keeps of the rows goes with it.
+    """
 
     def __init__(
         self,
@@ -87,34 +92,68 @@ class TableVerification:
         self._splits: Sequence[Split] = ()
         self._lock = threading.Lock()
         self._total_bytes = self._read_bytes = 0
-        self.digested: Digested | None = None
+        self._digested: Digested | None = None
+        self._rows = NumberParts(1, _SOURCE_WIDTH, 0)
 
-    async def compare(self) -> Comparison:
-        """Compare all rows. Raises TableError, TransientError, OperatorError."""
-        digested = self.digested = await self._lake.survey(self._table, self._source.point)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rows.close()
+
+    @property
+    def digested(self) -> Digested:
+        """How the table is compared, once it has been read."""
+        assert self._digested is not None
+        return self._digested
+
+    async def read(self) -> None:
+        """Read the source's rows; the lake may still be behind. Raises TableError and others."""
+        digested = self._digested = await self._lake.describe(self._table)
         self._splits = await self._source.splits(self._table)
         self._total_bytes = sum(s.estimated_bytes for s in self._splits)
         nbytes = digested.changes * digested.width * _BYTES
         nbytes += self._total_bytes * _SOURCE_WIDTH * _BYTES // _ROW_BYTES
         memory_bytes = self._settings.memory_bytes
         count = parts_for(nbytes, memory_bytes // 8)
-        with (
-            NumberParts(count, _SOURCE_WIDTH, memory_bytes // 4) as ours,
-            NumberParts(count, digested.width, memory_bytes // 4) as theirs,
-        ):
-            await _together(self._read_source(digested, ours), self._read_lake(digested, theirs))
-            await self._source.ensure_unreplaced(self._table)
-            comparison = Comparison()
+        self._rows = NumberParts(count, _SOURCE_WIDTH, memory_bytes // 4)
+        await self._read_source(digested)
+        await self._source.ensure_unreplaced(self._table)
+
+    async def compare(self) -> Comparison:
+        """Compare all rows with the lake, which is there now. Raises TableError and others."""
+        point = self._source.point
+        digested = self._digested = await self._lake.survey(self.digested, point)
+        count, memory_bytes = self._rows.count, self._settings.memory_bytes
+        comparison = Comparison()
+        with NumberParts(count + 1, digested.width, memory_bytes // 4) as changes:
+            async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
+                async for matrix in matrices:
+                    parts = _parts(matrix, digested, count)
+                    await asyncio.to_thread(changes.add, matrix, parts)
+            linked = await asyncio.to_thread(fold_linked, changes.take(count), digested)
             for number in range(count):
-                await asyncio.to_thread(_compare, comparison, digested, number, ours, theirs)
+                await asyncio.to_thread(self._compare, comparison, number, changes, linked)
         if not comparison.is_equal:
             await self._lake.ensure_whole(self._table)
         return comparison
 
+    def _compare(
+        self, comparison: Comparison, number: int, changes: NumberParts, linked: Folded
+    ) -> None:
+        folded = fold_digests(changes.take(number), self.digested)
+        own = linked.among(lambda keys: part_of(keys, self._rows.count) == number)
+        has_key = bool(self.digested.key)
+        comparison.take(self._rows.take(number), folded.plus(own), has_key=has_key)
+
     async def named(self, comparison: Comparison) -> tuple[Difference, ...]:
         """Look at the first differences; what is equal after all is dropped."""
         digested = self.digested
-        assert digested is not None
         shown = comparison.some(self._settings.shown)
         keys = {d.key for d in shown}
         lake = _by_key(await self._lake.rows_of(digested, keys), digested)
@@ -130,7 +169,7 @@ class TableVerification:
 
     # --- all rows, as numbers ------------------------------------------------------------------
 
-    async def _read_source(self, digested: Digested, into: NumberParts) -> None:
+    async def _read_source(self, digested: Digested) -> None:
         waiting = list(enumerate(self._splits))[::-1]
 
         async def work() -> None:
@@ -138,10 +177,10 @@ class TableVerification:
                 number, split = waiting.pop()
                 async with contextlib.aclosing(self._source.batches(split)) as batches:
                     async for batch in batches:
-                        await asyncio.to_thread(self._take, batch, number, digested, into)
+                        await asyncio.to_thread(self._take, batch, number, digested)
                 self._has_read(split.estimated_bytes)
 
-        await _together(*(work() for _ in range(self._settings.workers)))
+        await together(*(work() for _ in range(self._settings.workers)))
         self._progress.table(str(self._table.id), 1.0)
 
     def _has_read(self, nbytes: int) -> None:
@@ -149,20 +188,12 @@ class TableVerification:
         ratio = self._read_bytes / self._total_bytes if self._total_bytes else 1.0
         self._progress.table(str(self._table.id), ratio)
 
-    def _take(
-        self, batch: pa.RecordBatch, split: int, digested: Digested, into: NumberParts
-    ) -> None:
+    def _take(self, batch: pa.RecordBatch, split: int, digested: Digested) -> None:
         keys, rows = digests_of(batch, digested.columns, digested.key)
         splits = np.full(len(keys), split, np.uint64)
-        matrix = np.column_stack([keys, rows, splits])
+        parts = part_of(keys, self._rows.count)
         with self._lock:
-            into.add(matrix, _parts(matrix, digested, into.count))
-
-    async def _read_lake(self, digested: Digested, into: NumberParts) -> None:
-        async with contextlib.aclosing(self._lake.changes(digested)) as changes:
-            async for matrix in changes:
-                parts = _parts(matrix, digested, into.count)
-                await asyncio.to_thread(into.add, matrix, parts)
+            self._rows.add(np.column_stack([keys, rows, splits]), parts)
 
     # --- the rows that differ ------------------------------------------------------------------
 
@@ -201,20 +232,11 @@ class TableVerification:
         )
 
 
-def _compare(
-    comparison: Comparison, digested: Digested, number: int, ours: NumberParts, theirs: NumberParts
-) -> None:
-    folded = fold_digests(theirs.take(number), digested)
-    comparison.take(ours.take(number), folded, has_key=bool(digested.key))
-
-
-def _parts(matrix: Matrix, digested: Digested, count: int) -> Any:  # noqa: ANN401 - or None
-    """Give each row's part: linked keys are all in the first."""
-    if count == 1:
-        return None
+def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
+    """Give each change's part; that of the linked keys comes after the others."""
     parts = part_of(matrix[:, KEY], count)
     if len(digested.linked):
-        parts[digested.is_linked(matrix[:, KEY])] = 0
+        parts[digested.is_linked(matrix[:, KEY])] = count
     return parts
 
 
@@ -287,7 +309,7 @@ def text(value: Value) -> str | None:
     return str(value)
 
 
-async def _together(*works: Any) -> None:  # noqa: ANN401 - coroutines
+async def together(*works: Any) -> None:  # noqa: ANN401 - coroutines
     """Await all; the first failure cancels the others and is raised itself."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -17,7 +17,7 @@ import numpy as np
 from ingestd.errors import TableError, TransientError
 from ingestd.positions import Lsn
 from ingestd.run.compared_parts import Comparison
-from ingestd.run.table_verification import TableVerification, VerifySettings
+from ingestd.run.table_verification import TableVerification, VerifySettings, together
 from ingestd.schema import Table, TableId
 from ingestd.value_hashes import Hashes
 from ingestd.verification import (
@@ -73,12 +73,11 @@ class Verification:
             async with self._open_point(waiting) as source:
                 if self.point is None:
                     self.point = source.point
-                await self._await_lake(source.point, deadline)
                 left = []
                 for table in waiting:
                     is_late = table.id in self._prints and self._now() + rest_s > deadline
                     is_last = source.point.is_exact or is_late
-                    outcome = await self._verify(source, table, is_last=is_last)
+                    outcome = await self._verify(source, table, deadline, is_last=is_last)
                     if outcome is None:
                         left.append(table)
                     else:
@@ -112,27 +111,25 @@ class Verification:
         )
 
     async def _verify(
-        self, source: VerifiedSource, table: Table, *, is_last: bool
+        self, source: VerifiedSource, table: Table, deadline: float, *, is_last: bool
     ) -> Outcome | None:
         """Compare a table; None if it has to be compared once more."""
-        one = TableVerification(source, self._lake, table, self._settings, self._progress)
-        try:
-            comparison = await one.compare()
-            if not source.point.is_exact:
-                self._settle(table, comparison)
-                if not comparison.is_equal and not is_last:
-                    return None
-            note = None if one.digested is None else one.digested.note
-            if not source.point.is_exact:
-                outcome = self._swept(table, comparison)
-                if outcome is not None:
-                    return outcome
-            differences = () if comparison.is_equal else await one.named(comparison)
-        except TableError as error:
-            return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
-        found = _outcome(table, comparison)
-        assert one.digested is not None
-        return replace(found, changes=one.digested.changes, differences=differences, note=note)
+        with TableVerification(source, self._lake, table, self._settings, self._progress) as one:
+            try:
+                await together(one.read(), self._await_lake(source.point, deadline))
+                comparison = await one.compare()
+                if not source.point.is_exact:
+                    self._settle(table, comparison)
+                    if not comparison.is_equal and not is_last:
+                        return None
+                    outcome = self._swept(table, comparison)
+                    if outcome is not None:
+                        return outcome
+                differences = () if comparison.is_equal else await one.named(comparison)
+            except TableError as error:
+                return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
+            found = replace(_outcome(table, comparison), differences=differences)
+            return replace(found, changes=one.digested.changes, note=one.digested.note)
 
     def _settle(self, table: Table, comparison: Comparison) -> None:
         """Leave the differences that were there before, just the same."""

@@ -87,9 +87,13 @@ class DeltaVerifiedLake:
         """Ask the app transaction of `_epochs`, which an idle source's daemon moves too."""
         return await self._jobs.run(self._position)
 
-    async def survey(self, table: Table, point: Point) -> Digested:
+    async def describe(self, table: Table) -> Digested:
+        """Go by `_tables`, and by how many rows the files have."""
+        return await self._jobs.run(self._describe, table)
+
+    async def survey(self, described: Digested, point: Point) -> Digested:
         """Pin the table's files, and go through their changes once."""
-        return await self._jobs.run(self._survey, table, point)
+        return await self._jobs.run(self._survey, described, point)
 
     async def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
         """Go through the changes that count once more."""
@@ -144,26 +148,37 @@ class DeltaVerifiedLake:
 
     # --- a table's changes (blocking) ------------------------------------------------------------
 
-    def _survey(self, table: Table, point: Point) -> Digested:
-        before = self._events.get(str(table.id), ())
-        ensure_comparable(table, before)
-        folder = self._layout.raw(table.id)
-        raw = AppendLog(self._store, folder, self._layout.app_id(table.id))
-        raw.load()
-        files = [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
+    def _describe(self, table: Table) -> Digested:
+        events = self._events.get(str(table.id), ())
+        ensure_comparable(table, events)
+        found = _described(table, events)
+        rows = sum(statistics.get("numRecords") or 0 for _, statistics in self._files(table))
+        return replace(found, changes=rows)
+
+    def _survey(self, described: Digested, point: Point) -> Digested:
+        table = described.table
+        files = self._files(table)
         files = [f for f in files if not point.is_exact or _least(f) <= point.lsn]
         self._tables.load()
         events = self._read_events().get(str(table.id), ())
+        before = self._events[str(table.id)]
+        folder = self._layout.raw(table.id)
         looked = _Looked(self._store, folder, files, before, point, (-1, -2))
         self._looked[table.id] = looked
         self._ensure_whole(table)
-        columns, note = compared_columns(table, events)
-        ensure_known_key(table, events)
-        names = [c.name for c in columns]
-        key = tuple(names.index(n) for n in table.identifying)
-        found = self._gone_through(looked, Digested(table, columns, key, note=note))
+        now = _described(table, events)
+        if (now.columns, now.key) != (described.columns, described.key):
+            raise TableChangedError(
+                table.id, "was altered while it was compared", remedy="compare it again"
+            )
+        found = self._gone_through(looked, now)
         ensure_one_key(table, events, self._looked[table.id].void[0])
         return found
+
+    def _files(self, table: Table) -> list[File]:
+        raw = AppendLog(self._store, self._layout.raw(table.id), self._layout.app_id(table.id))
+        raw.load()
+        return [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
 
     def _gone_through(self, looked: _Looked, digested: Digested) -> Digested:
         void, lazy, linked = looked.void, set[int](), [digested.linked]
@@ -216,6 +231,13 @@ class DeltaVerifiedLake:
                 changes += _values(counting.filter(pa.array(flags)), digested)
         columns = [c.name for c in digested.columns]
         return fold_rows(changes, columns, [columns[i] for i in digested.key])
+
+
+def _described(table: Table, events: Sequence[Event]) -> Digested:
+    ensure_known_key(table, events)
+    columns, note = compared_columns(table, events)
+    names = [c.name for c in columns]
+    return Digested(table, columns, tuple(names.index(n) for n in table.identifying), note=note)
 
 
 def _least(file: File) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.row_digests import ComparedColumn, key_digests, row_digests, value_hashes
-from ingestd.run.folded_digests import fold_digests
+from ingestd.run.folded_digests import fold_digests, fold_linked
 from ingestd.run.number_parts import NumberParts, part_of
 from ingestd.schema import Column, Table, TableId
 from ingestd.sink.change_digests import digest_changes, lazy_columns, linked_keys
@@ -20,6 +21,8 @@ from ingestd.verification import KEY, Digested
 from tests.unit.sink.rows import make_batch
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ingestd.value_hashes import Hashes
 
 KEYED = Table(
@@ -56,6 +59,11 @@ def digested(table: Table, batches: list[pa.RecordBatch]) -> Digested:
     return Digested(table, columns, key, tuple(sorted(lazy - set(key))), linked)
 
 
+def is_in(number: int, parts: int, keys: Hashes) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = part_of(keys, parts) == number
+    return found
+
+
 def by_numbers(table: Table, log: Rows, *, pieces: int, parts: int) -> tuple[Counter[int], int]:
     """Fold in parts, changes coming in pieces: rows as numbers, and how many are doubled."""
     size = max(1, -(-len(log) // pieces))
@@ -65,14 +73,16 @@ def by_numbers(table: Table, log: Rows, *, pieces: int, parts: int) -> tuple[Cou
     how = digested(table, batches)
     rows: Counter[int] = Counter()
     doubled = 0
-    with NumberParts(parts, how.width, 200) as held:
+    with NumberParts(parts + 1, how.width, 200) as held:
         for batch in batches:
             matrix = digest_changes(batch, how)
-            place = part_of(matrix[:, KEY], parts) if parts > 1 else np.zeros(len(matrix), np.int64)
-            place[how.is_linked(matrix[:, KEY])] = 0
+            place = part_of(matrix[:, KEY], parts)
+            place[how.is_linked(matrix[:, KEY])] = parts
             held.add(matrix, place)
+        linked = fold_linked(held.take(parts), how)
         for number in range(parts):
-            folded = fold_digests(held.take(number), how)
+            own = linked.among(partial(is_in, number, parts))
+            folded = fold_digests(held.take(number), how).plus(own)
             assert sorted(folded.keys.tolist()) == folded.keys.tolist()
             rows.update(folded.rows.tolist())
             doubled += len(folded.doubled)

@@ -53,7 +53,7 @@ async def rows_at(raw: RawLake, table: Table, point: Point) -> Rows:
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     try:
         await lake.known()
-        digested = await lake.survey(table, point)
+        digested = await lake.survey(await lake.describe(table), point)
         found: Counter[int] = Counter()
         every: list[Any] = []
         async with aclosing(lake.changes(digested)) as changes:
@@ -175,10 +175,12 @@ async def test_a_table_that_is_read_anew_meanwhile_is_noticed(raw: RawLake) -> N
     await asyncio.to_thread(live, raw, TABLE)
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     await lake.known()
-    await lake.survey(TABLE, everything(raw))
+    await lake.survey(await lake.describe(TABLE), everything(raw))
     await lake.ensure_whole(TABLE)
     await asyncio.to_thread(raw.record, "snapshotting", TABLE)
     await asyncio.to_thread(live, raw, TABLE)
     with pytest.raises(TableChangedError, match="was read anew"):
         await lake.ensure_whole(TABLE)
+    with pytest.raises(TableChangedError, match="was read anew"):
+        await lake.survey(await lake.describe(TABLE), everything(raw))
     await lake.close()
