@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import random
+import stat
 import tempfile
 from pathlib import Path
 
@@ -69,6 +70,20 @@ def test_bounded_memory_whatever_is_kept_and_nothing_left_in_the_folder(
     assert content(list(kept.take(1))) == content(pieces[1::2])
     assert content(list(kept.take(0))) == content(pieces[::2])
     assert kept.nbytes == 0
+
+
+def test_files_are_for_this_account_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.umask(0)
+    try:
+        kept = spool(memory_bytes=0)
+        kept.append(1, messages(3))
+    finally:
+        os.umask(before)
+    links = {fd: str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
+    modes = [fd.stat().st_mode for fd, path in links.items() if path.startswith(str(tmp_path))]
+    assert [stat.S_IMODE(mode) for mode in modes] == [0o600]
+    kept.drop(1)
 
 
 def test_aborts_reach_back_into_the_file() -> None:
