@@ -42,8 +42,8 @@ def notices_of(log: AppendLog) -> list[Notice]:
             Notice(
                 "lake.foreign_commit",
                 f"lake table {log.uri}: another writer made version {log.version}",
-                "stop whoever writes there; undo it (RESTORE the table to the version before, and"
-                " restart), or have the table read anew: ingestd snapshot SOURCE TABLE",
+                "stop whoever writes there; then have the table read anew, which makes all rows"
+                " void that it has: ingestd snapshot SOURCE TABLE",
             )
         )
     return found
