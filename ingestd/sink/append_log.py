@@ -397,11 +397,13 @@ class AppendLog:
         )
 
     def _properties(
-        self, token: str, app_version: int | None, resume: str = "", files: int = 0
+        self, token: str, app_version: int | None, resume: str = "", files: int | None = None
     ) -> CommitProperties:
         # No last_updated: with it, log cleanup may forget the transaction (I3).
         carried = [Transaction(*each) for each in self._carried(app_version)]
-        stamps = {**self._stamps(token, resume), HOLDS: str(files + len(carried))}
+        stamps = self._stamps(token, resume)
+        if files is not None:
+            stamps[HOLDS] = str(files + len(carried))
         return CommitProperties(
             custom_metadata=stamps,
             max_commit_retries=0,
