@@ -1,6 +1,7 @@
 # docker build -t ingestd .
 # docker run -v ./ingestd.toml:/etc/ingestd/ingestd.toml:ro -e SHOP_DSN -p 9464:9464 ingestd
-# In the config, listen = "0.0.0.0:9464" makes the port reachable from outside the container.
+# In the config, listen = "0.0.0.0:9464" makes the port reachable from outside the container; set
+# token, tls_cert and tls_key with it (SECURITY.md; with TLS the health check needs https).
 
 FROM python:3.13-slim AS build
 WORKDIR /src

@@ -1,0 +1,85 @@
+-- The role that ingestd connects as: what it needs on one database, and nothing else.
+-- Run it in that database as a superuser; again for more tables.
+--
+--   psql -d shop -v tables='public.orders, public.customers' -f deploy/role.sql
+--   psql -d shop -c '\password ingestd'
+--
+-- Variables, by -v NAME=VALUE:
+--   tables       which it may read: names as in SQL, separated by commas (none of theirs has one)
+--   role         its name; ingestd
+--   kind         of the source: wal, or polling, which needs SELECT alone; wal
+--   manage       as in the config. false: publication and slot are made here, and ingestd alters
+--                neither; its config says so, too. true: ingestd makes and alters them. PostgreSQL
+--                lets only owners put tables into a publication, so it then has what `owner` has; false
+--   owner        with manage=true: the role that owns the tables, which is no superuser
+--   publication, slot   with manage=false: their names; ingestd_shop
+\set ON_ERROR_STOP on
+\if :{?role}
+\else
+  \set role ingestd
+\endif
+\if :{?kind}
+\else
+  \set kind wal
+\endif
+\if :{?manage}
+\else
+  \set manage false
+\endif
+\if :{?publication}
+\else
+  \set publication ingestd_shop
+\endif
+\if :{?slot}
+\else
+  \set slot ingestd_shop
+\endif
+
+SELECT :'kind' <> 'polling' AS streams,
+       :'kind' <> 'polling' AND :'manage'::boolean AS manages,
+       :'kind' <> 'polling' AND NOT :'manage'::boolean AS publishes,
+       current_setting('server_version_num')::int >= 160000 AS has_set,
+       NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'role') AS is_new \gset
+
+BEGIN;
+\if :is_new
+CREATE ROLE :"role" LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS;
+\endif
+\if :streams
+ALTER ROLE :"role" REPLICATION;
+\endif
+
+GRANT CONNECT ON DATABASE :"DBNAME" TO :"role";
+SELECT DISTINCT format('GRANT USAGE ON SCHEMA %s TO %I', c.relnamespace::regnamespace, :'role')
+  FROM string_to_table(:'tables', ',') AS t(name)
+  JOIN pg_class c ON c.oid = trim(t.name)::regclass \gexec
+SELECT format('GRANT SELECT ON TABLE %s TO %I', trim(name)::regclass, :'role')
+  FROM string_to_table(:'tables', ',') AS t(name) \gexec
+
+\if :manages
+GRANT CREATE ON DATABASE :"DBNAME" TO :"role";
+\if :has_set
+GRANT :"owner" TO :"role" WITH INHERIT TRUE, SET FALSE;
+\else
+GRANT :"owner" TO :"role";
+\endif
+\endif
+
+\if :publishes
+SELECT format(
+         CASE WHEN EXISTS (SELECT FROM pg_publication WHERE pubname = :'publication')
+              THEN 'ALTER PUBLICATION %I SET TABLE %s'
+              ELSE 'CREATE PUBLICATION %I FOR TABLE %s WITH ('
+                || 'publish = ''insert, update, delete, truncate'', '
+                || 'publish_via_partition_root = true)'
+         END,
+         :'publication', string_agg(trim(name)::regclass::text, ', '))
+  FROM string_to_table(:'tables', ',') AS t(name) \gexec
+\endif
+COMMIT;
+
+\if :publishes
+-- Not in the transaction: a slot begins after what is being written.
+SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput')
+ WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');
+\endif
