@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,11 @@ def asked_for(
         return not patterns or included(patterns, table.schema, table.name)
 
     read_whole = [t for t, s in settings.references().items() if s.reference in UNSTREAMED]
-    tables = [t for t in coverage.tables if is_chosen(t.id)]
-    refused = [r for r in coverage.refused if is_chosen(r.table.id)]
     there = [*(t.id for t in coverage.tables), *(r.table.id for r in coverage.refused), *read_whole]
     for pattern in patterns:
         _ensure_known(pattern, there)
+    tables = [t for t in coverage.tables if is_chosen(t.id)]
+    refused = [r for r in coverage.refused if is_chosen(r.table.id)]
     left_out = [
         Outcome(str(t), State.NOT_COMPARED, note="only its current rows are kept, read whole")
         for t in read_whole
@@ -75,7 +75,7 @@ def asked_for(
     return tables, [*outcomes, *left_out]
 
 
-def _ensure_known(pattern: str, there: Iterable[TableId]) -> None:
+def _ensure_known(pattern: str, there: Collection[TableId]) -> None:
     names = sorted(map(str, there))
     try:
         if any(included([pattern.removeprefix("!")], t.schema, t.name) for t in there):
