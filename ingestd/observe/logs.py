@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
+from ingestd.observe.traces import trace
+
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
 
@@ -103,7 +105,7 @@ def _last(*, pretty: bool, redactor: Redactor) -> Sequence[Processor]:
         else structlog.processors.JSONRenderer()
     )
     return [
-        structlog.processors.format_exc_info,  # to text first: a traceback may quote a DSN
+        structlog.processors.ExceptionRenderer(trace),  # to text first: it may quote a DSN
         RedactSecrets(redactor),
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
         renderer,

@@ -40,6 +40,31 @@ class Terminal(io.StringIO):
         return True
 
 
+VALUE = "canary"
+
+
+def fail_by_a_library() -> None:
+    try:
+        int(VALUE)
+    except ValueError as error:
+        raise ExceptionGroup(VALUE, [KeyError(VALUE), OSError("no /x")]) from error
+
+
+def test_a_library_is_not_quoted_in_a_traceback(stream: io.StringIO) -> None:
+    configure(LogSettings(), Redactor(), stream)
+    try:
+        fail_by_a_library()
+    except ExceptionGroup:
+        structlog.get_logger("ingestd").exception("source.failed")
+    logging.getLogger("asyncio").error("never retrieved", exc_info=ValueError(VALUE))
+    assert VALUE not in stream.getvalue()
+    first, second = lines(stream)
+    shown = first["exception"].splitlines()
+    assert shown[2:4] == ["ValueError", "which led to:"]
+    assert shown[-5:] == ["ExceptionGroup", "of which:", "KeyError", "of which:", "OSError: no /x"]
+    assert second["exception"] == "ValueError"
+
+
 class NotCleared:
     def __del__(self) -> None:
         fail("never of sesame")
