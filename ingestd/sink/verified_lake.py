@@ -47,6 +47,8 @@ from ingestd.sink.verified_columns import (
 from ingestd.verification import Digested, Matrix, Point, Rows
 
 BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 32 << 20
+"""Of a file's rows as they are stored: fewer are read at a time where they are large."""
 _BUFFER_BYTES = 1 << 20
 _PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
 _RELEASED_EVERY = 8
@@ -263,8 +265,15 @@ def _batches(looked: _Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
             pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
         ):
             present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, columns=present, use_threads=False):
+            count = _batch_rows(file.metadata)
+            for batch in file.iter_batches(count, columns=present, use_threads=False):
                 yield _seen(batch, looked)
+
+
+def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    row_bytes = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=0)
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _seen(batch: pa.RecordBatch, looked: _Looked) -> pa.RecordBatch:
