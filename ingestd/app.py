@@ -468,7 +468,7 @@ async def _verify(  # noqa: PLR0917 - of one source
         stack.push_async_callback(connector.close)
         lake = DeltaVerifiedLake(config.lake.uri, name, storage_options=options)
         stack.push_async_callback(lake.close)
-        # What keeps the source from being captured (a missing right) does not keep it from being read.
+        # A right that capture lacks (`coverage.faults`) does not keep tables from being read.
         coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)
         tables, outcomes = asked_for(coverage, settings, patterns)
         sweeps_s = {
