@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ast
+import re
+from pathlib import Path
 
 import pytest
 from psycopg import pq
 
+import ingestd
 from ingestd.capture import tls
 from ingestd.capture.session import parameters_of, read_dsn
 from ingestd.capture.tls import check_line, secured, system_roots, transport
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(ingestd.__file__).parent.parent
+_MAKES = re.compile(r"([\w.]*\.)?(psycopg|\w*Connection|PGconn)\.connect")
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +172,24 @@ def test_what_every_connection_is_made_with() -> None:
     assert found["application_name"] == "ingestd"
     assert "port" not in found
     assert "sslmode" not in parameters_of("host=/run/postgresql dbname=d")
+
+
+MAKERS = {
+    "ingestd/capture/session.py": 2,  # with `parameters_of`
+    "ingestd/capture/polling/server.py": 1,  # the same
+    "ingestd/capture/pooler.py": 1,  # with what one of those gives
+    "ingestd/capture/watched.py": 1,  # the same
+}
+"""Where connections are made, and how many calls do it."""
+
+
+def test_every_connection_is_made_in_one_way() -> None:
+    found: dict[str, int] = {}
+    for package in ("ingestd", "spark_jobs"):
+        for path in (ROOT / package).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith("ingestd/demo/"):  # on servers of its own, on loopback
+                for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                    if isinstance(node, ast.Call) and _MAKES.fullmatch(ast.unparse(node.func)):
+                        found[name] = found.get(name, 0) + 1
+    assert found == MAKERS
