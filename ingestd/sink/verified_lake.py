@@ -79,6 +79,7 @@ class DeltaVerifiedLake:
         self._tables = AppendLog(self._store, self._layout.tables, self._layout.app_id())
         self._jobs = Jobs(at_once=1)
         self._events: Mapping[str, Sequence[Event]] = {}
+        self._read: tuple[int, Mapping[str, Sequence[Event]]] = (-1, {})
         self._looked: dict[TableId, _Looked] = {}
 
     async def known(self) -> Mapping[TableId, RegisteredTable]:
@@ -128,6 +129,9 @@ class DeltaVerifiedLake:
         return {t.table: t for t in registry.tables().values()}
 
     def _read_events(self) -> Mapping[str, Sequence[Event]]:
+        """Read `_tables` at the version that was loaded, if it is another than the last."""
+        if self._read[0] == self._tables.version:
+            return self._read[1]
         found: dict[str, list[Event]] = defaultdict(list)
         if self._tables.exists:
             rows = read_files(
@@ -135,6 +139,7 @@ class DeltaVerifiedLake:
             )
             for row in sorted(rows.to_pylist(), key=lambda r: r["at"]):
                 found[row["table"]].append(row)
+        self._read = self._tables.version, found
         return found
 
     def _ensure_whole(self, table: Table) -> None:
