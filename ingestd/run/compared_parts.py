@@ -69,10 +69,12 @@ class Comparison:
         self._kept = self._kept[np.isin(self.prints(), prints)]
         self.counts = Counter(_totals(self._kept))
 
-    def drop(self, key: int) -> None:
-        """Forget what was found of a key: it is equal after all."""
-        self._kept = self._kept[self._kept[:, _KEY] != np.uint64(key)]
-        self.counts = Counter(_totals(self._kept))
+    def drop(self, one: Differing) -> None:
+        """Forget a difference: the row is equal after all."""
+        number = np.uint64(KINDS.index(one.kind))
+        is_it = (self._kept[:, _KEY] == np.uint64(one.key)) & (self._kept[:, _KIND] == number)
+        self.counts -= Counter(_totals(self._kept[is_it]))
+        self._kept = self._kept[~is_it]
 
     def without(self, kind: Kind) -> None:
         """Forget the differences of a kind."""

@@ -158,11 +158,12 @@ class TableVerification:
         keys = {d.key for d in shown}
         lake = _by_key(await self._lake.rows_of(digested, keys), digested)
         source = _by_key(await self._rows_of(digested, shown), digested)
+        await self._source.ensure_unreplaced(self._table)
         found = []
         for one in shown:
             difference = self._named(one, source.get(one.key, []), lake.get(one.key, []), digested)
             if difference is None:
-                comparison.drop(one.key)
+                comparison.drop(one)
             else:
                 found.append(difference)
         return tuple(found)
