@@ -7,9 +7,11 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pe
 CANDIDATES := python3.13 python3.12 python3.11 python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
+# Daemons are started hundreds of times: without bytecode each start takes a quarter longer.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
-.PHONY: help demo test test-long lint bench bench-quick profile clean java warm
+.PHONY: help demo test test-long soak lint bench bench-quick profile clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -30,6 +32,9 @@ test: $(VENV)/.dev java warm ## Run all tests (ARGS="-k name" for some)
 
 test-long: $(VENV)/.dev java warm ## Run the long tests as well (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
+
+soak: $(VENV)/.dev ## Kill daemon, Postgres, connections at random (MINUTES=10 SEED=n), compare
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff check .
