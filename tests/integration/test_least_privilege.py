@@ -1,0 +1,230 @@
+"""A daemon with the rights that deploy/role.sql gives, in a database that gives none by itself."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+import ingestd
+from ingestd.demo.comparison import compare_source
+from ingestd.schema import TableId
+from tests.harness.compare import assert_lake_equals_source
+from tests.harness.config import polling_config, wal_config
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+SCRIPT = Path(ingestd.__file__).parent.parent / "deploy/role.sql"
+ORDERS, ITEMS = TableId("public", "orders"), TableId("Sales", "Line Items")
+NAMED = 'public.orders, "Sales"."Line Items"'
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def role(database: Database) -> Iterator[str]:
+    """The name of the role that the script is to make; tables of an owner who is no superuser."""
+    name, owner = f"i_{database.name}", f"o_{database.name}"
+    database.execute(
+        f"REVOKE ALL ON DATABASE {database.name} FROM PUBLIC",
+        "REVOKE ALL ON SCHEMA public FROM PUBLIC",
+        f"CREATE ROLE {owner}",
+        'CREATE SCHEMA "Sales"',
+        "CREATE TABLE orders (id int PRIMARY KEY, note text)",
+        'CREATE TABLE "Sales"."Line Items" (id bigint PRIMARY KEY, "Order" int)',
+        "CREATE TABLE secrets (id int PRIMARY KEY, word text)",
+        f"ALTER TABLE orders OWNER TO {owner}",
+        f'ALTER TABLE "Sales"."Line Items" OWNER TO {owner}',
+        "INSERT INTO orders SELECT i, 'order ' || i FROM generate_series(1, 500) i",
+        'INSERT INTO "Sales"."Line Items" SELECT i, i % 7 FROM generate_series(1, 700) i',
+        "INSERT INTO secrets VALUES (1, 'sesame')",
+    )
+    yield name
+    database.execute(
+        f"DROP OWNED BY {name}",
+        f"DROP ROLE {name}",
+        f"DROP OWNED BY {owner} CASCADE",
+        f"DROP ROLE {owner}",
+    )
+
+
+def run_script(database: Database, role: str, **variables: str) -> None:
+    told = {"tables": NAMED, "role": role, "publication": role, "slot": role, **variables}
+    done = subprocess.run(
+        [
+            *(str(database.server.program("psql")), "-X", "-q", "-d", database.dsn),
+            *(f"-v{name}={value}" for name, value in told.items()),
+            *("-f", str(SCRIPT)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def dsn(database: Database, role: str) -> str:
+    return make_conninfo(database.dsn, user=role)
+
+
+def config(database: Database, role: str, lake: Path, orders: str, extra: str) -> str:
+    names = f'slot = "{role}"\npublication = "{role}"\ndiscover_interval = "300ms"\n{extra}'
+    return wal_config(
+        lake=lake, dsn=dsn(database, role), tables=[orders, "Sales.*"], source_extra=names
+    )
+
+
+def change(database: Database) -> None:
+    database.execute(
+        "INSERT INTO orders VALUES (1000, 'new')",
+        "UPDATE orders SET note = 'changed' WHERE id % 2 = 0",
+        'DELETE FROM "Sales"."Line Items" WHERE id < 100',
+        "TRUNCATE orders",
+        "INSERT INTO orders VALUES (2000, 'after')",
+        "INSERT INTO secrets VALUES (2, 'not for us')",
+    )
+
+
+def attributes(database: Database, role: str) -> dict[str, bool]:
+    names = ["super", "createdb", "createrole", "bypassrls", "replication", "canlogin"]
+    columns = ", ".join(f"rol{name}" for name in names)
+    [row] = database.rows(f"SELECT {columns} FROM pg_roles WHERE rolname = %s", role)
+    return dict(zip(names, row, strict=True))
+
+
+NONE = {"super": False, "createdb": False, "createrole": False, "bypassrls": False}
+
+
+def granted(database: Database, role: str) -> set[tuple[Any, ...]]:
+    """What the role itself may do with tables, schemas and the database."""
+    return set(
+        database.rows(
+            """
+            SELECT c.oid::regclass::text, a.privilege_type
+              FROM pg_class c, aclexplode(c.relacl) a WHERE a.grantee = %(role)s::regrole
+            UNION ALL
+            SELECT n.nspname::text, a.privilege_type
+              FROM pg_namespace n, aclexplode(n.nspacl) a WHERE a.grantee = %(role)s::regrole
+            UNION ALL
+            SELECT 'database', a.privilege_type
+              FROM pg_database d, aclexplode(d.datacl) a WHERE a.grantee = %(role)s::regrole
+            """.replace("%(role)s", f"'{role}'")
+        )
+    )
+
+
+READING = {
+    ("orders", "SELECT"),
+    ('"Sales"."Line Items"', "SELECT"),
+    ("public", "USAGE"),
+    ("Sales", "USAGE"),
+    ("database", "CONNECT"),
+}
+
+
+def refused(database: Database, role: str, statement: str) -> None:
+    with (
+        psycopg.connect(dsn(database, role)) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement.encode())
+
+
+def test_publication_and_slot_made_by_others(
+    database: Database, role: str, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    run_script(database, role)
+    run_script(database, role)  # again, as for more tables
+    assert attributes(database, role) == {**NONE, "replication": True, "canlogin": True}
+    assert granted(database, role) == READING
+    daemon = make_daemon(config(database, role, lake, "public.orders", "manage = false"))
+    daemon.start_ready(LIMIT_S)
+    change(database)
+    assert_lake_equals_source(database, lake, tables=[ORDERS, ITEMS], slot=role, limit_s=LIMIT_S)
+    assert not daemon.events("source.failed")
+    assert daemon.sigterm() == 0
+    for statement in (
+        "SELECT * FROM secrets",
+        "INSERT INTO orders VALUES (1)",
+        "DELETE FROM orders",
+        "CREATE TABLE public.t ()",
+        f"CREATE PUBLICATION more_{role}",
+        f"ALTER PUBLICATION {role} SET (publish = 'insert')",
+    ):
+        refused(database, role, statement)
+
+
+def test_publication_and_slot_made_by_the_daemon(
+    database: Database, role: str, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    run_script(database, role, manage="true", owner=f"o_{database.name}")
+    assert attributes(database, role) == {**NONE, "replication": True, "canlogin": True}
+    assert granted(database, role) == READING | {("database", "CREATE")}
+    daemon = make_daemon(config(database, role, lake, "public.*", "manage = true"))
+    daemon.start()
+    for table in (ORDERS, ITEMS):
+        await_until(
+            partial(is_live, daemon, table),
+            LIMIT_S,
+            lambda: f"the tables to be live\n{daemon.tail()}",
+        )
+    change(database)
+    assert_lake_equals_source(database, lake, tables=[ORDERS, ITEMS], slot=role, limit_s=LIMIT_S)
+    # what it may not read stops alone
+    stopped = [event["table"] for event in daemon.events("table.stopped")]
+    assert set(stopped) == {"public.secrets"}
+    assert daemon.sigterm() == 0
+    refused(database, role, "SELECT * FROM secrets")
+    refused(database, role, sql.SQL("CREATE ROLE x").as_string(None))
+
+
+def is_live(daemon: Daemon, table: TableId) -> bool:
+    status = daemon.status()
+    tables = [] if status is None else status["sources"]["shop"]["tables"]
+    return any(t["state"] == "live" for t in tables if TableId.parse(t["table"]) == table)
+
+
+def test_polling_without_replication(
+    database: Database, role: str, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    run_script(database, role, kind="polling", manage="true")
+    assert attributes(database, role) == {**NONE, "replication": False, "canlogin": True}
+    assert granted(database, role) == READING
+    sections = "".join(
+        f"[sources.shop.table.'{table}']\ndetect_deletes = \"200ms\"\n" for table in (ORDERS, ITEMS)
+    )
+    daemon = make_daemon(
+        polling_config(
+            lake=lake,
+            dsn=dsn(database, role),
+            tables=["public.orders", "Sales.*"],
+            extra=sections,
+        )
+    )
+    daemon.start_ready(LIMIT_S)
+    change(database)
+
+    def is_equal() -> bool:
+        with database.connect() as connection:
+            found = compare_source(connection, str(lake), "shop", [ORDERS, ITEMS])
+        return all(c.is_equal for c in found)
+
+    await_until(is_equal, LIMIT_S, lambda: f"the lake to equal the source\n{daemon.tail()}")
+    assert not daemon.events("source.failed")
+    assert database.slots() == []
+    assert daemon.sigterm() == 0
+    refused(database, role, "SELECT * FROM secrets")
+    refused(database, role, "INSERT INTO orders VALUES (1)")
+    with pytest.raises(psycopg.OperationalError, match="replication"):
+        psycopg.connect(make_conninfo(dsn(database, role), replication="database"))
