@@ -5,7 +5,8 @@ acknowledges what is sent, but passes nothing on: a proxy, a load balancer, a tu
 waits for an answer for long has another connection ask the server what the session does::
 
     it works (or waits for a lock, a disk)     go on waiting; ask again later
-    it waits for us, or is not there           its answer will never come: the connection is cut
+    it waits for us, or is not there           its answer will never come, unless data still comes
+                                               (a large row, slowly): the connection is cut
     the server can't be reached                the same
 
 An answer may take hours (a slot waits for old transactions, a backlog is decoded), so no limit of
@@ -18,8 +19,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
+from math import inf
 from typing import Any, TypeVar
 
 import psycopg
@@ -40,6 +43,8 @@ _SESSION = """
 SELECT wait_event_type IN ('Activity', 'Client')
   FROM pg_catalog.pg_stat_activity WHERE pid = %s
 """
+_TCP_INFO = struct.Struct("@52xI")
+"""Of Linux' struct tcp_info only tcpi_last_data_recv, in milliseconds."""
 _T = TypeVar("_T")
 
 
@@ -116,12 +121,22 @@ class WatchedConnection(AsyncConnection[Any]):
                 end.shutdown(socket.SHUT_RDWR)
 
     async def _looked_at(self) -> _Doing:
-        """Look twice: an answer may be on its way."""
-        doing = await self._look()
-        if doing is _Doing.WAITING:
-            await asyncio.sleep(ON_ITS_WAY_S)
+        """Look twice: an answer may be on its way, or come slowly."""
+        for _ in range(2):
             doing = await self._look()
-        return doing
+            if doing is not _Doing.WAITING:
+                return doing
+            await asyncio.sleep(ON_ITS_WAY_S)
+        return _Doing.WORKING if self._heard_s() < SILENT_S else _Doing.WAITING
+
+    def _heard_s(self) -> float:
+        """How long ago the system last got data for it, where it can tell: of TCP."""
+        try:
+            with contextlib.closing(socket.socket(fileno=os.dup(self.pgconn.socket))) as end:
+                told = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except (OSError, psycopg.Error):  # another kind of socket, or closed meanwhile
+            return inf
+        return float(_TCP_INFO.unpack(told)[0]) / 1000
 
     async def _look(self) -> _Doing:
         if self._elsewhere is None:

@@ -91,6 +91,10 @@ class FlakyNetwork:
         """How many there are now."""
         return len(self._links)
 
+    def count(self, saw: bytes) -> int:
+        """How many there are whose client has sent these bytes."""
+        return self._do(saw, lambda _: None)
+
     # --- inside ------------------------------------------------------------------------------
 
     def _do(self, saw: bytes, what: Callable[[_Link], None]) -> int:

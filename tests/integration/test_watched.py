@@ -1,0 +1,234 @@
+"""What notices that nobody is at the other end, and what is not mistaken for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from ingestd.capture import watched
+from ingestd.capture.copy_out import CopyOut
+from ingestd.capture.session import DEFAULTS, classify, connect
+from ingestd.capture.wal import stream as streaming
+from ingestd.capture.wal.stream import ReplicationStream, StreamLimits, open_stream
+from ingestd.decode.frames import split_frames
+from ingestd.errors import TransientError
+from ingestd.positions import ZERO
+from tests.harness.flaky_network import STREAM, FlakyNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from tests.harness.databases import Database
+
+LIMIT_S = 60
+ALLOWED_S = 30
+"""Within which a silent peer has to be noticed."""
+SHORT_S = 0.3
+
+FAULTS = (FlakyNetwork.blackhole, pytest.param(FlakyNetwork.stall, marks=pytest.mark.long))
+
+
+@pytest.fixture
+def network(database: Database) -> Iterator[FlakyNetwork]:
+    with FlakyNetwork(database.server.port) as running:
+        yield running
+
+
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "SILENT_S", SHORT_S)
+    monkeypatch.setattr(watched, "AGAIN_S", SHORT_S)
+    monkeypatch.setattr(watched, "LOOK_LIMIT_S", 2)
+    monkeypatch.setattr(watched, "ON_ITS_WAY_S", SHORT_S)
+    monkeypatch.setattr(streaming, "ASK_AFTER_S", SHORT_S)
+
+
+def test_a_silent_peer_is_noticed_within_half_a_minute() -> None:
+    number = {name: int(value) for name, value in DEFAULTS.items() if value.isdigit()}
+    probes_s = number["keepalives_interval"] * number["keepalives_count"]
+    assert number["keepalives_idle"] + probes_s <= ALLOWED_S
+    assert number["tcp_user_timeout"] / 1000 <= ALLOWED_S
+    assert number["connect_timeout"] <= ALLOWED_S
+    away_s = watched.SILENT_S + watched.LOOK_LIMIT_S
+    answering_s = watched.SILENT_S + watched.ON_ITS_WAY_S
+    assert streaming.ASK_AFTER_S + max(away_s, answering_s) < ALLOWED_S - 5
+
+
+@pytest.mark.usefixtures("little_patience")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("is_all", [True, False], ids=["everything", "this connection"])
+async def test_a_query_that_nobody_answers_is_given_up(
+    database: Database,
+    network: FlakyNetwork,
+    fault: Callable[..., int],
+    *,
+    is_all: bool,
+) -> None:
+    connection = await connect(network.dsn(database.dsn))
+    await connection.execute("SELECT 'mine'")
+    async with asyncio.timeout(LIMIT_S):
+        fault(network, b"" if is_all else b"'mine'")
+        with pytest.raises(psycopg.OperationalError) as caught:
+            await connection.execute("SELECT 1")
+    error = classify(caught.value, "source shop, health", database.dsn)
+    assert isinstance(error, TransientError)
+    assert error.reason == "connection_lost"
+    elsewhere = "can't be reached by another connection" if is_all else "does not work on it"
+    assert elsewhere in error.what
+    assert connection.closed
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
+    database: Database, network: FlakyNetwork
+) -> None:
+    copy = CopyOut(await connect(network.dsn(database.dsn)))
+    rows = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 100000)")
+    async with asyncio.timeout(LIMIT_S):
+        await copy.start(sql.SQL("COPY ({}) TO STDOUT").format(rows))
+        await copy.read_block()
+        network.blackhole()
+        with pytest.raises(psycopg.OperationalError, match="no answer comes"):
+            await read_to_the_end(copy)
+        await copy.close()
+
+
+async def read_to_the_end(copy: CopyOut) -> None:
+    while not (await copy.read_block()).is_last:
+        pass
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_what_takes_long_is_waited_for(database: Database, network: FlakyNetwork) -> None:
+    database.execute("CREATE TABLE t ()")
+    async with (
+        asyncio.timeout(LIMIT_S),
+        await connect(network.dsn(database.dsn)) as one,
+        await connect(network.dsn(database.dsn)) as other,
+        await connect(network.dsn(database.dsn)) as idle,
+    ):
+        with database.connect(autocommit=False) as holder:
+            holder.execute("LOCK t")
+            waiting = asyncio.create_task(other.execute("SELECT FROM t"))
+            await one.execute("SELECT pg_sleep(%s)", (6 * SHORT_S,))
+            assert not waiting.done()
+        await waiting
+        await idle.execute("SELECT 1")  # nothing was expected of it meanwhile
+        network.slow_down(20_000)
+        await one.execute("SELECT repeat('x', %s)", (int(20_000 * 6 * SHORT_S),))
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = f"u_{database.name}"
+    database.execute(f"CREATE ROLE {user} LOGIN CONNECTION LIMIT 1")
+    looks = 0
+    look = watched.WatchedConnection._look
+
+    async def counted(self: watched.WatchedConnection) -> watched._Doing:
+        nonlocal looks
+        doing = await look(self)
+        looks += 1
+        return doing
+
+    monkeypatch.setattr(watched.WatchedConnection, "_look", counted)
+    try:
+        async with await connect(database.server.dsn(database.name, user=user)) as connection:
+            await connection.execute("SELECT pg_sleep(%s)", (6 * SHORT_S,))
+    finally:
+        database.execute(f"DROP ROLE {user}")
+    assert looks > 1
+
+
+# --- the stream -------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def streamed(database: Database, dsn: str) -> AsyncIterator[ReplicationStream]:
+    name = database.name
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY)",
+        "CREATE TABLE elsewhere (id int, note text)",
+        f"CREATE PUBLICATION {name} FOR TABLE orders",
+        f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
+    )
+    stream = await open_stream(
+        dsn, name, name, ZERO, ZERO, where="source shop, stream", limits=StreamLimits(1 << 20)
+    )
+    try:
+        yield stream
+    finally:
+        await stream.close()
+
+
+async def next_commit(stream: ReplicationStream) -> None:
+    while True:
+        block = (await stream.take()).block()
+        frames = split_frames(block.buffer, block.starts, block.ends)
+        if any(block.buffer[start : start + 1] == b"C" for start in frames.starts.tolist()):
+            return
+
+
+async def take_for_ever(stream: ReplicationStream) -> None:
+    while True:
+        await stream.take()
+
+
+@pytest.mark.usefixtures("little_patience")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("saw", [b"", STREAM], ids=["everything", "the stream"])
+async def test_a_stream_that_went_silent_is_given_up_and_an_idle_one_is_not(
+    database: Database, network: FlakyNetwork, fault: Callable[..., int], saw: bytes
+) -> None:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        streamed(database, network.dsn(database.dsn)) as stream,
+    ):
+        idle_until = time.monotonic() + 6 * SHORT_S
+        with contextlib.suppress(TimeoutError):
+            while (left_s := idle_until - time.monotonic()) > 0:
+                async with asyncio.timeout(left_s):
+                    await stream.take()  # signs of life
+        database.execute("INSERT INTO orders VALUES (1)")
+        await next_commit(stream)
+        fault(network, saw)
+        with pytest.raises(TransientError, match="no answer comes") as caught:
+            await take_for_ever(stream)
+        assert caught.value.reason == "connection_lost"
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_a_walsender_that_decodes_what_it_does_not_send_is_waited_for(
+    database: Database, network: FlakyNetwork
+) -> None:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        streamed(database, network.dsn(database.dsn)) as stream,
+    ):
+        database.execute(
+            "INSERT INTO elsewhere SELECT i, repeat('x', 50) FROM generate_series(1, 300000) i",
+            "INSERT INTO orders VALUES (1)",
+        )
+        await next_commit(stream)
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_a_stream_whose_rows_wait_for_the_lake_is_not_taken_for_silent(
+    database: Database, network: FlakyNetwork
+) -> None:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        streamed(database, network.dsn(database.dsn)) as stream,
+    ):
+        database.execute("INSERT INTO orders SELECT generate_series(1, 200000)")
+        await stream.take()
+        await asyncio.sleep(8 * SHORT_S)  # the time is what is tested: the lake takes it
+        await next_commit(stream)
