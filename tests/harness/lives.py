@@ -1,0 +1,340 @@
+"""One daemon on one database, living through one failpoint after another while others write.
+
+A life: what the failpoint needs is prepared while the daemon is down (a new table, a backlog), then
+the daemon is started with it, under a workload, until the failpoint has acted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import signal
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from ingestd.demo.comparison import compare_source
+from ingestd.failpoints import POINTS, VARIABLE
+from ingestd.positions import Lsn
+from ingestd.sink.append_log import AppendLog
+from ingestd.sink.epochs import EpochTable
+from ingestd.sink.paths import Layout
+from ingestd.sink.store import open_store
+from tests.harness.compare import assert_change_log_is_sound, epochs, registry
+from tests.harness.config import wal_config
+from tests.harness.epoch_versions import assert_epoch_versions
+from tests.harness.waiting import await_until
+from tests.harness.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
+
+    from ingestd.demo.comparison import Comparison
+    from ingestd.demo.daemon import Daemon
+    from tests.harness.databases import Database
+
+SOURCE = "shop"
+LIMIT_S = 120.0
+BEHIND, BEHIND_BYTES = 20, 400_000
+"""Transactions and bytes that are written before a start: a backlog of a few parts."""
+LATE = ("sink.checkpoint",)
+"""Steps that come every hundred commits only."""
+QUIET = ("sink.advance",)
+"""Steps that come when nothing is written to captured tables."""
+ANEW = ("capture.slot",)
+"""Steps that come when the slot is gone."""
+NEW_TABLE = ("capture.publication", "capture.split", "sink.raw_create", "sink.tables_commit")
+KEYLESS_TABLE = ("capture.point",)
+NEW_COLUMN = ("sink.new_columns",)
+
+DRAINS = ("capture.slot_copy", "capture.drain", "capture.slot_advance")
+"""Steps that come at a start with a backlog."""
+ONCE = (*DRAINS, "capture.stream_begin")
+"""Of the usual steps those that need not come a second time in a life."""
+HELP = {"capture.slot_advance": "capture.drain.after=delay:0.2@1+"}
+"""What has a step come: a backlog that is drained before an epoch is durable moves no slot."""
+
+OWN = tuple(point for point in POINTS if not point.startswith("maintenance."))
+"""The points of the daemon's own process."""
+
+
+def step_of(point: str) -> str:
+    return point.rpartition(".")[0]
+
+
+USUAL = tuple(
+    point
+    for point in OWN
+    if step_of(point) not in (*LATE, *QUIET, *ANEW, *NEW_TABLE, *KEYLESS_TABLE, *NEW_COLUMN)
+)
+"""Points that come in any life."""
+
+OFTEN = tuple(point for point in USUAL if step_of(point) not in ONCE)
+"""Points that come many times in any life."""
+
+
+def lives_config(database: Database, lake: Path, *, max_delay: str = "20ms") -> str:
+    """TOML: epochs come fast, backlogs are drained in small parts, tables are noticed soon."""
+    return wal_config(
+        lake=lake,
+        dsn=database.dsn,
+        max_delay=max_delay,
+        source_extra=f'slot = "{database.name}"\npublication = "{database.name}"\n'
+        'discover_interval = "200ms"\ncatch_up_above = "250kB"\ncatch_up_part = "60kB"',
+    )
+
+
+def confirmed_lsn(database: Database) -> Lsn:
+    """Where the slot of `lives_config` is confirmed; 0 without one."""
+    found = database.rows(
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+        database.name,
+    )
+    return Lsn.parse(found[0][0]) if found and found[0][0] else Lsn(0)
+
+
+def durable_lsn(lake: Path) -> Lsn | None:
+    """The position that the lake holds: of the last epoch, or recorded later while idle."""
+    layout = Layout(SOURCE)
+    try:
+        handle = DeltaTable(str(lake / layout.epochs))
+    except TableNotFoundError:
+        return None
+    version = handle.transaction_version(layout.app_id())
+    return None if version is None else Lsn(version)
+
+
+def helped(point: str, action: str) -> str:
+    """Give the entries that have it act there in any life."""
+    helping = HELP.get(step_of(point))
+    return f"{point}={action}" if helping is None else f"{helping},{point}={action}"
+
+
+def last_end_lsn(lake: Path) -> Lsn:
+    """Where the last epoch ends, 0 without one; without reading all of `_epochs`."""
+    layout = Layout(SOURCE)
+    log = AppendLog(open_store(str(lake), None), layout.epochs, layout.app_id())
+    table = EpochTable(log, lambda _: None)
+    table.load()
+    return table.end_lsn or Lsn(0)
+
+
+class Lives:
+    """See above. `reached`: what acted, as (point, action); `lives`: how many there were."""
+
+    def __init__(self, database: Database, lake: Path, daemon: Daemon, seed: int) -> None:
+        self.database = database
+        self.lake = lake
+        self.daemon = daemon
+        self.reached: set[tuple[str, str]] = set()
+        self.lives = 0
+        self._seed = seed
+        self._rng = random.Random(seed)
+        self._new_slot = True
+
+    # --- lives -------------------------------------------------------------------------------
+
+    def crash(self, point: str, *, first: str = "") -> None:
+        """Have the daemon die at `point`; with `first`, the connection or the lake fails there."""
+        times = self._rng.choice((1, 1, 2, 3)) if point in OFTEN else 1
+        asked = (
+            [(first, "error"), (point, f"crash@{times}")] if first else [(point, f"crash@{times}")]
+        )
+        with self._life(asked):
+            code = self.daemon.await_end(LIMIT_S)
+        assert code == -signal.SIGKILL, f"{asked}: ended with {code}\n{self.daemon.tail()}"
+        self._took_note(asked)
+
+    def endure(self, point: str, action: str) -> None:
+        """Have it fail or take long at `point`; it goes on by itself, and is killed."""
+        asked = [(point, action)]
+        with self._life(asked):
+            self._await_acted({(point, action.partition(":")[0])})
+            self.await_epoch()
+        self.daemon.sigkill()
+        self._took_note(asked)
+
+    def crawl(self, points: Collection[str]) -> None:
+        """Have it take long at all of these points, each time."""
+        slow = sorted(points, key=lambda point: step_of(point) not in HELP)
+        with self._life([(point, "delay:0.02@1+") for point in slow], side_by_side=True):
+            self._await_acted({(point, "delay") for point in points})
+            self.await_epoch()
+        self.daemon.sigkill()
+        self.reached.update(self.acted())
+        self.assert_not_early()
+
+    def await_epoch(self) -> None:
+        """Wait until something is written, and in the lake."""
+        mark = self._position()
+        self.database.execute("INSERT INTO events (kind) VALUES ('later')")
+        await_until(
+            lambda: last_end_lsn(self.lake) > mark, LIMIT_S, lambda: self._awaited("an epoch")
+        )
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Have others write meanwhile."""
+        with self._workload(100_000, pause_s=0.02):
+            yield
+
+    def start(self, entries: str = "") -> None:
+        """Start the daemon with these failpoints, or none."""
+        self.daemon.environment[VARIABLE] = entries
+        self._seen = len(self.daemon.events("failpoint.reached"))
+        self.daemon.start()
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def compare(self) -> Sequence[Comparison]:
+        """Start without failpoints, wait until the lake has all, compare. The daemon is left up."""
+        self.start()
+        self.daemon.await_ready(LIMIT_S)
+        self.await_settled()
+        self.await_epoch()
+        return self.compare_now()
+
+    def compare_now(self) -> Sequence[Comparison]:
+        """I1 to I4, I6: nothing lost or doubled, epochs whole, versions right. All must rest."""
+        with self.database.connect() as connection:
+            found = compare_source(connection, str(self.lake), SOURCE)
+        wrong = [str(one) for one in found if not one.is_equal]
+        assert not wrong, "\n".join(wrong)
+        assert_change_log_is_sound(self.database, self.lake)
+        assert_epoch_versions(self.lake)
+        self._new_slot = False
+        self.assert_not_early()
+        return found
+
+    def await_settled(self) -> None:
+        """Wait until every table of the source is whole."""
+
+        def is_settled() -> bool:
+            last = {row["table"]: row["state"] for row in registry(self.lake)}
+            return self._tables() <= last.keys() and set(last.values()) == {"live"}
+
+        await_until(is_settled, LIMIT_S, lambda: self._awaited("all tables to be live"))
+
+    def assert_not_early(self) -> None:
+        """I1. Not while the slot is a new one: what came before it is read anew."""
+        # The slot first: whatever is durable then is so still when the lake is read.
+        confirmed = confirmed_lsn(self.database)
+        durable = durable_lsn(self.lake)
+        if durable is not None and not self._new_slot:
+            assert confirmed <= durable, f"confirmed {confirmed}, durable {durable}"
+
+    def epochs(self) -> int:
+        """How many there are."""
+        return max((row["epoch"] for row in epochs(self.lake)), default=0)
+
+    def acted(self) -> list[tuple[str, str]]:
+        """Give the (point, action) that acted since the last start."""
+        events = self.daemon.events("failpoint.reached")[self._seen :]
+        return [(event["point"], event["action"]) for event in events]
+
+    def fall_behind(self) -> None:
+        """Write what is no change: the next start has a backlog to drain."""
+        self.database.execute(
+            f"SELECT pg_logical_emit_message(false, 'test', repeat('x', {BEHIND_BYTES}))"
+        )
+
+    # --- inside ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _life(
+        self, asked: Sequence[tuple[str, str]], *, side_by_side: bool = False
+    ) -> Iterator[None]:
+        """Start the daemon with these (point, action): one after the other has acted, or all."""
+        self.lives += 1
+        steps = {step_of(point) for point, _ in asked}
+        self._write(BEHIND)
+        self.fall_behind()
+        self._prepare(steps)
+        stages = [helped(point, action) for point, action in asked]
+        self.start(",".join(stages) if side_by_side else ">".join(stages))
+        if steps & set(QUIET):
+            yield
+            return
+        with self.writing():
+            yield
+
+    def _prepare(self, steps: set[str]) -> None:
+        new = f"new_{self.lives}"
+        if steps & set(QUIET):
+            self.database.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+        if steps & set(NEW_TABLE):
+            self.database.execute(
+                f"CREATE TABLE {new} (id int PRIMARY KEY, note text)",
+                f"INSERT INTO {new} SELECT n, 'note ' || n FROM generate_series(1, 20) n",
+            )
+        if steps & set(KEYLESS_TABLE):
+            self.database.execute(
+                f"CREATE TABLE {new}_keyless (n int)",
+                f"ALTER TABLE {new}_keyless REPLICA IDENTITY FULL",
+                f"INSERT INTO {new}_keyless SELECT n % 3 FROM generate_series(1, 20) n",
+            )
+        if steps & set(NEW_COLUMN):
+            self.database.execute(
+                f"ALTER TABLE visits ADD {new} text",
+                f"INSERT INTO visits (id, {new}) VALUES ({1000 + self.lives}, 'new')",
+            )
+        if steps & set(ANEW):
+            self._new_slot = True
+            self.database.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                f" WHERE slot_name = '{self.database.name}' AND active_pid IS NOT NULL"
+            )
+            await_until(self._drop_slot, LIMIT_S, "the slot to be dropped")
+
+    def _drop_slot(self) -> bool:
+        self.database.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            f" WHERE slot_name = '{self.database.name}' AND NOT active"
+        )
+        return self.database.name not in self.database.slots()
+
+    def _write(self, transactions: int) -> None:
+        with self._workload(transactions) as workload:
+            workload.join()
+
+    def _workload(self, transactions: int, *, pause_s: float = 0.0) -> Workload:
+        return Workload(
+            self.database.dsn,
+            seed=hash((self._seed, self.lives, transactions)),
+            sessions=2,
+            transactions=transactions,
+            limit_s=2 * LIMIT_S,
+            pause_s=pause_s,
+        )
+
+    def _took_note(self, asked: Sequence[tuple[str, str]]) -> None:
+        """Assert that all that was asked for acted, in its order."""
+        names = [(point, re.split("[@:]", action)[0]) for point, action in asked]
+        acted = [one for one in self.acted() if one in names]
+        assert acted == names, f"{asked}: {acted} acted\n{self.daemon.tail()}"
+        self.reached.update(acted)
+        self.assert_not_early()
+
+    def _await_acted(self, points: set[tuple[str, str]]) -> None:
+        await_until(
+            lambda: points <= set(self.acted()),
+            LIMIT_S,
+            lambda: self._awaited(str(points - set(self.acted()))),
+        )
+
+    def _awaited(self, what: str) -> str:
+        return f"{what} (--seed {self._seed}, life {self.lives})\n{self.daemon.tail()}"
+
+    def _position(self) -> Lsn:
+        return Lsn.parse(self.database.value("SELECT pg_current_wal_insert_lsn()::text"))
+
+    def _tables(self) -> set[str]:
+        tables: dict[str, set[str]] = defaultdict(set)
+        found = self.database.rows("SELECT schemaname, tablename FROM pg_tables")
+        for schema, name in found:
+            tables[schema].add(f"{schema}.{name}")
+        return tables["public"]

@@ -1,0 +1,1 @@
+"""`make soak`: a daemon under a workload, killed at random for as long as one likes."""
