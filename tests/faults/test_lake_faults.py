@@ -1,0 +1,382 @@
+"""What befalls a lake under a daemon: told clearly, nothing lost, gone on from by itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from ingestd.demo.comparison import await_caught_up
+from ingestd.demo.daemon import module_environment
+from ingestd.failpoints import VARIABLE
+from ingestd.recorded import GONE
+from ingestd.schema import TableId
+from ingestd.sink.read import read_raw
+from tests.harness.compare import (
+    assert_change_log_is_sound,
+    assert_lake_equals_source,
+    epochs,
+    registry,
+)
+from tests.harness.config import wal_config
+from tests.harness.flaky_network import FlakyNetwork
+from tests.harness.lake_faults import (
+    IMPATIENT,
+    bound_by_permissions,
+    can_mount,
+    close_folder,
+    limit_files,
+    mounted,
+    remount,
+)
+from tests.harness.object_store import ObjectStoreServer
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 120.0
+ORDERS, VISITS = TableId("public", "orders"), TableId("public", "visits")
+SMALL, LARGE = 10, 8_000_000
+"""Bytes that are written; what is large fits neither the small disk nor the largest file."""
+DISK_MB = 2
+LARGEST_FILE = 1_000_000
+FEW_RETRIES = {"max_retries": "1", "retry_timeout": "4s", "timeout": "2s"}
+"""How long deltalake itself tries again."""
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(
+        "CREATE TABLE orders (id serial PRIMARY KEY, note text)",
+        "CREATE TABLE visits (id serial PRIMARY KEY, note text)",
+        "INSERT INTO orders (note) VALUES ('first')",
+        "INSERT INTO visits (note) VALUES ('first')",
+    )
+    return database
+
+
+def config(shop: Database, lake: Path | str, extra: str = "") -> str:
+    slot = slot_of(shop)
+    return wal_config(
+        lake=lake,
+        dsn=shop.dsn,
+        max_delay="50ms",
+        source_extra=f'slot = "{slot}"\npublication = "{slot}"\ndiscover_interval = "500ms"',
+        extra=extra,
+    )
+
+
+def slot_of(shop: Database) -> str:
+    return f"ingestd_shop_{shop.name}"
+
+
+def write(shop: Database, nbytes: int = SMALL) -> None:
+    """Random text, which nothing makes smaller."""
+    shop.execute(
+        "INSERT INTO orders (note) SELECT string_agg(md5(random()::text), '')"
+        f" FROM generate_series(1, {nbytes} / 32 + 1)"
+    )
+
+
+def assert_equal(shop: Database, lake: Path) -> None:
+    tables = [ORDERS, VISITS]
+    assert_lake_equals_source(shop, lake, tables=tables, slot=slot_of(shop), limit_s=LIMIT_S)
+
+
+def failures(daemon: Daemon, after: int, says: str) -> list[dict[str, Any]]:
+    return [e for e in daemon.events("source.failed")[after:] if says in e["reason"]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`cause` and `cure` are a person's doing; in between a write is tried."""
+
+    cause: Callable[[Path, Daemon], object]
+    cure: Callable[[Path, Daemon], object]
+    says: str
+    remedy: str
+    does: Callable[[Database], None] = write
+
+
+def orders(lake: Path) -> Path:
+    return lake / "shop/public/orders"
+
+
+def _append(lake: Path, _: Daemon) -> None:
+    """Append a row that the source never had."""
+    row = read_raw(str(lake), "shop", ORDERS).slice(0, 1).to_pylist()[0]
+    row |= {"id": 999_999, "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 1}
+    schema = read_raw(str(lake), "shop", ORDERS).schema
+    write_deltalake(orders(lake), pa.Table.from_pylist([row], schema), mode="append")
+
+
+def _undo(lake: Path, daemon: Daemon) -> None:
+    """The daemon goes on and says what is there; then a person does what it says."""
+    [notice] = await_until(lambda: daemon.events("lake.foreign_commit"), LIMIT_S, daemon.tail)
+    assert str(orders(lake)) in notice["reason"]
+    assert "ingestd snapshot" in notice["remedy"]
+    daemon.await_ready(LIMIT_S)
+    arguments = ("shop", str(ORDERS), "-c", daemon.config_path.name)
+    subprocess.run(
+        [sys.executable, "-m", "ingestd", "snapshot", *arguments],
+        cwd=daemon.folder,
+        env=module_environment(),
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+
+
+def away(name: str) -> Callable[[Path, Daemon], object]:
+    return lambda lake, _: (lake / "shop" / name).rename(lake / "away")
+
+
+def back(name: str) -> Callable[[Path, Daemon], object]:
+    return lambda lake, _: (lake / "away").rename(lake / "shop" / name)
+
+
+FAULTS: dict[str, Fault] = {
+    "a limit on file sizes": Fault(
+        lambda _, daemon: limit_files(daemon.pid, LARGEST_FILE),
+        lambda _, daemon: limit_files(daemon.pid, None),
+        says="a file may not become that large",
+        remedy="ulimit -f",
+        does=partial(write, nbytes=LARGE),
+    ),
+    "permission lost": Fault(
+        lambda lake, _: close_folder(orders(lake)),
+        lambda lake, _: close_folder(orders(lake), yes=False),
+        says="permission denied",
+        remedy="let the daemon's user write there",
+    ),
+    "permission lost in _epochs": Fault(
+        lambda lake, _: close_folder(lake / "shop/_epochs"),
+        lambda lake, _: close_folder(lake / "shop/_epochs", yes=False),
+        says="permission denied",
+        remedy="let the daemon's user write there",
+    ),
+    "another writer": Fault(
+        _append, _undo, says="another writer appended version", remedy="stop the other daemon"
+    ),
+    "the raw table removed": Fault(
+        lambda lake, _: shutil.rmtree(orders(lake)),
+        lambda _, __: None,  # it is read anew
+        says="that was there is gone",
+        remedy="looks again by itself",
+    ),
+    "_epochs removed": Fault(
+        away("_epochs"), back("_epochs"), says="_epochs: the table is gone", remedy="put it back"
+    ),
+    "_tables removed": Fault(
+        away("_tables"),
+        back("_tables"),
+        says="_tables: the table is gone",
+        remedy="put it back",
+        does=lambda shop: shop.execute("CREATE TABLE news (id int PRIMARY KEY)"),
+    ),
+}
+MOUNT_FAULTS: dict[str, Fault] = {
+    "a full disk": Fault(
+        lambda _, __: None,
+        lambda lake, _: remount(lake, "size=64m"),
+        says="the disk is full",
+        remedy="free space there; ingestd tries again by itself",
+        does=partial(write, nbytes=LARGE),
+    ),
+    "a file system that became read-only": Fault(
+        lambda lake, _: remount(lake, "ro"),
+        lambda lake, _: remount(lake, "rw"),
+        says="the file system is read-only",
+        remedy="remount it",
+    ),
+}
+
+
+@pytest.mark.timeout(600)
+def test_exactly_once_through_faults_of_the_lakes_file_system(
+    shop: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """One daemon lives through all of them; a small disk only where one can be mounted."""
+    with ExitStack() as stack:
+        faults = dict(FAULTS)
+        if can_mount():
+            stack.enter_context(mounted(lake, megabytes=DISK_MB))
+            faults = {**MOUNT_FAULTS, **faults}
+        daemon = make_daemon(config(shop, lake))
+        stack.callback(daemon.close)  # before the disk goes
+        daemon.program = bound_by_permissions(IMPATIENT)
+        daemon.start_ready()
+        assert_equal(shop, lake)
+        for name, fault in faults.items():
+            _live_through(name, fault, shop, daemon, lake)
+        reasons = [row["reason"] for row in registry(lake) if row["table"] == str(ORDERS)]
+        assert reasons.count(GONE) == 1
+        assert daemon.sigterm() == 0
+
+
+def _live_through(name: str, fault: Fault, shop: Database, daemon: Daemon, lake: Path) -> None:
+    before = len(daemon.events("source.failed"))
+    fault.cause(lake, daemon)
+    fault.does(shop)
+    said = await_until(
+        lambda: failures(daemon, before, fault.says), LIMIT_S, lambda: f"{name}\n{daemon.tail()}"
+    )
+    assert said[0]["state"] == "stopped", name
+    assert str(lake) in said[0]["reason"], name
+    assert fault.remedy in said[0]["remedy"], name
+    fault.cure(lake, daemon)
+    daemon.await_ready(LIMIT_S)
+    write(shop)
+    assert_equal(shop, lake)
+
+
+# --- power cuts -------------------------------------------------------------------------------
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "_delta_log").glob("*.json"))
+
+
+def cut(file: Path, share: float) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+
+
+@pytest.mark.timeout(600)
+def test_exactly_once_through_power_cuts_that_leave_the_newest_commit_cut_short(
+    shop: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """I1, I3: what was not acknowledged comes again; what was is told, and mended."""
+    daemon = make_daemon(config(shop, lake))
+    daemon.program = IMPATIENT
+
+    def die_at(point: str) -> None:
+        daemon.environment[VARIABLE] = f"{point}=crash"
+        daemon.start()
+        write(shop)
+        daemon.await_end(LIMIT_S)
+        del daemon.environment[VARIABLE]
+
+    def goes_on(event: str, times: int) -> None:
+        daemon.start_ready(LIMIT_S)
+        assert_equal(shop, lake)
+        assert len(daemon.events(event)) == times
+
+    for times, (point, folder, share) in enumerate(
+        (
+            ("sink.epochs_commit.before", orders(lake), 0.5),  # the table's first commit
+            ("sink.epochs_commit.before", orders(lake), 0),
+            ("sink.epochs_commit.after", lake / "shop/_epochs", 0.5),
+        ),
+        1,
+    ):
+        die_at(point)
+        cut(newest(folder), share)
+        goes_on("lake.file_set_aside", times)
+        daemon.sigkill()
+    assert_change_log_is_sound(shop, lake)
+    assert daemon.events("source.slot_lost") == []
+    assert {fault["state"] for fault in daemon.events("source.failed")} <= {"backing_off"}
+
+    # A disk that lied: what the slot was told is not there any more.
+    write(shop)
+    goes_on("source.slot_lost", 0)
+    assert daemon.sigterm() == 0
+    cut(newest(lake / "shop/_epochs"), 0)
+    goes_on("source.slot_lost", 1)
+    assert "was moved to" in daemon.events("source.slot_lost")[0]["reason"]
+
+    daemon.sigkill()
+    cut(newest(lake / "shop/public/visits"), 0.5)
+    daemon.start()
+    said = await_until(lambda: failures(daemon, 0, "public/visits: commit"), LIMIT_S, daemon.tail)
+    assert said[0]["state"] == "stopped"
+    assert "back from a copy" in said[0]["remedy"]
+    answer = daemon.get("/readyz")
+    assert answer is not None
+    assert answer[0] == HTTPStatus.SERVICE_UNAVAILABLE
+    shutil.rmtree(lake / "shop/public/visits")
+    goes_on("source.slot_lost", 1)
+    assert GONE in [row["reason"] for row in registry(lake) if row["table"] == "public.visits"]
+    assert daemon.sigterm() == 0
+
+
+# --- object stores ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def running_store() -> Iterator[ObjectStoreServer]:
+    with ObjectStoreServer() as server:
+        yield server
+
+
+@pytest.fixture
+def store(running_store: ObjectStoreServer) -> ObjectStoreServer:
+    running_store.begin_anew()
+    return running_store
+
+
+@pytest.mark.timeout(600)
+def test_exactly_once_through_faults_of_a_store(
+    shop: Database, make_daemon: MakeDaemon, store: ObjectStoreServer, tmp_path: Path
+) -> None:
+    for_ever = 10**6
+    with FlakyNetwork(store.port) as network:
+        endpoint = f"http://127.0.0.1:{network.port}"
+        section = store.config_with(**FEW_RETRIES, AWS_ENDPOINT_URL=endpoint)
+        daemon = make_daemon(config(shop, store.uri, section))
+        daemon.program = IMPATIENT
+        daemon.start_ready(LIMIT_S)
+
+        def live_through(cause: Callable[[], object], cure: Callable[[], object]) -> dict[str, Any]:
+            before = len(daemon.events("source.failed"))
+            cause()
+            write(shop)
+            said = await_until(lambda: failures(daemon, before, "lake s3://"), LIMIT_S, daemon.tail)
+            cure()
+            committed = len(daemon.events("epoch.committed"))
+            write(shop)
+            await_until(
+                lambda: len(daemon.events("epoch.committed")) > committed, LIMIT_S, daemon.tail
+            )
+            return said[0]
+
+        for method in ("PUT", "GET"):
+            fault = live_through(
+                partial(store.expire, method, "_delta_log", for_ever), store.recover
+            )
+            assert (fault["state"], "ExpiredToken" in fault["reason"]) == ("stopped", True)
+            assert "renew the credentials" in fault["remedy"]
+        for refuse in (store.refuse, store.break_down):
+            fault = live_through(partial(refuse, "PUT", "shop/", for_ever), store.recover)
+            assert fault["state"] == "backing_off"
+        for cut_off in (network.stall, network.blackhole):
+            fault = live_through(cut_off, network.heal)
+            assert fault["state"] == "backing_off"
+        store.lose_answer("PUT", "orders/_delta_log/")
+        network.reset()
+        write(shop)
+        local = tmp_path / "local"
+        await_until(lambda: store.faults_left() == [], LIMIT_S, daemon.tail)
+        with shop.connect() as connection:
+            await_caught_up(connection, slot_of(shop), LIMIT_S)
+        store.download(local)
+        assert_equal(shop, local)
+        assert_change_log_is_sound(shop, local)
+        assert [row["epoch"] for row in epochs(local)] == list(range(1, len(epochs(local)) + 1))
+        assert daemon.sigterm() == 0
