@@ -118,18 +118,19 @@ class Verification:
             try:
                 await together(one.read(), self._await_lake(source.point, deadline))
                 comparison = await one.compare()
+                note = one.digested.note
                 if not source.point.is_exact:
+                    note = self._without_unswept(table, comparison) or note
                     self._settle(table, comparison)
                     if not comparison.is_equal and not is_last:
                         return None
-                    outcome = self._swept(table, comparison)
-                    if outcome is not None:
-                        return outcome
+                    if self._may_be_swept(table, comparison):
+                        return self._unswept(table, comparison)
                 differences = () if comparison.is_equal else await one.named(comparison)
             except TableError as error:
                 return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
             found = replace(_outcome(table, comparison), differences=differences)
-            return replace(found, changes=one.digested.changes, note=one.digested.note)
+            return replace(found, changes=one.digested.changes, note=note)
 
     def _settle(self, table: Table, comparison: Comparison) -> None:
         """Leave the differences that were there before, just the same."""
@@ -139,27 +140,28 @@ class Verification:
         found = comparison.prints()
         self._prints[table.id] = found if before is None else np.intersect1d(found, before)
 
-    def _swept(self, table: Table, comparison: Comparison) -> Outcome | None:
-        """Judge rows that only the lake has where nobody tells of deletes as they happen."""
+    def _without_unswept(self, table: Table, comparison: Comparison) -> str | None:
+        """Leave out what only the lake has, if nobody looks for deletes; give a note of it."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
-        if not extra:
+        if not extra or self._sweeps_s.get(table.id) is not None:
             return None
-        every_s = self._sweeps_s.get(table.id)
-        if every_s is None:
-            comparison.without(Kind.EXTRA)
-            if not comparison.is_equal:
-                return None
-            note = f"{extra:,} rows are gone from the source: detect_deletes is off"
-            return replace(_outcome(table, comparison), note=note)
-        if set(comparison.counts) == {Kind.EXTRA} and self._now() - self._began < every_s:
-            fault = TransientError(
-                f"table {table.id}: {extra:,} rows may be gone from the source only since the last"
-                " sweep of its keys",
-                reason="not_swept",
-                remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
-            )
-            return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
-        return None
+        comparison.without(Kind.EXTRA)
+        return f"{extra:,} rows are gone from the source: detect_deletes is off"
+
+    def _may_be_swept(self, table: Table, comparison: Comparison) -> bool:
+        """Whether all that differs are rows that a sweep may yet find to be gone."""
+        every_s = self._sweeps_s.get(table.id) or 0.0
+        return set(comparison.counts) == {Kind.EXTRA} and self._now() - self._began < every_s
+
+    def _unswept(self, table: Table, comparison: Comparison) -> Outcome:
+        every_s = self._sweeps_s[table.id] or 0.0
+        fault = TransientError(
+            f"table {table.id}: {comparison.counts[Kind.EXTRA]:,} rows may be gone from the source"
+            " only since the last sweep of its keys",
+            reason="not_swept",
+            remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
+        )
+        return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
 
 
 def _outcome(table: Table, comparison: Comparison) -> Outcome:

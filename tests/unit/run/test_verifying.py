@@ -179,4 +179,5 @@ async def test_rows_that_only_the_lake_has_wait_for_a_sweep(
     source = Source([ONE], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), sweeps_s={TABLE.id: sweep_s})
     assert outcome.state is state
+    assert (source.looked == 1) == (sweep_s is None)  # nothing to wait for
     assert (outcome.note is not None) == (sweep_s is None)
