@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import SecretStr
+from typer.testing import CliRunner
 
+from ingestd import cli
 from ingestd.capture.positions import insert_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
@@ -94,6 +97,21 @@ def assert_equal(primary: Database, standby: Database, lake: Path) -> None:
     assert all(c.is_equal for c in comparisons), "\n".join(map(str, comparisons))
 
 
+def assert_verified(daemon: Daemon, primary: Database) -> None:
+    """`ingestd verify`, at a point of the standby."""
+    command = ["verify", "shop", "--wait", f"{LIMIT_S:g}s", "-c", str(daemon.config_path)]
+    with ThreadPoolExecutor(1) as pool:
+        verifying = pool.submit(CliRunner().invoke, cli.app, command)
+
+        def has_ended() -> bool:
+            primary.execute("SELECT pg_log_standby_snapshot()")
+            return verifying.done()
+
+        await_until(has_ended, 2 * LIMIT_S, "ingestd verify", poll_s=0.2)
+    found = verifying.result()
+    assert found.exit_code == 0, found.output
+
+
 def test_an_old_standby_is_refused_with_the_remedy(lake: Path, make_daemon: MakeDaemon) -> None:
     with server_of(15) as primary:
         shop = with_shop(primary)
@@ -143,6 +161,8 @@ def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
                 "UPDATE orders SET id = id + 10000 WHERE id > 2990",
             )
             assert_equal(shop, other, lake)
+            if major == 16:
+                assert_verified(daemon, shop)
             assert snapshots(lake) == 1
             assert (len(shop.slots()), len(other.slots())) == (0, 1)
             assert daemon.sigterm() == 0
