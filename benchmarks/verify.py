@@ -1,0 +1,64 @@
+"""`ingestd verify` of a table of 1M rows, beside its daemon; what psql's COPY of it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.rig import LIMIT_S, Rig, config, source, timed
+from benchmarks.snapshot import fill
+from ingestd.demo.waiting import await_until
+
+ROWS, CHANGED = 1_000_000, 100_000
+NAME = "verify"
+SMALL_MEMORY = "16MB"
+
+
+def measure(rig: Rig, *, rows: int = ROWS, changed: int = CHANGED) -> dict[str, float]:
+    """Give seconds and peaks: by the default memory, and by a small one; COPY alone."""
+    fill(rig, rows)
+    copy: list[str | Path] = [rig.server.program("psql"), "--no-psqlrc", rig.server.dsn()]
+    copy += ["-c", "copy load to stdout"]
+    timed(copy)
+    daemon = rig.daemon(NAME, config(source(NAME, rig.server.dsn(), "public.load")))
+    daemon.start_ready(LIMIT_S)
+    rig.psql(f"UPDATE load SET amount = amount + 1 WHERE id % {rows // changed} = 0")
+    rig.psql("VACUUM load")
+    rig.await_confirmed(f"ingestd_{NAME}", rig.lsn())
+    found = {"copy_s": timed(copy)}
+    for what, more in (("", ()), ("small_", ("--memory", SMALL_MEMORY))):
+        seconds, peak_bytes = _run(daemon.config_path, rows, *more)
+        found |= {f"{what}s": seconds, f"{what}mb": peak_bytes / 1e6}
+    daemon.sigterm()
+    rig.forget(NAME)
+    rig.psql("DROP TABLE load")
+    return found
+
+
+def _run(config_path: Path, rows: int, *more: str) -> tuple[float, int]:
+    """Run the command; give its seconds, from the start of the process, and its peak in bytes."""
+    command = [sys.executable, "-m", "ingestd", "verify", NAME, "--json", *more]
+    began = time.perf_counter()
+    process = subprocess.Popen([*command, "-c", str(config_path)], stdout=subprocess.PIPE)
+    watched, peaks = psutil.Process(process.pid), [0]
+
+    def has_ended() -> bool:
+        try:
+            peaks[0] = max(peaks[0], watched.memory_info().rss)
+        except psutil.NoSuchProcess:
+            return True
+        return process.poll() is not None
+
+    await_until(has_ended, LIMIT_S, "ingestd verify", poll_s=0.02)
+    seconds = time.perf_counter() - began
+    said, _ = process.communicate()
+    [table] = json.loads(said)["tables"]
+    if table["state"] != "equal" or table["source_rows"] != rows:
+        msg = f"not equal: {table}"
+        raise ValueError(msg)
+    return seconds, peaks[0]
