@@ -13,6 +13,7 @@ from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import TIMESTAMP, TableId
 from ingestd.sink.append_log import AppendLog, Creation
+from ingestd.sink.epochs import EpochTable
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.read import conform
@@ -75,7 +76,12 @@ def old_row(**values: object) -> dict[str, Any]:
 
 
 def write_old_registry(lake: Path, rows: list[dict[str, Any]]) -> None:
-    """Make `_tables` as ingestd did before lake columns had a `source_name`."""
+    """Make `_tables` as ingestd did before lake columns had a `source_name`, after `_epochs`."""
+    epochs = EpochTable(
+        AppendLog(open_store(str(lake), None), "shop/_epochs", "ingestd/shop"), lambda _: None
+    )
+    epochs.load()
+    epochs.adopt("7000000000000000001")
     log = AppendLog(open_store(str(lake), None), "shop/_tables", "ingestd/shop")
     log.load()
     log.create(Creation(OLD_SCHEMA, {"delta.checkpointInterval": "20"}))
