@@ -44,7 +44,9 @@ def _run(config_path: Path, rows: int, *more: str) -> tuple[float, int]:
     """Run the command; give its seconds, from the start of the process, and its peak in bytes."""
     command = [sys.executable, "-m", "ingestd", "verify", NAME, "--json", *more]
     began = time.perf_counter()
-    process = subprocess.Popen([*command, "-c", str(config_path)], stdout=subprocess.PIPE)
+    command += ["-c", str(config_path)]
+    # where its lake lies
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=config_path.parent)
     watched, peaks = psutil.Process(process.pid), [0]
 
     def has_ended() -> bool:
