@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
-.PHONY: help demo test test-long soak lint bench bench-quick profile clean java warm
+.PHONY: help demo test test-long soak lint bench bench-quick profile audit sbom clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -50,9 +50,15 @@ bench-quick: $(VENV)/.dev ## Measure less, in under 90 s
 profile: $(VENV)/.dev ## Rows per second and core of each stage, and a flame graph
 	@$(BIN)/python -m benchmarks.stages $(ARGS)
 
+audit: $(VENV)/.dev ## Look what ingestd needs to run up among known vulnerabilities
+	@.ci/packages audit
+
+sbom: $(VENV)/.dev ## Write the installed packages to sbom.json (CycloneDX)
+	@.ci/packages sbom
+
 clean: ## Remove caches, build output and the demo's lake (.venv stays)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf demo-lake spark-warehouse metastore_db derby.log benchmarks/.data
+	rm -rf .venv-audit sbom.json demo-lake spark-warehouse metastore_db derby.log benchmarks/.data
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # Keeps Spark's classes so that each of the many JVMs starts sooner; all runs without it as well.
