@@ -31,6 +31,7 @@ WIDER: dict[str, Callable[[Rig, Size], list[Figure]]] = {
     "changing": lambda rig, _: wider.changing_tables_figures(rig),
     "life": lambda rig, _: wider.life_figures(rig),
     "resume": lambda rig, _: wider.resume_figures(rig),
+    "recovery": lambda rig, _: wider.recovery_figures(rig),
     "chunked": lambda rig, _: wider.chunked_figures(rig),
     "datasource": lambda rig, _: wider.datasource_figures(rig),
     "mirror": lambda rig, _: wider.mirror_figures(rig),
@@ -39,6 +40,7 @@ WIDER: dict[str, Callable[[Rig, Size], list[Figure]]] = {
     "reference": lambda rig, _: wider.reference_figures(rig),
     "polling": lambda rig, _: wider.polling_figures(rig),
     "sweep": lambda rig, _: wider.sweep_figures(rig),
+    "verify": lambda rig, _: wider.verify_figures(rig),
     "memory": lambda rig, _: memory.measure(rig),
 }
 STEPS = CORE | WIDER

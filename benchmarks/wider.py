@@ -10,9 +10,11 @@ from benchmarks import (
     mirror,
     object_store,
     polling,
+    recovery,
     reference,
     resume,
     sweep,
+    verify,
 )
 from benchmarks.figure import Figure, memory_figure
 from benchmarks.rig import Rig
@@ -69,6 +71,21 @@ def life_figures(rig: Rig) -> list[Figure]:
             "<= 1.2",
             memory <= 1.2,
         ),
+    ]
+
+
+def recovery_figures(rig: Rig) -> list[Figure]:
+    """Give the lines of `recovery`."""
+    found = recovery.measure(rig)
+    middle, most = found["median_s"], found["most_s"]
+    what = f"{recovery.TABLES} tables, SIGKILL: from the start of the process to /readyz"
+    return [
+        Figure(
+            what,
+            f"{middle:.2f} s (max {most:.2f} s; {found['cpu_s']:.2f} CPU s)",
+            "<= 3 s",
+            middle <= 3.0,
+        )
     ]
 
 
@@ -255,6 +272,27 @@ def reference_figures(rig: Rig) -> list[Figure]:
             f"{found['fold_s']:.1f} s ({found['fold_mb']:.0f} MB)",
             "< 500 MB",
             found["fold_mb"] < 500,
+        ),
+    ]
+
+
+def verify_figures(rig: Rig) -> list[Figure]:
+    """Give the lines of `verify`."""
+    found = verify.measure(rig)
+    what = "verify of 1M rows of 10 columns, 100k of them updated"
+    return [
+        Figure(
+            f"{what}: from the start of the process",
+            f"{found['s']:.1f} s (psql COPY {found['copy_s']:.1f} s)",
+            "< 15 s",
+            found["s"] < 15,
+        ),
+        Figure(
+            f"peak memory, {what}, --memory {verify.SMALL_MEMORY}",
+            f"{found['small_mb']:.0f} MB, {found['small_s']:.1f} s "
+            f"({found['mb']:.0f} MB with --memory 512MB)",
+            "< 400 MB",
+            found["small_mb"] < 400,
         ),
     ]
 
