@@ -73,11 +73,12 @@ class Verification:
             async with self._open_point(waiting) as source:
                 if self.point is None:
                     self.point = source.point
+                limit = self._now() + self._settings.wait_s
                 left = []
                 for table in waiting:
                     is_late = table.id in self._prints and self._now() + rest_s > deadline
                     is_last = source.point.is_exact or is_late
-                    outcome = await self._verify(source, table, deadline, is_last=is_last)
+                    outcome = await self._verify(source, table, limit, is_last=is_last)
                     if outcome is None:
                         left.append(table)
                     else:
@@ -88,11 +89,11 @@ class Verification:
                 rest_s = min(2 * rest_s, _MAX_REST_S)
         return [self._outcomes[t.id] for t in tables]
 
-    async def _await_lake(self, point: Point, deadline: float) -> None:
+    async def _await_lake(self, point: Point, limit: float) -> None:
         first = await self._lake.position()
         position = first
         while position is None or position < point.lsn:
-            if self._now() > deadline:
+            if self._now() > limit:
                 raise self._behind(first, position, point)
             self._progress.waiting(position, point.lsn)
             await asyncio.sleep(POLL_S)
@@ -111,12 +112,12 @@ class Verification:
         )
 
     async def _verify(
-        self, source: VerifiedSource, table: Table, deadline: float, *, is_last: bool
+        self, source: VerifiedSource, table: Table, limit: float, *, is_last: bool
     ) -> Outcome | None:
         """Compare a table; None if it has to be compared once more."""
         with TableVerification(source, self._lake, table, self._settings, self._progress) as one:
             try:
-                await together(one.read(), self._await_lake(source.point, deadline))
+                await together(one.read(), self._await_lake(source.point, limit))
                 comparison = await one.compare()
                 note = one.digested.note
                 if not source.point.is_exact:

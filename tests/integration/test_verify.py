@@ -401,7 +401,7 @@ def test_a_polled_source_settles(database: Database, lake: Path, make_daemon: Ma
     assert found["public.keyed"]["source_rows"] == 7
     assert "detect_deletes is off" in found["public.unswept"]["note"]
     shop.damage("public.keyed", "keyed-1", _rewritten)
-    code, said = shop.verify("--wait", "3s", "public.keyed")
+    code, said = shop.verify("--wait", "8s", "public.keyed")
     assert code == 1, said
     lines = [" ".join(line.split()) for line in said.splitlines()]
     for line in ("missing id='1'", "different id='2' in amount", "doubled id='3'"):

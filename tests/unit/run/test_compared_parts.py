@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.run import compared_parts
@@ -39,6 +39,7 @@ def compared(source: Matrix, lake: Folded, *, has_key: bool = True) -> Compariso
 small = st.integers(0, 5)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(small, small), st.dictionaries(small, small))
 def test_keyed_rows(source: Pairs, lake: Pairs) -> None:
     found = compared(source_of(list(source.items())), lake_of(list(lake.items())))
@@ -57,6 +58,7 @@ def test_keyed_rows(source: Pairs, lake: Pairs) -> None:
     assert all((d.split is None) == (d.kind is Kind.EXTRA) for d in found.some(100))
 
 
+@settings(deadline=None)
 @given(st.lists(small), st.lists(small))
 def test_whole_rows_count_as_often_as_they_are_there(source: list[int], lake: list[int]) -> None:
     whole = Folded(*(np.array(sorted(lake), np.uint64),) * 2, NONE)
