@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -14,16 +14,15 @@ from ingestd.capture.session import connect
 from tests.integration.test_polling_looks import described
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection
-
     from ingestd.capture.polling.polled import PolledTable
+    from ingestd.capture.watched import WatchedConnection
     from tests.harness.databases import Database
 
 ROWS = 200_000
 
 
 async def rows_found(
-    connection: AsyncConnection[Any], backend: int, polled: PolledTable, limit_s: float | None
+    connection: WatchedConnection, backend: int, polled: PolledTable, limit_s: float | None
 ) -> int:
     """Look at all of the table, and let go of its locks."""
     now = await begin(connection, backend)

@@ -28,8 +28,8 @@ from ingestd.schema import Column, Table, TableId
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg import AsyncConnection
 
+    from ingestd.capture.watched import WatchedConnection
     from tests.harness.databases import Database
 
 COLUMNS = [
@@ -44,7 +44,7 @@ STEPS = 300
 class Watcher:
     """Looks, and what they found: numbers of versions."""
 
-    connection: AsyncConnection[Any]
+    connection: WatchedConnection
     backend: int
     polled: PolledTable
     progress: Progress | None = None
