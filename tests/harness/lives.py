@@ -55,8 +55,8 @@ DRAINS = ("capture.slot_copy", "capture.drain", "capture.slot_advance")
 """Steps that come at a start with a backlog."""
 ONCE = (*DRAINS, "capture.stream_begin")
 """Of the usual steps those that need not come a second time in a life."""
-HELP = {"capture.slot_advance": "capture.drain.after=delay:0.2@1+"}
-"""What has a step come: a backlog that is drained before an epoch is durable moves no slot."""
+HELP = {"capture.slot_advance": "capture.drain.after=delay:1@1+"}
+"""What has a step come: the slot is moved only if an epoch is durable before all is drained."""
 
 OWN = tuple(point for point in POINTS if not point.startswith("maintenance."))
 """The points of the daemon's own process."""
@@ -136,6 +136,15 @@ class Lives:
         self._rng = random.Random(seed)
         self._new_slot = True
 
+    def load(self) -> None:
+        """Have the tables' raw tables made, and kill the daemon: every point can be reached now."""
+        self._write(BEHIND)
+        self.start()
+        self.daemon.await_ready(LIMIT_S)
+        self.await_settled()
+        self.daemon.sigkill()
+        self._new_slot = False
+
     # --- lives -------------------------------------------------------------------------------
 
     def crash(self, point: str, *, first: str = "") -> None:
@@ -158,10 +167,18 @@ class Lives:
         self.daemon.sigkill()
         self._took_note(asked)
 
+    def fail_twice(self, first: str, then: str) -> None:
+        """Have it fail at one point, and at the next attempt at another."""
+        asked = [(first, "error"), (then, "error")]
+        with self._life(asked):
+            self._await_acted(set(asked))
+            self.await_epoch()
+        self.daemon.sigkill()
+        self._took_note(asked)
+
     def crawl(self, points: Collection[str]) -> None:
-        """Have it take long at all of these points, each time."""
-        slow = sorted(points, key=lambda point: step_of(point) not in HELP)
-        with self._life([(point, "delay:0.02@1+") for point in slow], side_by_side=True):
+        """Have it take long at all of these points, each time; not at such as need help."""
+        with self._life([(point, "delay:0.02@1+") for point in points], side_by_side=True):
             self._await_acted({(point, "delay") for point in points})
             self.await_epoch()
         self.daemon.sigkill()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ingestd.demo.daemon import module_environment
-from tests.harness.lives import LIMIT_S, OFTEN, USUAL, Lives, durable_lsn, helped
+from tests.harness.lives import HELP, LIMIT_S, OFTEN, USUAL, Lives, durable_lsn, step_of
 from tests.harness.maintaining import order_of
 from tests.harness.waiting import await_until
 from tests.harness.workload import Workload
@@ -32,6 +32,7 @@ PAUSE_S = 0.03
 """Between two transactions of a writer."""
 SESSIONS = 2
 ENDURED = ("error", "delay:0.3")
+POINTS = tuple(point for point in USUAL if step_of(point) not in HELP)
 
 
 class Soak:
@@ -108,11 +109,11 @@ class Soak:
         self._start()
 
     def _crash_at_failpoint(self) -> None:
-        point = self._rng.choice(USUAL)
+        point = self._rng.choice(POINTS)
         times = self._rng.randint(1, 4) if point in OFTEN else 1
         self._end("daemon")
         self._lives.fall_behind()
-        self._lives.start(helped(point, f"crash@{times}"))
+        self._lives.start(f"{point}=crash@{times}")
         code = self._daemon.await_end(LIMIT_S)
         assert code == -signal.SIGKILL, f"{point}: ended with {code}\n{self._daemon.tail()}"
         assert (point, "crash") in self._lives.acted()
@@ -121,10 +122,10 @@ class Soak:
         self._start()
 
     def _endure_failpoint(self) -> None:
-        point, action = self._rng.choice(USUAL), self._rng.choice(ENDURED)
+        point, action = self._rng.choice(POINTS), self._rng.choice(ENDURED)
         self._end("daemon")
         self._lives.fall_behind()
-        self._start(helped(point, action))
+        self._start(f"{point}={action}")
         await_until(
             lambda: any(one == point for one, _ in self._lives.acted()), LIMIT_S, self._stuck
         )
