@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from ingestd.changes import (
     EPOCH_FIELD,
+    MARKER_SEQ,
     CommittedEpoch,
     EpochSummary,
     TableBatch,
@@ -147,6 +148,14 @@ class MemoryLake:
         rows = rows.filter(pc.and_(recent, rows["_cdc_unchanged"].is_valid()))
         columns = [*key_columns(table), "_cdc_unchanged"]
         return list(rows.select(columns).combine_chunks().to_batches())
+
+    async def has_marker(self, table: Table, point: Lsn) -> bool:
+        """Look through the rows."""
+        held = self.disk.tables.get(table.id)
+        if held is None:
+            return False
+        rows = held.rows().select(["_cdc_lsn", "_cdc_seq"]).to_pylist()
+        return {"_cdc_lsn": int(point), "_cdc_seq": MARKER_SEQ} in rows
 
     async def advance(self, position: Lsn) -> None:
         """Record a later position."""

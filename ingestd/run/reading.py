@@ -84,6 +84,7 @@ class Reading:
     """Tables that are read together, by the numbers of their readings in the TableBook.
 
     `give` takes what is read, in its order. `is_partial`: some rows of a table that stays as it is.
+    `marked`: tables whose closing `t` an earlier run gave, and then was killed.
     """
 
     give: Give
@@ -92,6 +93,7 @@ class Reading:
     tables: dict[TableId, Table] = field(default_factory=dict)
     touched: dict[TableId, Touched] = field(default_factory=dict)
     ended: set[TableId] = field(default_factory=set)
+    marked: set[TableId] = field(default_factory=set)
 
     @property
     def unended(self) -> Mapping[TableId, int]:
@@ -210,6 +212,8 @@ class Reader:
             await self._until_durable(now)
             with _writing():
                 unsent = await self._sink.unsent(table, snapshot.point)
+                if await self._sink.has_marker(table, snapshot.point):
+                    reading.marked.add(table.id)
             for rows in unsent:
                 reading.touched[table.id].owe(table, rows)
             await self._settle(reading, snapshot)
@@ -358,7 +362,8 @@ class Reader:
                 await self._complete(reading, snapshot, name)
             if touched.is_void:
                 raise TableReplacedError(name, "got another replica identity while it was read")
-        if not reading.is_partial and self._book.marks_last(name):
+        owes_marker = not reading.is_partial and self._book.marks_last(name)
+        if owes_marker and name not in reading.marked:
             await reading.give(_marker(reading.tables[name], reading, snapshot))
         await reading.end(name)
 

@@ -141,6 +141,10 @@ class DeltaLake:
         """Look through the raw table as it was when last read or committed."""
         return await self.jobs.run(self.raw_table(table.id).unsent, table, since)
 
+    async def has_marker(self, table: Table, point: Lsn) -> bool:
+        """Look through the raw table as `unsent` does."""
+        return await self.jobs.run(self.raw_table(table.id).has_marker, point)
+
     async def advance(self, position: Lsn) -> None:
         """Record, durably, that nothing captured lies between the last epoch and `position`."""
         async with self._epochs_lock:

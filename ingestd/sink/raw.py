@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.changes import EPOCH_FIELD, change_schema
+from ingestd.changes import EPOCH_FIELD, MARKER_SEQ, change_schema
 from ingestd.errors import TableError
 from ingestd.failpoints import lost, reach
 from ingestd.keys import key_columns, key_rows
@@ -125,10 +125,34 @@ class RawTable:
         with storage_faults(self.log.uri):
             return frozenset(pa.table(self.log.handle.get_add_actions())["path"].to_pylist())
 
-    def unsent(self, table: Table, since: Lsn) -> list[pa.RecordBatch]:
-        """See `ingestd.ports.Sink.unsent`. Blocks; while commits go on."""
+    def has_marker(self, point: Lsn) -> bool:
+        """See `ingestd.ports.Sink.has_marker`. Blocks; while commits go on."""
+        log = self._newest()
+        present = log.schema()
+        if present is None:
+            return False
+
+        def may_hold(statistics: Mapping[str, Any]) -> bool:
+            low = statistics.get("minValues", {}).get("_cdc_lsn")
+            high = statistics.get("maxValues", {}).get("_cdc_lsn")
+            return low is None or high is None or low <= point <= high
+
+        schema = pa.schema([present.field(name) for name in ("_cdc_lsn", "_cdc_seq")])
+        for part in read_each(log.handle, log.store, log.folder, schema, keep=may_hold):
+            is_there = pc.equal(part["_cdc_lsn"], int(point))
+            is_marker = pc.equal(part["_cdc_seq"], MARKER_SEQ)
+            if pc.any(pc.and_(is_there, is_marker)).as_py():
+                return True
+        return False
+
+    def _newest(self) -> AppendLog:
         log = AppendLog(self.log.store, self.log.folder, self.log.app_id)
         log.load()
+        return log
+
+    def unsent(self, table: Table, since: Lsn) -> list[pa.RecordBatch]:
+        """See `ingestd.ports.Sink.unsent`. Blocks; while commits go on."""
+        log = self._newest()
         present = log.schema()
         if present is None:
             return []

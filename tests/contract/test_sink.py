@@ -476,6 +476,21 @@ async def test_snapshot_boundary_unsent_values_are_found_again_once_durable(lake
     assert await unsent_ids(sink, 201) == []
 
 
+async def test_snapshot_boundary_a_marker_is_found_once_durable(lake: Lake) -> None:
+    sink = await opened(lake)
+    assert not await sink.has_marker(A, Lsn(50))
+    writer = sink.begin()
+    await writer.append(inserts(A, 100, 1))
+    await writer.append(marker_batch(A, Lsn(50), AT), is_read=True)
+    assert not await sink.has_marker(A, Lsn(50))
+    await writer.commit(summary(100, 105))
+    await sink.close()
+    sink = await opened(lake)
+    found = {at: await sink.has_marker(A, Lsn(at)) for at in (49, 50, 51, 100)}
+    assert found == {49: False, 50: True, 51: False, 100: False}
+    assert not await sink.has_marker(B, Lsn(50))
+
+
 async def test_progress_of_a_snapshot_is_kept_until_it_is_recorded_otherwise(lake: Lake) -> None:
     sink = await opened(lake)
     reading = TableEvent(A, TableState.SNAPSHOTTING, AT, Lsn(10), Lsn(5), progress="blocks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,16 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import TRUNCATE, UPDATE
+from ingestd.changes import MARKER_SEQ, TRUNCATE, UPDATE
 from ingestd.errors import TransientError
 from ingestd.fakes.capture import FakeCapture
 from ingestd.fakes.database import FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.fakes.snapshot import Reach
-from ingestd.recorded import TableState
+from ingestd.recorded import TableEvent, TableState
 from ingestd.run.pipeline import Pipeline
+from ingestd.run.tables import left_of
 from ingestd.schema import Column, with_before
-from tests.unit.run.fixtures import A, lake_rows, policy, source_rows, until, watch
+from tests.unit.run.fixtures import LIMIT_S, A, lake_rows, policy, source_rows, until, watch
 
 T = with_before(
     replace(A, columns=(*A.columns, Column("big", 25, -1, pa.string(), "text"))), full=False
@@ -145,7 +146,7 @@ class Source:
         self.stop = asyncio.Event()
         self.start()
 
-    def start(self) -> None:
+    def start(self, lake: MemoryLake | None = None) -> None:
         rng = self.rng
         capture = FakeCapture(
             self.base,
@@ -153,7 +154,7 @@ class Source:
             in_chunks=True,
             reach=Reach(blocks=rng.choice([1, 2]), splits=rng.choice([1, 2])),
         )
-        self.pipeline = Pipeline(capture, MemoryLake(self.disk), policy(), watch())
+        self.pipeline = Pipeline(capture, lake or MemoryLake(self.disk), policy(), watch())
         self.task = asyncio.create_task(self.pipeline.run(self.stop))
 
     async def kill(self) -> None:
@@ -169,6 +170,20 @@ class Source:
         if self.task.done():
             self.task.result()
         assert lake_rows(self.disk, T) == source_rows(self.base, T)
+
+
+class NeverWhole(MemoryLake):
+    """Does not come to record that a table is whole; `stuck`: it was to."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__(disk)
+        self.stuck = asyncio.Event()
+
+    async def record(self, events: Sequence[TableEvent]) -> None:
+        if any(event.state is TableState.LIVE for event in events):
+            self.stuck.set()
+            await asyncio.Event().wait()
+        await super().record(events)
 
 
 @pytest.fixture(autouse=True)
@@ -194,3 +209,36 @@ async def test_snapshot_boundary_chunks_under_writes_and_kills(seed: int) -> Non
     await source.settle()
     source.stop.set()
     await source.task
+
+
+async def test_snapshot_boundary_the_closing_marker_is_given_once() -> None:
+    """The kill comes when it is durable, and before it is recorded that the table is whole."""
+    source = Source(seed=1)
+    await source.settle()
+
+    def is_asked() -> bool:
+        try:
+            source.pipeline.request_snapshot([T.id])
+        except TransientError:  # it has only just begun
+            return False
+        return True
+
+    left = ""
+    while not left:  # else it was read in one epoch, and begins again elsewhere
+        await source.kill()
+        lake = NeverWhole(source.disk)
+        source.start(lake)
+        await until(is_asked)
+        async with asyncio.timeout(LIMIT_S):
+            await lake.stuck.wait()
+        known = source.disk.registered[T.id]
+        assert known.state is TableState.SNAPSHOTTING
+        left = left_of(known.progress)
+    await source.kill()
+    source.start()
+    await source.settle()
+    source.stop.set()
+    await source.task
+    rows = source.disk.tables[T.id].rows().select(["_cdc_lsn", "_cdc_seq"]).to_pylist()
+    markers = [row["_cdc_lsn"] for row in rows if row["_cdc_seq"] == MARKER_SEQ]
+    assert len(markers) == len(set(markers)) > 1
