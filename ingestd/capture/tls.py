@@ -81,13 +81,21 @@ def transport(parameters: Mapping[str, Any]) -> Transport:
         # Without a mode nothing was read (no such service, say): that decides nothing.
         is_local="sslmode" in found and all(map(_is_local, ",".join(hosts).split(","))),
         mode=mode,
-        has_roots="sslrootcert" in found or Path(_OWN_ROOTS).expanduser().exists(),
+        has_roots="sslrootcert" in found or _is_there(Path(_OWN_ROOTS).expanduser()),
     )
 
 
 def _is_local(host: str) -> bool:
     """Whether packets to it stay on this machine; an empty name is libpq's socket."""
     return not host or host.startswith(("/", "@")) or is_loopback(host)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; not where this account may not look, as libpq can't either."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
 
 
 def secured(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -109,7 +117,7 @@ def system_roots() -> str | None:
     looks_elsewhere = bool(os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"))
     if has_system and (looks_elsewhere or pq.__impl__ != "binary"):
         return "system"
-    bundle = next((path for path in _BUNDLES if Path(path).exists()), None)
+    bundle = next((path for path in _BUNDLES if _is_there(Path(path))), None)
     return bundle or ("system" if has_system else None)
 
 

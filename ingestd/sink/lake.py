@@ -33,7 +33,7 @@ from ingestd.sink.faults import storage_faults
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.opening import cut_short, missing, never_refuse, notices_of
-from ingestd.sink.paths import Layout
+from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.read import read_batches
 from ingestd.sink.registry import RegistryTable
@@ -364,7 +364,7 @@ class DeltaLake:
             return [
                 self.layout.table_of(schema, table)
                 for schema in self.store.folders(root)
-                if not schema.startswith("_")  # _epochs, _tables, _ref: no name maps to these
+                if schema not in OWN_FOLDERS
                 for table in self.store.folders(f"{root}/{schema}")
             ]
 

@@ -26,7 +26,7 @@ from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.ports import MaintainedTable
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMaintenance
-from ingestd.sink.paths import Layout
+from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.store import Store, open_store
 
 SILENT_LIMIT_S = 3600.0
@@ -204,7 +204,7 @@ def tables_of(store: Store, layout: Layout) -> Iterator[tuple[str, str, bool]]:
     root = layout.root
     with storage_faults(store.uri(root)):
         for schema in store.folders(root):
-            if not schema.startswith("_"):
+            if schema not in OWN_FOLDERS:
                 for table in store.folders(f"{root}/{schema}"):
                     yield str(layout.table_of(schema, table)), f"{root}/{schema}/{table}", True
         for schema in store.folders(f"{root}/_ref"):

@@ -39,6 +39,10 @@ def name_of(path_segment: str) -> str:
     return _MAPPED.sub(lambda match: chr(int(match[1], 16)), path_segment)
 
 
+OWN_FOLDERS = frozenset({"_epochs", "_tables", "_ref"})
+"""What a source's folder has beside those of schemas: no schema's name maps to one of these."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Paths of one source's tables, relative to the lake's root."""

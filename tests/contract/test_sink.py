@@ -423,6 +423,28 @@ async def test_columns_come_and_go(lake: Lake) -> None:
     assert rows[4]["note"] == "note 4"
 
 
+@pytest.mark.parametrize("schema", [" ", "_x", ".", "_epochs", "_ref", "*"])
+async def test_exactly_once_tables_of_any_schema_are_found_again(lake: Lake, schema: str) -> None:
+    def die(at: str) -> None:
+        if at == "_epochs":
+            raise KilledError
+
+    table = replace(make_table("t"), id=TableId(schema, "t"))
+    sink = await opened(lake, die)
+    writer = sink.begin()
+    await writer.append(inserts(table, 100, 1))
+    with pytest.raises(KilledError):
+        await writer.commit(summary(100, 105))
+    await sink.close()
+    sink = lake.sink()
+    assert (await sink.open()).watermarks == {table.id: 105}
+    writer = sink.begin()
+    await writer.append(inserts(table, 100, 1))
+    await writer.commit(summary(100, 105))
+    await sink.close()
+    assert ids(lake, table) == [1]
+
+
 # --- snapshots in chunks ----------------------------------------------------------------------
 
 
