@@ -76,6 +76,15 @@ class Shop:
         with self.database.connect() as connection:
             await_caught_up(connection, self.database.name, LIMIT_S)
 
+    def await_read(self) -> None:
+        """Wait until no table is being read: the source may be ready before that is recorded."""
+
+        def is_read() -> bool:
+            last = {row["table"]: row["state"] for row in registry(self.lake)}
+            return bool(last) and "snapshotting" not in last.values()
+
+        await_until(is_read, LIMIT_S, self.daemon.tail)
+
     def await_live(self, *tables: str, column: str | None = None) -> None:
         def is_live(name: str) -> bool:
             rows = [row for row in registry(self.lake) if row["table"] == name]
@@ -146,7 +155,9 @@ def make_shop(database: Database, lake: Path, make_daemon: MakeDaemon) -> Any:
         )
         daemon = make_daemon(text)
         daemon.start_ready(LIMIT_S)
-        return Shop(database, daemon, lake)
+        shop = Shop(database, daemon, lake)
+        shop.await_read()
+        return shop
 
     return make
 
