@@ -60,6 +60,36 @@ def test_a_column_dropped_while_the_catalog_is_read_is_no_gap(
     assert found.rewritten == {}
 
 
+async def test_what_others_do_to_the_publication_meanwhile_is_found(database: Database) -> None:
+    """Between a discovery and what we do then: else a table stays stopped for ever."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    settings = WalSettings(
+        kind="wal",
+        dsn=SecretStr(database.dsn),
+        tables=["public.*"],
+        publication="p",
+        slot="s",
+        manage=False,
+    )
+    async with await connect(database.dsn) as connection:
+        server = await inspect_server(connection, database.dsn)
+        tables = discovery.SourceTables(settings)
+        found = await tables.discover(connection, server, {})
+        assert [str(refused.table.id) for refused in found.refused] == ["public.u"]
+        database.execute("ALTER PUBLICATION p ADD TABLE u")
+        assert not await tables.take_publication()
+        assert await tables.have_changed()
+        assert not (await tables.discover(connection, server, {})).refused
+        assert not await tables.have_changed()
+        database.execute("ALTER PUBLICATION p DROP TABLE u")
+        assert not await tables.take_publication()
+        assert await tables.have_changed()
+
+
 def test_the_insert_position_is_not_below_an_asynchronous_commit(database: Database) -> None:
     """It is the end of a record: an idle stream reaches it."""
     database.execute("CREATE TABLE t (id int)")

@@ -36,6 +36,7 @@ class SourceTables:
         self._definitions = Definitions(settings)
         self._catalog = Catalog()
         self._looks = Looks(settings.dsn.get_secret_value())
+        self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
         self._is_told = True
 
@@ -77,6 +78,7 @@ class SourceTables:
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
         self._catalog = catalog
+        self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
         return Discovery(
             tuple(accepted), tuple(refused), server.origin, interrupted, rewritten, catalog.lsn
@@ -87,20 +89,24 @@ class SourceTables:
         return not self._is_told or await read_catalog(self._settings) != self._catalog
 
     async def take_publication(self) -> bool:
-        """Take what we did to the publication ourselves.
+        """Take what we did to the publication ourselves; what others did is found as changed.
 
         Entries that were replaced, for another column list, are no gap; one with the same list is
         of a table that somebody had taken out. Says whether there are any: `_tables` is to have the
         new ones, by another discovery.
         """
         catalog = await read_catalog(self._settings)
-        for table, now in catalog.published.items():
-            then = self._catalog.published.get(table)
-            if then and then.membership and now.membership not in {None, then.membership}:
+        ours = dict(self._catalog.published)
+        for table in self._accepted & catalog.published.keys():
+            then, now = ours.get(table), catalog.published[table]
+            if then is None:
+                ours[table] = now
+            elif then.membership and now.membership not in {None, then.membership}:
+                ours[table] = now
                 self._is_told = False
                 if now.columns != then.columns:
                     self._replaced.add(now.membership)
-        self._catalog = replace(self._catalog, published=catalog.published)
+        self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
         return not self._is_told
 
