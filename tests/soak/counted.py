@@ -1,0 +1,41 @@
+"""The daemon, which tells on SIGUSR2 what it holds: as JSON, in the file that VARIABLE names.
+
+``python -m tests.soak.counted run ...`` is as ``ingestd run ...``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ingestd.cli import main
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+VARIABLE = "INGESTD_COUNTS"
+
+
+def tell_counts(_number: int, _frame: FrameType | None) -> None:
+    """Write how many tasks and objects there are, and the bytes that Arrow holds."""
+    objects = gc.get_objects()
+    counts = {
+        "tasks": sum(isinstance(one, asyncio.Task) for one in objects),
+        "objects": len(objects),
+        "arrow_bytes": pa.total_allocated_bytes(),
+    }
+    path = Path(os.environ[VARIABLE])
+    path.with_suffix(".new").write_text(json.dumps(counts), encoding="ascii")
+    path.with_suffix(".new").replace(path)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR2, tell_counts)
+    main()
