@@ -103,7 +103,8 @@ class Lag:
     `current_lsn`: the server's own position. `lag_bytes`: from the confirmed position to there.
     `retained_bytes`: WAL the slot holds back. `safe_bytes`: WAL that may still be written before
     the slot is in danger. `seconds`: age of the oldest change that was not given yet, where the
-    capture can tell (else the pipeline goes by what was delivered).
+    capture can tell (else the pipeline goes by what was delivered). `wal_status`: what the server
+    says of the slot's WAL, pg_replication_slots.wal_status.
     """
 
     current_lsn: Lsn
@@ -112,6 +113,7 @@ class Lag:
     retained_bytes: int | None
     safe_bytes: int | None
     seconds: float | None = None
+    wal_status: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -749,6 +751,14 @@ class Sink(ChangeLog, Protocol):
 
     async def open(self) -> Committed:
         """Read what the lake holds; forget all that was not committed. Creates nothing."""
+        ...
+
+    async def fence(self) -> None:
+        """Have every commit fail of whoever opened this lake before: TransientError (``claimed``).
+
+        Once after `open`, before anything is written and before the source is asked where it
+        stands: what `open` gave stays true. Raises TransientError if somebody committed since.
+        """
         ...
 
     async def adopt(self, origin: str) -> None:

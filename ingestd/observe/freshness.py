@@ -68,7 +68,20 @@ class RecentFreshness:
         self._ages[at] = newest
         self._seen += len(newest)
 
+    @property
+    def seen(self) -> int:
+        """How many transactions it has taken."""
+        return self._seen
+
     def quantile(self, q: float) -> float | None:
         """Give the quantile (0..1) in seconds, None before the first transaction."""
         held = self._ages[: min(self._seen, _RECENT)]
         return float(np.quantile(held, q)) if len(held) else None
+
+    def quantile_since(self, seen: int, q: float) -> float | None:
+        """Give that of the transactions after the first `seen`, None without any."""
+        count = min(self._seen - seen, _RECENT)
+        if count <= 0:
+            return None
+        newest = (self._seen - 1 - np.arange(count)) % _RECENT
+        return float(np.quantile(self._ages[newest], q))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingestd.observe.freshness import RecentFreshness
 from ingestd.observe.progress import SnapshotProgress
+from ingestd.observe.recent import EPOCHS_KEPT, ERRORS_KEPT, EpochStatus, ErrorStatus, note_error
 from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from ingestd.errors import IngestdError
     from ingestd.ports import Lag
     from ingestd.positions import Lsn
-
-_ERRORS_KEPT = 10
 
 
 class SourceState(StrEnum):
@@ -123,20 +122,13 @@ class ReferenceStatus:
     looked: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorStatus:
-    """An error that a source met."""
-
-    at: datetime
-    what: str
-    remedy: str | None
-
-
 @dataclass(slots=True)
 class SourceStatus:
     """A source as it is now. Counts are since the daemon's start, `epoch` is the lake's.
 
-    `now` is passed in by the caller (aware). One event loop calls all of it.
+    `wal_status`: the server's word for its slot; `safe_bytes`: None, too, where the server sets its
+    slots no limit. `lag_at`: when the lag was measured. `now` is passed in by the caller (aware).
+    One event loop calls all of it.
     """
 
     source: str
@@ -148,6 +140,8 @@ class SourceStatus:
     lag_seconds: float | None = None
     retained_bytes: int | None = None
     safe_bytes: int | None = None
+    wal_status: str | None = None
+    lag_at: datetime | None = None
     confirmed_lsn: Lsn | None = None
     received_lsn: Lsn | None = None
     end_lsn: Lsn | None = None
@@ -159,7 +153,8 @@ class SourceStatus:
     freshness: RecentFreshness = field(default_factory=RecentFreshness)
     tables: dict[str, TableStatus] = field(default_factory=dict)
     references: dict[str, ReferenceStatus] = field(default_factory=dict)
-    last_errors: deque[ErrorStatus] = field(default_factory=lambda: deque(maxlen=_ERRORS_KEPT))
+    last_epochs: deque[EpochStatus] = field(default_factory=lambda: deque(maxlen=EPOCHS_KEPT))
+    last_errors: deque[ErrorStatus] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
 
     def enter(self, state: SourceState, now: datetime, error: IngestdError | None = None) -> bool:
         """Go to a state, with the error that led there; say whether that changed anything."""
@@ -171,7 +166,7 @@ class SourceStatus:
         self.reason = what
         self.remedy = None if error is None else error.remedy
         if error is not None and changed:
-            self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
+            note_error(self.last_errors, now, error.what, error.remedy)
         return changed
 
     def resumed(self, *, epoch: int, end_lsn: Lsn | None) -> None:
@@ -187,11 +182,13 @@ class SourceStatus:
         """Take what the source was told it may discard."""
         self.confirmed_lsn = position
 
-    def measured(self, lag: Lag, lag_seconds: float | None) -> None:
+    def measured(self, lag: Lag, lag_seconds: float | None, now: datetime | None = None) -> None:
         """Take a measured lag."""
+        self.lag_at = now
         self.lag_bytes = lag.lag_bytes
         self.retained_bytes = lag.retained_bytes
         self.safe_bytes = lag.safe_bytes
+        self.wal_status = lag.wal_status
         self.lag_seconds = lag_seconds
 
     def committed(  # what the row of `_epochs` says
@@ -203,6 +200,8 @@ class SourceStatus:
         transactions: int,
         rows: Mapping[str, int],
         ages_s: NDArray[np.float64],
+        nbytes: int | None = None,
+        commit_s: float | None = None,
     ) -> None:
         """Take an epoch that is durable: `rows` per table, `ages_s` per transaction."""
         self.epoch = epoch
@@ -211,6 +210,19 @@ class SourceStatus:
         self.epochs += 1
         self.transactions += transactions
         self.rows += sum(rows.values())
+        self.last_epochs.append(
+            EpochStatus(
+                epoch,
+                now,
+                end_lsn,
+                tables=len(rows),
+                rows=sum(rows.values()),
+                transactions=transactions,
+                nbytes=nbytes,
+                commit_s=commit_s,
+                oldest_s=max(0.0, float(ages_s[0])) if len(ages_s) else None,
+            )
+        )
         self.freshness.observe(ages_s)
         for table, count in rows.items():
             status = self.tables.setdefault(table, TableStatus(table, TableState.LIVE, now))
@@ -230,7 +242,7 @@ class SourceStatus:
         status = self.tables.setdefault(table, TableStatus(table, state, now))
         what = None if error is None else error.what
         if error is not None and state is TableState.STOPPED and what != status.reason:
-            self.last_errors.append(ErrorStatus(now, error.what, error.remedy))
+            note_error(self.last_errors, now, error.what, error.remedy, table=table)
         if state is not status.state:
             if state is TableState.SNAPSHOTTING:
                 status.replaced_lsn = status.snapshot_lsn
@@ -288,6 +300,12 @@ def to_json(status: DaemonStatus) -> dict[str, Any]:
 
 def source_to_json(source: SourceStatus) -> dict[str, Any]:
     """Give a source's part of `to_json`."""
+    tables = [table_to_json(t) for _, t in sorted(source.tables.items())]
+    return {**facts_to_json(source), "tables": tables}
+
+
+def facts_to_json(source: SourceStatus) -> dict[str, Any]:
+    """Give all that `source_to_json` does but the tables."""
     return {
         "state": str(source.state),
         "reason": source.reason,
@@ -297,6 +315,8 @@ def source_to_json(source: SourceStatus) -> dict[str, Any]:
         "lag_seconds": source.lag_seconds,
         "retained_bytes": source.retained_bytes,
         "safe_bytes": source.safe_bytes,
+        "wal_status": source.wal_status,
+        "lag_at": _time(source.lag_at),
         "confirmed_lsn": _lsn(source.confirmed_lsn),
         "received_lsn": _lsn(source.received_lsn),
         "epoch": source.epoch,
@@ -307,15 +327,14 @@ def source_to_json(source: SourceStatus) -> dict[str, Any]:
         "freshness_p50_seconds": source.freshness.quantile(0.5),
         "freshness_p99_seconds": source.freshness.quantile(0.99),
         "last_commit": _time(source.last_commit),
-        "tables": [_table_to_json(t) for _, t in sorted(source.tables.items())],
         "references": [_reference_to_json(r) for _, r in sorted(source.references.items())],
-        "last_errors": [
-            {"at": _time(e.at), "what": e.what, "remedy": e.remedy} for e in source.last_errors
-        ],
+        "last_epochs": [_epoch_to_json(e) for e in source.last_epochs],
+        "last_errors": [_error_to_json(e) for e in source.last_errors],
     }
 
 
-def _table_to_json(table: TableStatus) -> dict[str, Any]:
+def table_to_json(table: TableStatus) -> dict[str, Any]:
+    """Give a table's part of `source_to_json`."""
     return {
         "table": table.table,
         "state": str(table.state),
@@ -347,6 +366,30 @@ def _reference_to_json(reference: ReferenceStatus) -> dict[str, Any]:
     }
 
 
+def _epoch_to_json(epoch: EpochStatus) -> dict[str, Any]:
+    return {
+        "epoch": epoch.epoch,
+        "at": _time(epoch.at),
+        "end_lsn": _lsn(epoch.end_lsn),
+        "tables": epoch.tables,
+        "rows": epoch.rows,
+        "transactions": epoch.transactions,
+        "bytes": epoch.nbytes,
+        "commit_seconds": _seconds(epoch.commit_s),
+        "oldest_seconds": _seconds(epoch.oldest_s),
+    }
+
+
+def _error_to_json(error: ErrorStatus) -> dict[str, Any]:
+    return {
+        "at": _time(error.at),
+        "what": error.what,
+        "remedy": error.remedy,
+        "table": error.table,
+        "times": error.times,
+    }
+
+
 def _snapshot_to_json(snapshot: SnapshotProgress | None) -> dict[str, Any] | None:
     if snapshot is None:
         return None
@@ -368,6 +411,10 @@ def _last_to_json(last: LastSnapshot | None) -> dict[str, Any] | None:
         "reason": last.reason,
         "remedy": last.remedy,
     }
+
+
+def _seconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _lsn(position: Lsn | None) -> str | None:

@@ -18,6 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from ingestd.changes import Chunk, CommittedEpoch
 from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.observe.metrics import Metrics
+from ingestd.observe.recent import note_error
 from ingestd.observe.status import SnapshotOutcome, SourceState, SourceStatus
 from ingestd.ports import Discovery, Lag
 from ingestd.positions import Lsn
@@ -135,6 +136,7 @@ class Watch:
     def reading_failed(self, error: IngestdError, delay_s: float) -> None:
         """Take that tables could not be read now, and when they will be; the stream goes on."""
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
+        note_error(self._status.last_errors, self._now(), error.what, error.remedy)
 
     def reading_waits(self, tables: Sequence[TableId]) -> None:
         """Take that reading tables can't begin for long."""
@@ -155,6 +157,8 @@ class Watch:
     def lost(self, reason: str) -> None:
         """Take that the stream can't go on where the lake ends."""
         self._log.warning("source.slot_lost", reason=reason, action="resnapshot")
+        remedy = "nothing: every table is read anew, and what was there serves until then"
+        note_error(self._status.last_errors, self._now(), reason, remedy)
         self._metrics.restarted(self.source, "slot_lost")
 
     def discovered(self, committed: Committed, discovery: Discovery) -> None:
@@ -290,6 +294,8 @@ class Watch:
         why = error.reason if isinstance(error, TableError) else error.what
         told = OperatorError(why, remedy=error.remedy)
         self._end_snapshot(str(table), SnapshotOutcome.FAILED, told)
+        errors, now = self._status.last_errors, self._now()
+        note_error(errors, now, f"its snapshot failed: {why}", error.remedy, table=str(table))
         self._log.error("snapshot.failed", table=str(table), reason=why, remedy=error.remedy)
 
     def _end_snapshot(
@@ -325,6 +331,8 @@ class Watch:
             transactions=epoch.transactions,
             rows=rows,
             ages_s=ages_s,
+            nbytes=committed.summary.nbytes,
+            commit_s=commit_seconds,
         )
         self._metrics.buffered(self.source, 0)
         self._metrics.committed(
@@ -372,5 +380,5 @@ class Watch:
         seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)
         if lag.seconds is not None:
             seconds = max(seconds, lag.seconds)
-        self._status.measured(lag, seconds)
+        self._status.measured(lag, seconds, self._now())
         self._metrics.lag(self.source, lag, seconds)

@@ -262,6 +262,7 @@ class WalCapture:
             lag_bytes=None if confirmed is None else max(0, current - confirmed),
             retained_bytes=slot.retained_bytes,
             safe_bytes=slot.safe_bytes,
+            wal_status=slot.wal_status,
         )
 
     async def health(self) -> None:

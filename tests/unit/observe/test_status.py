@@ -40,7 +40,9 @@ def stream(source: SourceStatus) -> None:
         LATER,
         transactions=2,
         rows={"public.orders": 3, "public.items": 4},
-        ages_s=np.array([0.5, 1.5]),
+        ages_s=np.array([1.5, 0.5]),
+        nbytes=900,
+        commit_s=0.0214,
     )
 
 
@@ -83,7 +85,8 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
     stream(shop)
     shop.received(Lsn(0x30))
     shop.confirmed(Lsn(0x20))
-    shop.measured(Lag(Lsn(0x40), Lsn(0x20), 32, 64, None), 0.1)
+    lag = Lag(Lsn(0x40), Lsn(0x20), 32, 64, None, wal_status="reserved")
+    shop.measured(lag, 0.1, LATER)
     found = json.loads(json.dumps(to_json(status)))
     assert found["ready"] is True
     source = found["sources"]["shop"]
@@ -97,6 +100,8 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
         "lag_seconds": 0.1,
         "retained_bytes": 64,
         "safe_bytes": None,
+        "wal_status": "reserved",
+        "lag_at": "2026-01-02T03:05:05.000+00:00",
         "confirmed_lsn": "0/20",
         "received_lsn": "0/30",
         "epoch": 4,
@@ -108,6 +113,19 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
         "freshness_p99_seconds": pytest.approx(1.49),
         "last_commit": "2026-01-02T03:05:05.000+00:00",
         "references": [],
+        "last_epochs": [
+            {
+                "epoch": 4,
+                "at": "2026-01-02T03:05:05.000+00:00",
+                "end_lsn": "0/20",
+                "tables": 2,
+                "rows": 7,
+                "transactions": 2,
+                "bytes": 900,
+                "commit_seconds": 0.021,
+                "oldest_seconds": 1.5,
+            }
+        ],
         "last_errors": [],
     }
     assert [(t["table"], t["rows"], t["state"]) for t in tables] == [
@@ -126,6 +144,28 @@ def test_errors_are_kept_once_per_change_and_not_for_ever(status: DaemonStatus) 
         shop.enter(SourceState.STOPPED, LATER, OperatorError(str(n)))
     assert len(shop.last_errors) == 10
     assert shop.last_errors[-1].what == "49"
+
+
+def test_an_error_that_comes_again_and_again_takes_one_place(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    for _ in range(30):
+        shop.enter(SourceState.BACKING_OFF, T0, OperatorError("gone"))
+        shop.enter(SourceState.STREAMING, T0)
+    shop.table("public.items", TableState.STOPPED, T0, OperatorError("gone", remedy="look"))
+    shop.enter(SourceState.BACKING_OFF, LATER, OperatorError("gone"))
+    found = to_json(status)["sources"]["shop"]["last_errors"]
+    assert [(e["what"], e["table"], e["times"], e["at"][14:19]) for e in found] == [
+        ("gone", "public.items", 1, "04:05"),
+        ("gone", None, 31, "05:05"),
+    ]
+
+
+def test_only_the_last_epochs_are_kept(status: DaemonStatus) -> None:
+    shop = status.sources["shop"]
+    for n in range(1, 30):
+        shop.committed(n, Lsn(n), T0, transactions=0, rows={}, ages_s=np.empty(0))
+    assert [e.epoch for e in shop.last_epochs] == list(range(20, 30))
+    assert shop.last_epochs[-1].oldest_s is None
 
 
 def test_isolated_a_table_that_was_dropped_leaves_readiness_alone(status: DaemonStatus) -> None:

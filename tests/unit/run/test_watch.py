@@ -312,3 +312,22 @@ async def test_lossless_raw_values_are_logged_once_a_column_and_counted_always(
 )
 def test_a_hint_says_why_a_column_of_this_type_refuses(column: pa.DataType, said: str) -> None:
     assert said in hint(column)
+
+
+def test_what_a_person_should_hear_of_is_among_the_last_errors(watched: Watched) -> None:
+    watched.watch.lost("the slot is gone")
+    watched.watch.reading_failed(OperatorError("table is locked", remedy="wait"), 1.0)
+    watched.watch.snapshot_failed(A.id, TableError(A.id, "no such column", remedy="look"))
+    found = [(e.what, e.table) for e in watched.status.last_errors]
+    assert found == [
+        ("the slot is gone", None),
+        ("table is locked", None),
+        ("its snapshot failed: no such column", str(A.id)),
+    ]
+    assert all(e.remedy for e in watched.status.last_errors)
+
+
+async def test_a_durable_epoch_is_shown_with_what_it_took(watched: Watched) -> None:
+    await commit(watched.watch, A, {}, rows=3)
+    [epoch] = watched.status.last_epochs
+    assert (epoch.epoch, epoch.rows, epoch.nbytes, epoch.commit_s) == (1, 3, 100, 0.1)
