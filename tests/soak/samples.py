@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`at_s`: since the load began. `rows`: taken so far. `objects`: that the collector tracks."""
+    """`at_s`: since the load began. `rows`: taken so far. `blocks`: of Python's own allocator."""
 
     at_s: float
     rows: int
@@ -22,7 +23,7 @@ class Sample:
     descriptors: int
     threads: int
     tasks: int
-    objects: int
+    blocks: int
     arrow_mb: float
 
     def __str__(self) -> str:
@@ -30,7 +31,7 @@ class Sample:
             f"{self.at_s / 60:5.1f} min {self.rows:9} rows: RSS {self.rss_mb:.1f} MB,"
             f" PSS {self.pss_mb:.1f} MB, private {self.private_mb:.1f} MB,"
             f" Arrow {self.arrow_mb:.1f} MB, {self.descriptors} fds, {self.threads} threads,"
-            f" {self.tasks} tasks, {self.objects} objects"
+            f" {self.tasks} tasks, {self.blocks} blocks"
         )
 
 
@@ -78,7 +79,7 @@ class Trend:
         )
 
     def faults(self, limits: Limits) -> list[str]:
-        """Say what grew by more than is allowed."""
+        """Say what grew by more than is allowed, and when nothing came."""
         found = []
         if (slope := self.per_hour("rss_mb")) > limits.rss_mb_per_hour:
             found.append(f"RSS grows by {slope:.1f} MB/h; {limits.rss_mb_per_hour:g} are allowed")
@@ -86,6 +87,11 @@ class Trend:
             more = self.added(name)
             if more > limits.counted:
                 found += [f"{more:g} {name} were added; {limits.counted} are allowed"]
+        found += [
+            f"no rows came from {before.at_s / 60:.1f} to {after.at_s / 60:.1f} min"
+            for before, after in pairwise(self.samples)
+            if after.rows <= before.rows
+        ]
         return found
 
     def lines(self) -> list[str]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ingestd.demo.daemon import Daemon
     from tests.harness.databases import Database
 
-SESSIONS = 2
-PAUSE_S = 0.04
+SESSIONS = 3
+PAUSE_S = 0.02
 """Between two transactions of a session: some hundred rows a second in all."""
 SCRAPE_S = 15.0
 LIMIT_S = 120.0
@@ -126,7 +126,7 @@ class Steady:
             descriptors=process.num_fds(),
             threads=process.num_threads(),
             tasks=counts["tasks"],
-            objects=counts["objects"],
+            blocks=counts["blocks"],
             arrow_mb=counts["arrow_bytes"] / 1e6,
         )
 
