@@ -29,12 +29,14 @@ from ingestd.errors import ConfigError, IngestdError, OperatorError
 from ingestd.observe import logs
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
+from ingestd.observe.notify import telling_service_manager
 from ingestd.observe.protection import check_http, openness, protection_of
 from ingestd.observe.status import (
     DaemonStatus,
     ReferenceStatus,
     SourceState,
     SourceStatus,
+    ready,
     to_json,
 )
 from ingestd.ports import Connector, ReferenceTableSource
@@ -115,6 +117,8 @@ async def _run(config: Config) -> None:
                 log.warning("http.open", address=str(server.address), reason=why)
         log.info("daemon.started", version=__version__, sources=len(sources))
         _warn_of_weak_tls(config)
+        telling = telling_service_manager(partial(ready, status), config.redactor, stop)
+        await stack.enter_async_context(telling)
         await supervisor.run(stop)
     log.info("daemon.stopped")
 

@@ -1,0 +1,176 @@
+"""What a service manager is told, on real datagram sockets, by names and by paths."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import closing, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from structlog.testing import capture_logs
+
+from ingestd.observe.notify import (
+    READY_WITHIN_S,
+    ServiceManager,
+    Telling,
+    telling_service_manager,
+)
+from ingestd.redaction import Redactor
+
+LIMIT_S = 20.0
+
+
+class Readiness:
+    """`reasons`: why not every source delivers; none: all do."""
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = list(reasons)
+
+    def __call__(self) -> tuple[bool, list[str]]:
+        return not self.reasons, self.reasons
+
+
+def listening(name: str) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    found.bind("\0" + name[1:] if name.startswith("@") else name)
+    found.settimeout(LIMIT_S)
+    return found
+
+
+@pytest.fixture(params=["path", "abstract"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "notify") if request.param == "path" else f"@ingestd-{uuid4().hex}"
+
+
+async def heard(manager: socket.socket) -> list[str]:
+    """The next message, while the loop goes on."""
+    return (await asyncio.to_thread(manager.recv, 4096)).decode().split("\n")
+
+
+async def heard_until(manager: socket.socket, wanted: str) -> list[str]:
+    """All that is told until it is this; `wanted` is the last."""
+    found: list[str] = []
+    async with asyncio.timeout(LIMIT_S):
+        while wanted not in found:
+            found += await heard(manager)
+    return found
+
+
+def heard_while_hanging(manager: socket.socket) -> int:
+    """Wait in the loop, which therefore hangs, until nothing is said any more; count messages."""
+    count = 0
+    with suppress(TimeoutError):
+        while True:
+            manager.recv(4096)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"NOTIFY_SOCKET": ""}, None),
+        ({"NOTIFY_SOCKET": "vsock:2:1234"}, None),
+        ({"NOTIFY_SOCKET": "/run/n"}, ServiceManager("/run/n")),
+        ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "3000000"}, ServiceManager("@n", 3.0)),
+        (
+            {"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "500000", "WATCHDOG_PID": "7"},
+            ServiceManager("@n", 0.5),
+        ),
+        # meant for another process, or nonsense
+        (
+            {"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "500000", "WATCHDOG_PID": "8"},
+            ServiceManager("@n"),
+        ),
+        ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "0"}, ServiceManager("@n")),
+        ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "-1"}, ServiceManager("@n")),
+        ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "soon"}, ServiceManager("@n")),
+    ],
+)
+def test_what_systemd_says_to_a_service(
+    environment: dict[str, str], found: ServiceManager | None
+) -> None:
+    assert ServiceManager.of(environment, 7) == found
+
+
+async def test_it_is_ready_when_every_source_delivers_and_says_when_one_no_longer_does(
+    address: str,
+) -> None:
+    readiness, stop = Readiness("source shop is starting"), asyncio.Event()
+    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "300000"}
+    with closing(listening(address)) as manager:
+        async with telling_service_manager(readiness, Redactor(), stop, environment=environment):
+            first = await heard(manager)
+            assert first == ["STATUS=not delivering: source shop is starting", "WATCHDOG=1"]
+            readiness.reasons.clear()
+            told = await heard_until(manager, "STATUS=delivering")
+            assert "READY=1" in told
+            readiness.reasons.append("source shop is backing_off:\n  connection refused")
+            told = await heard_until(
+                manager, "STATUS=not delivering: source shop is backing_off: connection refused"
+            )
+            assert "READY=1" not in told  # once
+            stop.set()
+            told = await heard_until(manager, "STOPPING=1")
+            told += await heard_until(manager, "WATCHDOG=1")  # it lives while it stops
+            assert told.count("STOPPING=1") == 1
+
+
+async def test_a_loop_that_hangs_gives_no_sign_of_life(address: str) -> None:
+    period_s = 0.3
+    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(period_s * 1e6))}
+    with closing(listening(address)) as manager:
+        async with telling_service_manager(
+            Readiness(), Redactor(), asyncio.Event(), environment=environment
+        ):
+            for _ in range(5):
+                await heard_until(manager, "WATCHDOG=1")
+            manager.settimeout(2 * period_s)
+            assert heard_while_hanging(manager) <= 1  # what was sent before
+            manager.settimeout(LIMIT_S)
+            await heard_until(manager, "WATCHDOG=1")
+
+
+def test_a_source_that_cannot_be_reached_does_not_keep_the_daemon_from_having_started() -> None:
+    telling = Telling(Readiness("source shop is backing_off: no route"), Redactor(), began=100.0)
+    status = "STATUS=not delivering: source shop is backing_off: no route"
+    assert telling.due(100.0, stopping=False) == [status]
+    assert telling.due(99.9 + READY_WITHIN_S, stopping=False) == []
+    assert not telling.is_ready_told
+    assert telling.due(100.0 + READY_WITHIN_S, stopping=False) == ["READY=1"]
+    assert telling.is_ready_told
+
+
+def test_a_status_is_one_short_line_without_secrets() -> None:
+    readiness = Readiness("cannot reach\nREADY=1 sesame-4711", "x" * 1000)
+    telling = Telling(readiness, Redactor(["sesame-4711"]), began=0.0)
+    [status] = telling.due(0.0, stopping=False)
+    assert "\n" not in status
+    assert "sesame" not in status
+    assert len(status) < 420
+
+
+async def test_a_manager_that_does_not_listen_is_told_of_once_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    address = str(tmp_path / "nobody")
+    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000"}
+    with capture_logs() as logs:
+        async with telling_service_manager(
+            Readiness(), Redactor(), asyncio.Event(), environment=environment
+        ):
+            async with asyncio.timeout(LIMIT_S):
+                while not logs:  # noqa: ASYNC110 - a list tells nobody
+                    await asyncio.sleep(0)
+            with closing(listening(address)) as manager:  # there it is
+                await heard_until(manager, "WATCHDOG=1")
+    assert [log["event"] for log in logs] == ["service_manager.unreachable"]
+
+
+async def test_without_a_manager_nothing_is_done() -> None:
+    before = asyncio.all_tasks()
+    async with telling_service_manager(Readiness(), Redactor(), asyncio.Event(), environment={}):
+        assert asyncio.all_tasks() == before
