@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from ingestd.capture.polling import lake_keys, sweep
 from ingestd.capture.polling.capture import PollingCapture
+from ingestd.capture.polling.seen import Progress
 from ingestd.capture.settings import PollingSettings
 from ingestd.changes import marker_batch
 from ingestd.ports import Resumed, SnapshotPage
@@ -142,6 +144,13 @@ class Source:
         await self.capture.close()
 
 
+def part_of(lake: MemoryLake) -> lake_keys.Part:
+    """What the lake says the sweep is at."""
+    progress = Progress.parse(lake.resume)
+    assert progress is not None
+    return progress.part
+
+
 @pytest.fixture
 def source(database: Database) -> Database:
     database.execute(
@@ -213,6 +222,36 @@ async def test_every_row_is_a_u_where_keys_take_too_much_memory(
         gone += await capture.changes(1)
     assert sorted(gone) == [("d", 7), ("d", 100)]
     await capture.close()
+
+
+async def test_a_sweep_of_many_passes_goes_on_over_a_start(
+    source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[lake_keys.Part] = []
+    parts_held = lake_keys.parts_held
+
+    def recorded(log: Any, table: Table, limit: int, first: lake_keys.Part) -> Any:
+        begun.append(first)
+        return parts_held(log, table, limit, first)
+
+    monkeypatch.setattr(lake_keys, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(sweep, "parts_held", recorded)
+    swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
+    lake = MemoryLake()
+    source.execute("INSERT INTO t SELECT i FROM generate_series(21, 200) i")
+    capture = await Source(source, lake, table=swept, memory_bytes=1024).start()
+    source.execute("DELETE FROM t")
+    gone = await capture.changes(1)
+    while (at := part_of(lake)).number == 0:
+        gone += await capture.changes(1)
+    await capture.close()
+    begun.clear()
+    again = await Source(source, lake, table=swept, memory_bytes=1024).start()
+    while len(gone) < 200:
+        gone += await again.changes(1)
+    assert sorted(gone) == [("d", key) for key in range(1, 201)]
+    assert begun[0] == at
+    await again.close()
 
 
 async def test_what_a_reading_sees_is_known_when_polling_goes_on(

@@ -19,6 +19,7 @@ from ingestd.capture.page_source import CopyPageSource
 from ingestd.capture.polling import lake_keys, sweep
 from ingestd.capture.polling.key_pages import KeyPages
 from ingestd.capture.polling.key_set import KeySet
+from ingestd.capture.polling.lake_keys import Part
 from ingestd.capture.polling.sweep import Sweep, absent
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
@@ -270,6 +271,38 @@ async def test_more_keys_than_fit_are_swept_part_by_part(database: Database) -> 
         parts = Sweep(settings_of(database), table, None, log, key_bytes=1600, page_rows=64)
         found = await found_by(parts)
     assert keys_in(table, found) == numbered(table, log, DELETED)
+
+
+async def test_a_sweep_goes_on_with_the_part_that_was_cut_off(database: Database) -> None:
+    make(database, "id int PRIMARY KEY", "i")
+    table = await keyed(database)
+    log = await lake_of(database, table)
+    database.execute("DELETE FROM t WHERE number % 10 = 0")
+    begun: list[Part] = []
+
+    def part_by_part(first: Part) -> Sweep:
+        return Sweep(
+            settings_of(database),
+            table,
+            None,
+            log,
+            key_bytes=1600,
+            page_rows=64,
+            first=first,
+            began=begun.append,
+        )
+
+    found = []
+    with mock.patch.object(lake_keys, "_LEAST_BYTES", 1):
+        async with aclosing(part_by_part(lake_keys.WHOLE).missing()) as batches:
+            async for rows in batches:
+                if len(begun) == 3:
+                    break  # what is found in the part is lost with it
+                found.append(rows)
+        found += await found_by(part_by_part(begun[-1]))
+    assert keys_in(table, found) == numbered(table, log, DELETED)
+    numbers = [part.number for part in begun]
+    assert numbers == [0, 1, 2, *range(2, begun[0].count)]
 
 
 async def test_every_partition_is_swept(database: Database) -> None:

@@ -62,6 +62,9 @@ class Part:
         return inside
 
 
+WHOLE = Part()
+
+
 @dataclass(slots=True)
 class _Survey:
     """What is known before a key is looked at. `void`: the position of the newest `t`."""
@@ -207,10 +210,13 @@ async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | 
 
 
 async def parts_held(
-    log: ChangeLog, table: Table, limit_bytes: int
+    log: ChangeLog, table: Table, limit_bytes: int, first: Part = WHOLE
 ) -> AsyncGenerator[tuple[Part, Hashes], None]:
-    """Give the same part by part, each within the limit: in order, but as of later and later."""
-    at, count = 0, 1
+    """Give the same part by part, each within the limit: in order, but as of later and later.
+
+    From the part `first` on: those before it are left out.
+    """
+    at, count = first.number, first.count
     while at < count:
         part = Part(at, count)
         try:

@@ -57,8 +57,8 @@ class OnePoll:
     def end(self, outcome: Outcome, *, swept_at: float) -> None:
         """Take what came of a table; its last rows carry where it stands."""
         if outcome.batches:
-            resume = replace(outcome.look.progress, swept_at=swept_at).to_text()
-            outcome.batches[-1] = replace(outcome.batches[-1], resume=resume)
+            progress = replace(outcome.look.progress, swept_at=swept_at, part=outcome.state.part)
+            outcome.batches[-1] = replace(outcome.batches[-1], resume=progress.to_text())
             self._begins_at(outcome.place.position)
             self._transactions += 1
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ingestd.capture.polling.key_set import KeySet
+from ingestd.capture.polling.lake_keys import WHOLE, Part
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.schedule import Turn
 from ingestd.capture.polling.seen import Progress
@@ -22,9 +23,10 @@ class PolledState:
 
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
     `forgotten`: how often they were to be loaded anew. `missing`: keys that a sweep did not find,
-    for the next poll to look for (`swept`: it has). `deleted_at`: position of the last rows that
-    came of those. `resumes_at`: of the first rows that carried where it stands. `peak`: the highest
-    cursor at the last poll, which began at `polled_at` (monotonic).
+    for the next poll to look for (`swept`: it has, or they were forgotten: `unlooked`). `part`:
+    what the sweep is at that is under way, or that was cut off. `deleted_at`: position of the last
+    rows that came of a sweep. `resumes_at`: of the first rows that carried where it stands. `peak`:
+    the highest cursor at the last poll, which began at `polled_at` (monotonic).
 
     While snapshots read it (`readings`) it is not polled: what they see would come as a `c`. It is
     polled on, and its keys are loaded, once what was given up to `load_above` is durable.
@@ -37,6 +39,8 @@ class PolledState:
     knows_keys: bool = False
     missing: list[pa.RecordBatch] = field(default_factory=list)
     swept: asyncio.Event = field(default_factory=asyncio.Event)
+    unlooked: bool = False
+    part: Part = WHOLE
     deleted_at: Lsn = ZERO
     resumes_at: Lsn = NEVER
     readings: int = 0
@@ -56,12 +60,18 @@ class PolledState:
         """When its keys are to be swept next (monotonic)."""
         return self.turn.swept_at + self.sweep_s
 
+    def begin_part(self, part: Part) -> None:
+        """Take that a sweep has done all parts before this one."""
+        self.part = part
+
     def forget_missing(self) -> None:
-        """Forget what a sweep found: another finds it again."""
+        """Forget what a sweep found: it begins its part again."""
+        self.unlooked = self.unlooked or bool(self.missing)
         self.missing.clear()
         self.swept.set()
 
     def forget_keys(self, above: Lsn) -> None:
         """Have the keys loaded anew, once the lake is durable above this."""
         self.keys, self.knows_keys, self.load_above = None, False, above
+        self.part = WHOLE
         self.forgotten += 1

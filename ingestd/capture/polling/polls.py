@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.polling.faults import Faults
 from ingestd.capture.polling.key_set import KeySet
+from ingestd.capture.polling.lake_keys import WHOLE
 from ingestd.capture.polling.one_poll import OnePoll, Outcome
 from ingestd.capture.polling.poll import Look, backend_of, begin, first_progress, look_at
 from ingestd.capture.polling.polled import PolledTable
@@ -94,8 +95,10 @@ class Polls:
                     state.progress, state.resumes_at = known.by(polled.by), ZERO
                     # By the clock: a daemon that is started every day sweeps once a week as well.
                     state.turn.swept_at = now - max(0.0, self._wall() - known.swept_at)
+                    state.part = known.part
             if state.polled.table != polled.table:
                 state.forget_missing()
+                state.part = WHOLE
             state.polled, state.turn.interval_s = polled, polled.interval_s
             self.states[name] = state
         for state in before.values():
@@ -381,7 +384,16 @@ class Polls:
     async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:
         table = state.polled.table
         keys = await self._keys_of(state)
-        sweep = Sweep(self._settings, table, keys, log, key_bytes=self._key_bytes)
+        sweep = Sweep(
+            self._settings,
+            table,
+            keys,
+            log,
+            key_bytes=self._key_bytes,
+            first=state.part,
+            began=state.begin_part,
+        )
+        state.unlooked = False
         async with aclosing(sweep.missing()) as found:
             async for candidates in found:
                 is_same = self.states.get(table.id) is state and state.polled.table == table
@@ -391,6 +403,10 @@ class Polls:
                 state.missing.append(candidates)
                 self.wake.set()
                 await state.swept.wait()
+                if state.unlooked:
+                    what = f"{self._where}: {table.id} could not be looked at for a sweep"
+                    raise TransientError(what, reason="sweep_cut_off")
+        state.part = WHOLE
 
     def _raise_sweeps_fault(self) -> None:
         """Forget a sweep that has ended. Raises what ended it, unless it passes by itself."""

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import sql
 
+from ingestd.capture.polling.lake_keys import WHOLE, Part
 from ingestd.capture.polling.polled import PolledTable
 
 Xids = NDArray[np.int64]
@@ -106,6 +107,7 @@ class Progress:
     the column whose values these are; `deleted`: the one that says which rows were left out.
     `lsn`: where the server was at the last look: one that is not there yet has not what was seen.
     `swept_at`: when its last sweep ended, in Unix seconds by the daemon's clock; 0: not known.
+    `part`: of the lake's keys, what the sweep that is under way is at.
     """
 
     whole: Seen
@@ -117,6 +119,7 @@ class Progress:
     deleted: str | None = None
     lsn: int = 0
     swept_at: float = 0.0
+    part: Part = WHOLE
 
     @classmethod
     def begun(cls, moment: Moment, xids: Xids, peak: str | None, polled: PolledTable) -> Progress:
@@ -196,6 +199,7 @@ class Progress:
             "deleted": self.deleted,
             "lsn": self.lsn,
             "swept_at": self.swept_at,
+            "part": [self.part.number, self.part.count],
         }
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
@@ -210,7 +214,9 @@ class Progress:
             last = whole if said["last"] is None else _seen(said["last"])
             names = ("floor", "ahead", "ahead_end", "cursor", "deleted", "lsn")
             known = {name: said[name] for name in names}
-            return cls(whole, last, **known, swept_at=said.get("swept_at", 0.0))
+            number, count = said.get("part", (0, 1))
+            part = Part(number, count) if 0 <= number < count else WHOLE
+            return cls(whole, last, **known, swept_at=said.get("swept_at", 0.0), part=part)
         except (ValueError, KeyError, TypeError, zlib.error):
             return None
 

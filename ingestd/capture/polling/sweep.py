@@ -15,7 +15,7 @@ makes it a deleted row is that the snapshot of a poll does not have it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
@@ -29,7 +29,7 @@ from psycopg import AsyncConnection
 from ingestd.capture.polling.key_hashes import hashed_columns, key_hashes, key_names
 from ingestd.capture.polling.key_pages import PAGE_ROWS, KeyPages, PackedKeys, rows_of_next
 from ingestd.capture.polling.key_set import KeySet
-from ingestd.capture.polling.lake_keys import parts_held
+from ingestd.capture.polling.lake_keys import WHOLE, Part, parts_held
 from ingestd.capture.polling.sorted_hashes import find
 from ingestd.capture.rewrites import ensure_described
 from ingestd.capture.session import connect
@@ -56,7 +56,8 @@ class Sweep:
 
     With None they are found in the lake's changes, as many at a time as `key_bytes` has room for,
     and the source's keys are read once for each part. Memory beside the keys: a byte a key, and
-    some pages. A sweep that ends before its end begins anew, but what it found stays.
+    some pages. `began` is told the parts; one that is cut off is gone on with by another whose
+    `first` is the last of them.
     """
 
     def __init__(
@@ -68,7 +69,11 @@ class Sweep:
         *,
         key_bytes: int,
         page_rows: int = PAGE_ROWS,
+        first: Part = WHOLE,
+        began: Callable[[Part], None] = lambda _: None,
     ) -> None:
+        self._first = first
+        self._began = began
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
         self._table = table
@@ -92,13 +97,16 @@ class Sweep:
     async def _unmarked(self) -> AsyncGenerator[Hashes, None]:
         """Give the hashes of keys that were not found in the source, sorted, part by part."""
         if self._keys is not None:
+            self._began(WHOLE)
             with self._keys.still() as hashes:
                 found = hashes[~await self._marks(hashes)]
             del hashes
             yield found[self._keys.holds(found)]
             return
-        async with aclosing(parts_held(self._log, self._table, self._key_bytes)) as parts:
-            async for _, hashes in parts:
+        held = parts_held(self._log, self._table, self._key_bytes, self._first)
+        async with aclosing(held) as parts:
+            async for part, hashes in parts:
+                self._began(part)
                 yield hashes[~await self._marks(hashes)]
 
     # --- the source --------------------------------------------------------------------------

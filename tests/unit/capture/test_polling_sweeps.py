@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ingestd.capture.polling.lake_keys import WHOLE, Part
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.polls import Polls
 from ingestd.capture.polling.positions import Positions
@@ -18,7 +19,7 @@ NOW, STARTED = 1_800_000_000.0, 500.0
 
 
 def test_when_it_was_swept_survives_in_the_text() -> None:
-    progress = Progress(Seen(7), Seen(7), floor="x", cursor="at", swept_at=NOW)
+    progress = Progress(Seen(7), Seen(7), floor="x", cursor="at", swept_at=NOW, part=Part(3, 8))
     assert Progress.parse(progress.to_text()) == progress
     assert progress.by("id").swept_at == NOW
     older = json.loads(progress.to_text())
@@ -26,6 +27,11 @@ def test_when_it_was_swept_survives_in_the_text() -> None:
     known = Progress.parse(json.dumps(older))
     assert known is not None
     assert known.swept_at == 0.0
+    assert known.part == Part(3, 8)
+    del older["part"]
+    known = Progress.parse(json.dumps(older))
+    assert known is not None
+    assert known.part == WHOLE
 
 
 @pytest.mark.parametrize(
