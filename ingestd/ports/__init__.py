@@ -1,0 +1,90 @@
+"""The ports: what `run/` drives and a capture or a sink provides.
+
+Their docstrings are the contract; `tests/contract/` holds every implementation to it, the in-memory
+ones of `ingestd.fakes` like the real ones.
+
+The order of a source's life, and who moves which position::
+
+    capture.claim -> sink.open -> capture.discover -> capture.continuity -> sink.adopt
+      -> capture.prepare -> capture.snapshot -> capture.live ... capture.confirm -> close
+
+    received    the capture, as bytes arrive
+    whole       the decoder, at a commit: Chunk.position
+    durable     the sink, when EpochWriter.commit or Sink.advance returns
+    confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
+
+All async methods may be cancelled at any await and leave nothing half done that a next `claim` and
+`open` would not put right.
+"""
+
+from ingestd.ports.capture import (
+    ChangeCapture,
+    Continuity,
+    Discovery,
+    Fresh,
+    Lag,
+    Lost,
+    Refused,
+    Resumed,
+    Snapshot,
+    SnapshotItem,
+    SnapshotPage,
+    SplitRead,
+    TableRead,
+)
+from ingestd.ports.change_log import ChangeLog
+from ingestd.ports.connector import (
+    ColumnInfo,
+    Connector,
+    ConnectorFactory,
+    Coverage,
+    Metadata,
+    PageSource,
+    Split,
+    SplitManager,
+    TableInfo,
+)
+from ingestd.ports.reference import ReferenceSink, ReferenceState, ReferenceTableSource
+from ingestd.ports.sink import (
+    EpochWriter,
+    Fragment,
+    LakeMaintenance,
+    MaintainedTable,
+    PageSink,
+    Sink,
+)
+
+__all__ = [
+    "ChangeCapture",
+    "ChangeLog",
+    "ColumnInfo",
+    "Connector",
+    "ConnectorFactory",
+    "Continuity",
+    "Coverage",
+    "Discovery",
+    "EpochWriter",
+    "Fragment",
+    "Fresh",
+    "Lag",
+    "LakeMaintenance",
+    "Lost",
+    "MaintainedTable",
+    "Metadata",
+    "PageSink",
+    "PageSource",
+    "ReferenceSink",
+    "ReferenceState",
+    "ReferenceTableSource",
+    "Refused",
+    "Resumed",
+    "Sink",
+    "Snapshot",
+    "SnapshotItem",
+    "SnapshotPage",
+    "Split",
+    "SplitManager",
+    "SplitRead",
+    "TableInfo",
+    "TableRead",
+]
