@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
@@ -177,9 +178,10 @@ def _supervised(  # noqa: PLR0917 - of one source
     )
 
     connector = _connector(config, name, settings)
+    writer = uuid.uuid4().hex
 
     def make_pipeline() -> Pipeline:
-        lake = _lake(config, name)
+        lake = _lake(config, name, writer)
         return Pipeline(connector.capture(lake), lake, policy, watch)
 
     return Supervised(
@@ -267,12 +269,13 @@ def _connector(config: Config, name: str, settings: SourceSettings) -> Connector
     return factory.create(name, settings, memory_bytes=_share_bytes(config) // READING_PART)
 
 
-def _lake(config: Config, source: str) -> DeltaLake:
+def _lake(config: Config, source: str, writer: str = "") -> DeltaLake:
     return DeltaLake(
         config.lake.uri,
         source,
         storage_options=_storage_options(config),
         buffer_bytes=_share_bytes(config) // 6,  # and half as much for open files' footers
+        writer=writer,
     )
 
 

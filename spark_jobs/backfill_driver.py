@@ -82,6 +82,7 @@ class Backfill:
     async def _run(self, capture: ChangeCapture, names: Sequence[TableId]) -> Outcome:
         await self._claim(capture)
         committed = await self._lake.open()
+        await self._lake.fence()
         first = await capture.discover(committed.tables)
         verdict = await capture.continuity(committed)
         if isinstance(verdict, Lost):

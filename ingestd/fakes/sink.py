@@ -56,6 +56,7 @@ class MemoryDisk:
     origin: str | None = None
     writer: object | None = None
     """Who committed last: another one's next commit is a conflict."""
+    fences: int = 0
 
 
 def _go_on(_step: str) -> None:
@@ -78,6 +79,7 @@ class MemoryLake:
         self.watermarks: dict[TableId, Lsn] = {}
         self.held: dict[TableId, int] = {}
         self._seen: object | None = None
+        self._fences = 0
         self._writers: list[MemoryEpochWriter] = []
         self._is_open = False
 
@@ -87,7 +89,7 @@ class MemoryLake:
         disk = self.disk
         last = disk.epochs[-1] if disk.epochs else None
         epoch = last.epoch if last else 0
-        self._seen = disk.writer
+        self._seen, self._fences = disk.writer, disk.fences
         self.watermarks = {
             t: m.watermark for t, m in disk.tables.items() if m.watermark is not None
         }
@@ -110,6 +112,13 @@ class MemoryLake:
     def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
         held = self.disk.tables.get(entry.table)
         return entry if held is None else replace(entry, resume=held.resume)
+
+    async def fence(self) -> None:
+        """Be the last who committed."""
+        if self.disk.writer is not self._seen or self.disk.fences != self._fences:
+            raise _claimed("fence")
+        self.disk.fences = self._fences = self._fences + 1
+        self.disk.writer = self._seen = self
 
     async def adopt(self, origin: str) -> None:
         """Record the origin."""
@@ -183,6 +192,8 @@ class MemoryLake:
     def swap(self, step: str) -> None:
         """Compare and swap: refuse if another has committed since `open`."""
         self.before_commit(step)
+        if self.disk.fences != self._fences:
+            raise _claimed(step)
         if self.disk.writer is not self._seen:
             raise OperatorError(
                 f"{step}: another writer appended", remedy="stop the other daemon of this source"
@@ -342,6 +353,10 @@ class MemoryPageSink:
         if self._is_over:
             msg = "the page sink is finished"
             raise RuntimeError(msg)
+
+
+def _claimed(step: str) -> TransientError:
+    return TransientError(f"{step}: another ingestd has taken over", reason="claimed")
 
 
 def _fragment(index: int, run: Sequence[pa.RecordBatch]) -> Fragment:

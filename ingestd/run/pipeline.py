@@ -153,7 +153,7 @@ class Pipeline:
     async def _run(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)
         await self._capture.claim()
-        committed = await self._sink.open()
+        committed = await self._opened()
         self._watch.noticed(committed.notices)
         self._refuse_gone(committed)
         discovery = await self._capture.discover(committed.tables)
@@ -215,6 +215,12 @@ class Pipeline:
         self._start(follower.run(work.put))
         self._gate = follower.gate
         await self._stream(epoch, work, book, intake, stop)
+
+    async def _opened(self) -> Committed:
+        """Read the lake; from here on nobody who did before commits to it (I5)."""
+        committed = await self._sink.open()
+        await self._sink.fence()
+        return committed
 
     async def _beside_background(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work, but raise at once what a background task ends with."""

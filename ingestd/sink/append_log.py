@@ -25,17 +25,20 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from ingestd.errors import IngestdError, OperatorError
+from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.failpoints import reach
 from ingestd.ports import Fragment
 from ingestd.sink.commit_actions import (
+    FENCE,
     HOLDS,
     RESUME,
     TOKEN,
+    WRITER,
     Interposed,
     commit_text,
     judge,
     resume_in,
+    writer_of,
 )
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
@@ -84,6 +87,10 @@ def _at_once(work: Work) -> None:
     work()
 
 
+class AppendedByAnotherError(OperatorError):
+    """Another writer appended since the log was read."""
+
+
 class AppendLog:
     """The table in `folder` of `store`. All calls block; one at a time, from any thread.
 
@@ -91,15 +98,22 @@ class AppendLog:
     error, and OperatorError when another writer appended.
 
     `later`: runs what need not be waited for (checkpoints), in order, in whatever thread; what it
-    raises is raised by the next append.
+    raises is raised by the next append. `writer`: the process that commits, one of its own without.
     """
 
     def __init__(
-        self, store: Store, folder: str, app_id: str, later: Callable[[Work], None] = _at_once
+        self,
+        store: Store,
+        folder: str,
+        app_id: str,
+        later: Callable[[Work], None] = _at_once,
+        *,
+        writer: str = "",
     ) -> None:
         self.store = store
         self.folder = folder
         self.app_id = app_id
+        self._writer = writer or uuid.uuid4().hex
         self._later = later
         self._table: DeltaTable | None = None
         self._state: _State | None = None
@@ -311,15 +325,44 @@ class AppendLog:
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
-        if self.store.puts_new and self._state is not None and self._state.is_plain:
+        if self._puts:
             return self._put(fragments, app_version, resume)
         return self._commit(lambda token: self._append(fragments, token, app_version, resume))
 
+    def fence(self) -> None:
+        """Have every commit fail of those who read the log before, by a commit without data (I5).
+
+        None is made where the newest is this process's: what others know is older. Raises
+        TransientError if somebody appended since `load`.
+        """
+        newest = self.newest_commit() if self.exists else ""
+        if newest == "" or (newest is not None and writer_of(newest) == self._writer):
+            return
+        try:
+            if self._puts:
+                self._put([], None, "", is_fence=True)
+            else:
+                self._commit(lambda token: self._append([], token, None, "", is_fence=True))
+        except AppendedByAnotherError as error:
+            raise TransientError(error.what, reason="claimed", remedy=error.remedy) from error
+
     # --- appends without a handle -----------------------------------------------------------
 
-    def _put(self, fragments: Sequence[Fragment], app_version: int | None, resume: str) -> int:
+    @property
+    def _puts(self) -> bool:
+        return self.store.puts_new and self.is_plain
+
+    def _put(
+        self,
+        fragments: Sequence[Fragment],
+        app_version: int | None,
+        resume: str,
+        *,
+        is_fence: bool = False,
+    ) -> int:
         token = uuid.uuid4().hex
-        content = commit_text(fragments, self._stamps(token, resume), self._carried(app_version))
+        stamps = self._stamps(token, resume, is_fence=is_fence)
+        content = commit_text(fragments, stamps, self._carried(app_version))
         for _ in range(ATTEMPTS):
             failure: OSError | None = None
             try:
@@ -386,22 +429,36 @@ class AppendLog:
     # --- commits by deltalake ---------------------------------------------------------------
 
     def _append(
-        self, fragments: Sequence[Fragment], token: str, app_version: int | None, resume: str
+        self,
+        fragments: Sequence[Fragment],
+        token: str,
+        app_version: int | None,
+        resume: str,
+        *,
+        is_fence: bool = False,
     ) -> None:
         self.handle.create_write_transaction(
             [_add(f) for f in fragments],
             "append",
             self.handle.schema(),
-            commit_properties=self._properties(token, app_version, resume, len(fragments)),
+            commit_properties=self._properties(
+                token, app_version, resume, len(fragments), is_fence=is_fence
+            ),
             post_commithook_properties=_NO_CLEANUP,
         )
 
     def _properties(
-        self, token: str, app_version: int | None, resume: str = "", files: int | None = None
+        self,
+        token: str,
+        app_version: int | None,
+        resume: str = "",
+        files: int | None = None,
+        *,
+        is_fence: bool = False,
     ) -> CommitProperties:
         # No last_updated: with it, log cleanup may forget the transaction (I3).
         carried = [Transaction(*each) for each in self._carried(app_version)]
-        stamps = self._stamps(token, resume)
+        stamps = self._stamps(token, resume, is_fence=is_fence)
         if files is not None:
             stamps[HOLDS] = str(files + len(carried))
         return CommitProperties(
@@ -413,9 +470,10 @@ class AppendLog:
     def _carried(self, app_version: int | None) -> list[tuple[str, int]]:
         return [] if app_version is None else [(self.app_id, app_version)]
 
-    @staticmethod
-    def _stamps(token: str, resume: str) -> dict[str, str]:
-        return {TOKEN: token, RESUME: resume} if resume else {TOKEN: token}
+    def _stamps(self, token: str, resume: str, *, is_fence: bool = False) -> dict[str, str]:
+        stamps = {TOKEN: token, WRITER: self._writer, RESUME: resume, FENCE: "true"}
+        left_out = {RESUME: not resume, FENCE: not is_fence}
+        return {name: text for name, text in stamps.items() if not left_out.get(name)}
 
     def _commit(self, attempt: Callable[[str], None]) -> int:
         token = uuid.uuid4().hex
@@ -456,8 +514,14 @@ class AppendLog:
 
     def _pass(self, version: int, verdict: Interposed) -> Interposed:
         """Refuse a commit of another writer; make one without data durable, as ours follow it."""
+        if verdict is Interposed.FENCE:
+            raise TransientError(
+                f"lake table {self.uri}: another ingestd has taken over (version {version})",
+                reason="claimed",
+                remedy="stop one of the two; this one stands by until the other is gone",
+            )
         if verdict is Interposed.FOREIGN:
-            raise OperatorError(
+            raise AppendedByAnotherError(
                 f"lake table {self.uri}: another writer appended version {version}",
                 remedy="stop the other daemon or job that writes there, or give this source"
                 " another name or lake; only one may write a raw table",

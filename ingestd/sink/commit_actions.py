@@ -17,6 +17,10 @@ from ingestd.ports import Fragment
 TOKEN = "ingestdCommit"  # noqa: S105 - a key in commitInfo
 RESUME = "ingestdResume"
 """Beside it: where the capture goes on once this commit is durable."""
+WRITER = "ingestdWriter"
+"""Beside it: which process made the commit."""
+FENCE = "ingestdFence"
+"""Beside it: the commit is there to have those fail who read the log before it (I5)."""
 HOLDS = "ingestdHolds"
 """Beside it: how many files and app transactions the commit holds, to see that all are there."""
 
@@ -26,6 +30,7 @@ class Interposed(Enum):
 
     OURS = auto()
     WITHOUT_DATA = auto()
+    FENCE = auto()
     FOREIGN = auto()
 
 
@@ -34,6 +39,8 @@ def judge(commit_json: str, token: str) -> Interposed:
     actions = actions_of(commit_json)
     if any(a.get("commitInfo", {}).get(TOKEN) == token for a in actions):
         return Interposed.OURS
+    if any(FENCE in a.get("commitInfo", {}) for a in actions):
+        return Interposed.FENCE
     is_stamped = any(TOKEN in a.get("commitInfo", {}) for a in actions)
     return Interposed.FOREIGN if is_stamped or has_data(actions) else Interposed.WITHOUT_DATA
 
@@ -46,6 +53,12 @@ def has_data(actions: Sequence[Mapping[str, Any]]) -> bool:
         for k in ("add", "remove")
         if k in action
     ) or any(a.get("txn", {}).get("appId", "").startswith("ingestd/") for a in actions)
+
+
+def writer_of(commit_json: str) -> str | None:
+    """Name the process that made a commit; None if it was none of ours."""
+    found = (a.get("commitInfo", {}).get(WRITER) for a in actions_of(commit_json))
+    return next((writer for writer in found if writer), None)
 
 
 def is_whole(content: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -59,7 +60,8 @@ class DeltaLake:
     `buffer_bytes`: Arrow bytes of the epoch being filled that wait in memory before row groups are
     written. `durability`: how local files are made durable; `now`: the clock of `committed_at`;
     `before_commit`: called, in a worker thread, with "schema.table", "_epochs" or "_tables" before
-    each Delta commit with rows or a position: whatever it raises stops that commit.
+    each Delta commit with rows or a position: whatever it raises stops that commit. `writer`: the
+    process, the same for all lakes that it opens one after another.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class DeltaLake:
         durability: Durability | None = None,
         now: Callable[[], datetime] = _utc_now,
         before_commit: Callable[[str], None] = _go_on,
+        writer: str = "",
     ) -> None:
         self.uri = uri
         self.layout = Layout(source)
@@ -81,8 +84,9 @@ class DeltaLake:
         self.before_commit = before_commit
         self.jobs = Jobs(at_once=WORKERS)
         self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
+        self._writer = writer or uuid.uuid4().hex
         self._own_logs = tuple(
-            AppendLog(self.store, folder, self.layout.app_id(), self._later)
+            AppendLog(self.store, folder, self.layout.app_id(), self._later, writer=self._writer)
             for folder in (self.layout.epochs, self.layout.tables)
         )
         self._epochs = EpochTable(self._own_logs[0], before_commit)
@@ -105,6 +109,14 @@ class DeltaLake:
         committed = await self.jobs.run(self._load)
         self._is_open = True
         return committed
+
+    async def fence(self) -> None:
+        """Have all others who opened the lake before be refused, whatever they commit (I5).
+
+        Raises TransientError if one of them committed since `open`.
+        """
+        async with self._epochs_lock, self._registry_lock:
+            await self.jobs.run(self._fence)
 
     async def adopt(self, origin: str) -> None:
         """Record the server that the rows come from; make `_epochs` and `_tables`."""
@@ -220,7 +232,7 @@ class DeltaLake:
         """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
         if table not in self._raw:
             folder, app_id = self.layout.raw(table), self.layout.app_id(table)
-            log = AppendLog(self.store, folder, app_id, self._later)
+            log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
             self._raw[table] = RawTable(table, log)
         return self._raw[table]
 
@@ -289,6 +301,13 @@ class DeltaLake:
             gone=gone,
             notices=notices,
         )
+
+    def _fence(self) -> None:
+        """Fence `_epochs` first: from then on none of them completes an epoch."""
+        for log in self._own_logs:
+            log.fence()
+        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
+            list(pool.map(lambda raw: raw.log.fence(), self._raw.values()))
 
     # --- what is missing at a start ---------------------------------------------------------
 

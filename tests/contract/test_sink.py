@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from ingestd.capture.polling.key_set import KeySet
 from ingestd.changes import TableBatch, marker_batch
-from ingestd.errors import OperatorError, TableError
+from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.ports import Sink
 from ingestd.positions import Lsn
@@ -361,6 +361,36 @@ async def test_one_writer_the_loser_can_not_advance(lake: Lake) -> None:
     await first.advance(Lsn(100))
     with pytest.raises(OperatorError, match="another writer"):
         await second.advance(Lsn(200))
+
+
+async def test_one_writer_who_opened_before_a_fence_commits_nothing_more(lake: Lake) -> None:
+    first = await opened(lake)
+    await commit(first, 100, a=(1,))
+    second = lake.sink()
+    await second.open()
+    await second.fence()
+    event = TableEvent(A, TableState.LIVE, AT, Lsn(105))
+    for late in (commit(first, 200, a=(2,)), first.advance(Lsn(300)), first.record([event])):
+        with pytest.raises(TransientError, match="another ingestd has taken over") as caught:
+            await late
+        assert caught.value.reason == "claimed"
+    await commit(second, 200, a=(2,))
+    assert ids(lake, A) == [1, 2]
+    assert len(lake.epochs()) == 2
+
+
+async def test_one_writer_a_fence_is_refused_if_somebody_committed_since_the_opening(
+    lake: Lake,
+) -> None:
+    first, second = await opened(lake), lake.sink()
+    await second.open()
+    await commit(first, 100, a=(1,))
+    with pytest.raises(TransientError) as caught:
+        await second.fence()
+    assert caught.value.reason == "claimed"
+    await second.open()
+    await second.fence()
+    assert ids(lake, A) == [1]
 
 
 async def test_abort_leaves_nothing(lake: Lake) -> None:
