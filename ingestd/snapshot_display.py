@@ -7,14 +7,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import TextColumn
 from rich.text import Text
 
 from ingestd.status_table import duration, size
+from ingestd.table_bars import TableBars
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from ingestd.observe.snapshot_request import TableProgress
 
@@ -72,7 +72,7 @@ def _time_left(progress: TableProgress) -> str:
     return "" if progress.eta_s is None else f"{duration(progress.eta_s)} left"
 
 
-class SnapshotBars:
+class SnapshotBars(TableBars):
     """A bar for each of `count` tables: how much is read, how fast, how long yet. See `Display`."""
 
     def __init__(
@@ -83,57 +83,34 @@ class SnapshotBars:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source = source
-        self._monotonic = monotonic
-        self._bars = Progress(
-            TextColumn("  {task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
+        super().__init__(
+            console,
             TextColumn("{task.fields[speed]}", justify="right"),
             TextColumn("{task.fields[left]}"),
-            console=console,
         )
+        self._source = source
+        self._monotonic = monotonic
         self._keeps = count <= _MANY
-        self._tasks: dict[str, TaskID] = {}
         self._speeds: dict[str, deque[tuple[float, int]]] = {}
         self._told = ""
-
-    def __enter__(self) -> Self:
-        """Begin to draw."""
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Leave the bars as they are."""
-        self._bars.stop()
 
     def source(self, line: str) -> None:
         """Tell above the bars what keeps the source from going on."""
         if self._told != line:
             self._told = line
-            self._bars.console.print(Text(f"  source {self._source}: {line or 'goes on'}"))
+            self.console.print(Text(f"  source {self._source}: {line or 'goes on'}"))
 
     def table(self, progress: TableProgress) -> None:
         """Draw a table's bar."""
-        name = progress.table
-        if name not in self._tasks:
-            # A name may look like markup.
-            shown = Text(name).markup
-            self._tasks[name] = self._bars.add_task(shown, total=1.0, speed="", left="")
-        self._bars.update(
-            self._tasks[name],
-            completed=progress.ratio,
+        self.update(
+            progress.table,
+            progress.ratio,
             speed=self._speed(progress),
             left=_left(progress),
             visible=self._keeps or not progress.is_over,
         )
         if progress.is_over and not self._keeps:
-            self._bars.console.print(Text(f"  {name}: {progress.state}"))
+            self.console.print(Text(f"  {progress.table}: {progress.state}"))
 
     def _speed(self, progress: TableProgress) -> str:
         """Give the bytes a second of the last few looks."""
