@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import pytest
 
 from ingestd.demo.accounts import account_for_server, open_way
 from ingestd.demo.installations import find_bindirs
 from ingestd.demo.postgres import PostgresServer
+from tests.harness.shop_servers import shop_on, slot
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ingestd.demo.daemon import Daemon
+    from tests.harness.databases import Database
+
 FAST = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
-LIMIT_S = 30.0
+LIMIT_S = 40.0
+STANDBY = "standby_1"
+"""The primary's slot for the standby."""
 Kind = Literal["standby", "recovery", "plain"]
 """A standby; a server that recovers and begins a timeline of its own; one that does not even."""
 
 
 def bindir_of(major: int) -> Path:
-    """Where an installation of this major version, or of the newest at all, is."""
-    found = [path for path in find_bindirs() if _major(path) == major]
+    """Where an installation of this version is; first of all that which the tests are run on."""
+    found = _bindirs(major)
     assert found, f"no PostgreSQL {major}: pip install 'ingestd[dev]' or apt install postgresql"
     return found[0]
 
 
+def needs(major: int) -> None:
+    """Skip a test where this version is not installed."""
+    if not _bindirs(major):
+        pytest.skip(f"no PostgreSQL {major} here: `make matrix ARGS={major}` has it")
+
+
+def _bindirs(major: int) -> list[Path]:
+    chosen = os.environ.get("INGESTD_TEST_PG")
+    return [
+        path
+        for path in ([Path(chosen)] if chosen else []) + find_bindirs()
+        if _major(path) == major
+    ]
+
+
+@cache
 def _major(bindir: Path) -> int:
     done = subprocess.run(
         [str(bindir / "postgres"), "--version"], capture_output=True, text=True, check=True
@@ -91,6 +117,60 @@ def copy_of(
             yield copy
         finally:
             copy.remove()
+
+
+@contextmanager
+def standby_of(primary: PostgresServer, **settings: str) -> Iterator[PostgresServer]:
+    """A standby as the documentation says to set it up for slots of its own (16+)."""
+    with primary.connect() as connection:
+        connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", [STANDBY])
+    own = {
+        "primary_slot_name": STANDBY,
+        "hot_standby_feedback": "on",
+        "wal_receiver_status_interval": "1s",  # what is not told of is not sent to the daemon
+    }
+    with copy_of(primary, settings={**own, **settings}) as standby:
+        yield standby
+
+
+@contextmanager
+def syncing_standby(primary: PostgresServer, shop: Database) -> Iterator[PostgresServer]:
+    """One that copies the slots as well (17+)."""
+    with standby_of(
+        primary,
+        primary_conninfo=shop.dsn,  # names a database: the slots' copier connects to it
+        sync_replication_slots="on",
+    ) as standby:
+        yield standby
+
+
+def keep_slots_behind_the_standby(shop: Database) -> None:
+    """Let nobody read from a slot what the standby has not got yet (17+)."""
+    shop.execute(
+        f"ALTER SYSTEM SET synchronized_standby_slots = '{STANDBY}'", "SELECT pg_reload_conf()"
+    )
+
+
+def await_copied(shop: Database, standby: PostgresServer) -> None:
+    """Wait until the standby's copy of the slot would live through a promotion."""
+
+    def copied() -> bool:
+        shop.execute("SELECT pg_log_standby_snapshot()")
+        return slot(shop_on(standby), "synced AND NOT temporary") is True
+
+    await_until(copied, LIMIT_S, "the standby to copy the slot", poll_s=0.2)
+
+
+def start_on_standby(daemon: Daemon, primary: Database) -> None:
+    """Start it, and do on the primary what a busy one does by itself, until it is ready."""
+    daemon.start()
+
+    def ready() -> bool:
+        primary.execute("SELECT pg_log_standby_snapshot()")
+        answer = daemon.get("/readyz")
+        return answer is not None and answer[0] == 200
+
+    await_until(ready, LIMIT_S, lambda: f"the daemon's /readyz\n{daemon.tail()}", poll_s=0.2)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -10,7 +9,6 @@ import pytest
 
 from tests.harness.compare import assert_change_log_is_sound
 from tests.harness.shop_servers import (
-    LIMIT_S,
     assert_equal,
     config,
     loss,
@@ -19,50 +17,20 @@ from tests.harness.shop_servers import (
     snapshots,
     with_shop,
 )
-from tests.harness.standbys import await_replayed, copy_of, promote, server_of
-from tests.harness.waiting import await_until
+from tests.harness.standbys import (
+    await_copied,
+    await_replayed,
+    copy_of,
+    keep_slots_behind_the_standby,
+    promote,
+    server_of,
+    syncing_standby,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.postgres import PostgresServer
     from tests.conftest import MakeDaemon
-    from tests.harness.databases import Database
-
-STANDBY = "standby_1"
-
-
-@contextmanager
-def syncing_standby(primary: PostgresServer, shop: Database) -> Iterator[PostgresServer]:
-    """A standby that copies the slots, as the documentation says to set it up."""
-    shop.value("SELECT pg_create_physical_replication_slot(%s, true)::text", STANDBY)
-    settings = {
-        "primary_conninfo": shop.dsn,  # names a database: the slots' copier connects to it
-        "primary_slot_name": STANDBY,
-        "hot_standby_feedback": "on",
-        "wal_receiver_status_interval": "1s",  # what is not told of is not sent to the daemon
-        "sync_replication_slots": "on",
-    }
-    with copy_of(primary, settings=settings) as standby:
-        yield standby
-
-
-def keep_slots_behind_the_standby(shop: Database) -> None:
-    """Let nobody read from a slot what the standby has not got yet."""
-    shop.execute(
-        f"ALTER SYSTEM SET synchronized_standby_slots = '{STANDBY}'", "SELECT pg_reload_conf()"
-    )
-
-
-def await_copied(shop: Database, standby: PostgresServer) -> None:
-    """Wait until the standby's copy of the slot would live through a promotion."""
-
-    def copied() -> bool:
-        shop.execute("SELECT pg_log_standby_snapshot()")
-        return slot(shop_on(standby), "synced AND NOT temporary") is True
-
-    await_until(copied, LIMIT_S, "the standby to copy the slot", poll_s=0.2)
 
 
 @pytest.mark.parametrize("is_running", [True, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,45 +37,25 @@ from tests.harness.shop_servers import (
     stopped_for,
     with_shop,
 )
-from tests.harness.standbys import await_replayed, copy_of, promote, server_of
+from tests.harness.standbys import (
+    await_replayed,
+    copy_of,
+    promote,
+    server_of,
+    standby_of,
+    start_on_standby,
+)
 from tests.harness.waiting import await_until
 from tests.unit.run.fixtures import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
 PUBLISH = f"CREATE PUBLICATION {SLOT} FOR TABLE orders WITH (publish_via_partition_root = true)"
-
-
-@contextmanager
-def standby_of(primary: PostgresServer, **settings: str) -> Iterator[PostgresServer]:
-    with primary.connect() as connection:
-        connection.execute("SELECT pg_create_physical_replication_slot('standby_1', true)")
-    own = {
-        "primary_slot_name": "standby_1",
-        "hot_standby_feedback": "on",
-        "wal_receiver_status_interval": "1s",
-    }
-    with copy_of(primary, settings={**own, **settings}) as standby:
-        yield standby
-
-
-def start_ready(daemon: Daemon, primary: Database) -> None:
-    """Start it, and do on the primary what a busy one does by itself."""
-    daemon.start()
-
-    def ready() -> bool:
-        primary.execute("SELECT pg_log_standby_snapshot()")
-        answer = daemon.get("/readyz")
-        return answer is not None and answer[0] == 200
-
-    await_until(ready, LIMIT_S, lambda: f"the daemon's /readyz\n{daemon.tail()}", poll_s=0.2)
 
 
 def assert_equal(primary: Database, standby: Database, lake: Path) -> None:
@@ -154,7 +133,7 @@ def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
             shop.execute(failed["remedy"].partition(";")[0])
             await_replayed(primary, standby)
             assert daemon.sigterm() == 0
-            start_ready(daemon, shop)
+            start_on_standby(daemon, shop)
             shop.execute(
                 "DELETE FROM orders WHERE id <= 10",
                 "INSERT INTO orders SELECT i, 'more' FROM generate_series(101, 3000) i",
@@ -238,7 +217,7 @@ def test_a_slot_whose_rows_a_standby_lost_says_so(
         with standby_of(primary, hot_standby_feedback="off") as standby:
             other = shop_on(standby)
             daemon = make_daemon(config(other, lake))
-            start_ready(daemon, shop)
+            start_on_standby(daemon, shop)
             assert_equal(shop, other, lake)
             assert daemon.sigterm() == 0
 
@@ -251,7 +230,7 @@ def test_a_slot_whose_rows_a_standby_lost_says_so(
 
             await_until(lost, LIMIT_S, "the standby to give up the slot")
             shop.execute("DELETE FROM orders WHERE id <= 10")
-            start_ready(daemon, shop)
+            start_on_standby(daemon, shop)
             assert_equal(shop, other, lake)
             assert told in loss(daemon)
             assert "hot_standby_feedback = on" in loss(daemon)

@@ -22,6 +22,17 @@ PLUGIN = "pgoutput"
 FIRST_WITH_FAILOVER = 170000
 """PostgreSQL 17 brought slots that standbys keep a copy of."""
 
+# What a walsender does by itself (`StandbySlotsHaveCaughtup`) does not hold for copies of the slot,
+# which drain a backlog: nobody is to have what the standby that takes over would lack. Null where
+# nothing is kept back; a slot that is named and not there keeps back all, as from the walsender.
+_KEPT_BACK = sql.SQL("""
+CASE WHEN (to_jsonb(s) ->> 'failover')::bool AND NOT pg_catalog.pg_is_in_recovery() THEN
+  (SELECT CASE WHEN bool_and(p.restart_lsn IS NOT NULL) IS FALSE THEN s.confirmed_flush_lsn
+               ELSE min(p.restart_lsn) END
+     FROM string_to_table(translate(
+            current_setting('synchronized_standby_slots', true), ' "', ''), ',') AS name
+     LEFT JOIN pg_catalog.pg_replication_slots p
+       ON p.slot_name = name AND p.slot_type = 'physical') END""")
 # As JSON, because servers have different columns: `conflicting` from 16 on, `invalidation_reason`,
 # `failover` and `synced` from 17 on.
 _SLOT = sql.SQL("""
@@ -29,7 +40,7 @@ SELECT plugin, slot_type, database, active_pid,
        confirmed_flush_lsn::text AS confirmed, restart_lsn::text AS restart,
        wal_status, safe_wal_size::int8 AS safe_bytes,
        pg_wal_lsn_diff({current}, restart_lsn)::int8 AS retained_bytes,
-       {current}::text AS current, {flushed}::text AS flushed,
+       {current}::text AS current, least({flushed}, {kept_back})::text AS flushed,
        (SELECT application_name FROM pg_stat_activity WHERE pid = active_pid) AS holder,
        coalesce(to_jsonb(s) ->> 'invalidation_reason',
                 CASE WHEN (to_jsonb(s) ->> 'conflicting')::bool THEN 'conflict'
@@ -39,7 +50,7 @@ SELECT plugin, slot_type, database, active_pid,
        current_setting('max_slot_wal_keep_size') AS keep_size,
        coalesce(current_setting('idle_replication_slot_timeout', true), '') AS idle_timeout
   FROM pg_replication_slots s WHERE slot_name = %s
-""").format(current=CURRENT, flushed=FLUSHED)
+""").format(current=CURRENT, flushed=FLUSHED, kept_back=_KEPT_BACK)
 _INVALID = {
     "wal_removed": "the server removed WAL that it needs (max_slot_wal_keep_size = {keep_size})",
     "idle_timeout": "it was not used for longer than idle_replication_slot_timeout = "
@@ -59,7 +70,7 @@ class Slot:
     """A row of pg_replication_slots; positions as text, None where the server has none.
 
     `invalid`: why it can't be used any more, a key of _INVALID or what a newer server says; None if
-    it can. `failover`: standbys keep a copy of it (17+).
+    it can. `failover`: standbys keep a copy of it (17+). `flushed`: how far changes may be read.
     """
 
     plugin: str | None
