@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -49,7 +49,7 @@ class TableBars:
         """Leave the bars as they are."""
         self._bars.stop()
 
-    def update(self, name: str, ratio: float, *, visible: bool = True, **fields: str) -> None:
+    def update(self, name: str, ratio: float, *, visible: bool = True, **fields: Any) -> None:  # noqa: ANN401 - rich takes any
         """Draw a bar, `ratio` (0 to 1) of it filled."""
         if name not in self._tasks:
             # A name may look like markup.
