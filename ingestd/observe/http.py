@@ -1,18 +1,22 @@
-"""The HTTP side: /metrics, /healthz, /readyz, /status, and commands about snapshots."""
+"""The HTTP side: the page, /metrics, /healthz, /readyz, /status, commands about snapshots."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from typing import TYPE_CHECKING, Self
 
+import structlog
 from aiohttp import web
 
 from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
 from ingestd.observe.commands import SnapshotCommands
+from ingestd.observe.events_feed import EventsFeed
 from ingestd.observe.protection import OPEN, Handler, Protection
 from ingestd.observe.status import ready, to_json
+from ingestd.observe.status_page import add_page
 from ingestd.quantities import Address
 
 if TYPE_CHECKING:
@@ -58,12 +62,16 @@ class HttpServer:
         self._commands = SnapshotCommands(
             control, status.sources, redactor, is_open=protection.token is not None
         )
+        self._feed = EventsFeed(status, redactor)
+        self._feeding: asyncio.Task[None] | None = None
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/readyz", self._get_ready)
         app.router.add_get("/status", self._get_status)
+        app.router.add_get("/status/events", self._feed.stream)
+        add_page(app)
         app.router.add_post("/sources/{source}/snapshot", self._post_snapshot)
         app.router.add_delete("/sources/{source}/snapshot", self._delete_snapshot)
         self._runner = web.AppRunner(
@@ -92,10 +100,15 @@ class HttpServer:
         except OSError as error:
             await self._runner.cleanup()
             raise _cannot_listen(self._listen, error) from error
+        self._feeding = asyncio.create_task(self._feed.run())
+        self._feeding.add_done_callback(_tell_failed)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop, leaving open requests a second."""
+        self._feed.close()
+        if self._feeding is not None:
+            self._feeding.cancel()
         await self._runner.cleanup()
 
     @web.middleware
@@ -136,7 +149,15 @@ class HttpServer:
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(_HEADERS)
+    for name, value in _HEADERS.items():
+        if name == "Server" or name not in response.headers:  # aiohttp names itself there
+            response.headers[name] = value
+
+
+def _tell_failed(feeding: asyncio.Task[None]) -> None:
+    """Say that the page is told nothing any more; the rest goes on."""
+    if not feeding.cancelled() and (error := feeding.exception()) is not None:
+        structlog.get_logger("ingestd").error("page.failed", exc_info=error)
 
 
 def _cannot_listen(listen: Address, error: OSError) -> OperatorError:

@@ -1,8 +1,10 @@
 """Who may ask over HTTP: whoever has the token or, without one, whoever is on this machine.
 
-/healthz is for everybody: it tells nothing, and probes have no secrets. Without a token, a server
-that listens on loopback takes requests for loopback only: a name that a web page bound to it anew
-names another Host. No page of a browser is answered about anything (`Origin`).
+/healthz is for everybody: it tells nothing, and probes have no secrets. So are the page's files
+where there is a token, which the page then asks for. Without a token, a server that listens on
+loopback takes requests for loopback only: a name that a web page bound to it anew names another
+Host. No page of another origin is answered about anything (`Origin`, `Sec-Fetch-Site`); ours asks
+by GET alone, with which browsers send no Origin, but for its own modules.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from aiohttp import web
 
 from ingestd.checks import CheckLine
 from ingestd.errors import OperatorError
+from ingestd.observe.status_page import PAGE_PATHS
 from ingestd.quantities import is_loopback
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 OPEN_PATHS = frozenset({"/healthz"})
 _SCHEME = "bearer "
+_OTHER_PAGES = {"cross-site", "same-site"}
+"""What browsers say of requests that pages of other origins make (W3C, Fetch Metadata)."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,9 +53,10 @@ class Protection:
         """
         if request.path in OPEN_PATHS:
             return None
+        is_page = request.path in PAGE_PATHS
         if self.token is not None:
-            return None if _is_given(request, self.token) else _unauthorized()
-        if "Origin" in request.headers:
+            return None if is_page or _is_given(request, self.token) else _unauthorized()
+        if not is_page and ("Origin" in request.headers or _is_of_other_page(request)):
             return _forbidden("requests of web pages are not answered", "ask with a program")
         is_narrow = listening and all(map(is_loopback, listening))
         if is_narrow and not is_loopback(host_of(request.headers.get("Host", ""))):
@@ -125,6 +131,12 @@ def host_of(header: str) -> str:
     if header.startswith("["):
         return header.partition("]")[0] + "]"
     return header.partition(":")[0]
+
+
+def _is_of_other_page(request: web.Request) -> bool:
+    """Say whether a page makes it for itself; one that leads a person here reads nothing."""
+    site, mode = (request.headers.get(f"Sec-Fetch-{x}", "") for x in ("Site", "Mode"))
+    return site in _OTHER_PAGES and mode != "navigate"
 
 
 def _is_given(request: web.Request, token: str) -> bool:

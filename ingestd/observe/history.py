@@ -1,0 +1,106 @@
+"""The last hour of each source, a point every ten seconds: what the page draws."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ingestd.observe.status import SourceState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from ingestd.observe.status import SourceStatus
+
+INTERVAL_S = 10.0
+POINTS_KEPT = 360
+_MEASURED = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
+"""Only then is the lag measured; what it was before says nothing of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A source at one time. None where it was not measured, or nothing happened to measure.
+
+    `rows_per_s`, and the quantiles of freshness in seconds, are those since the point before.
+    """
+
+    at: datetime
+    lag_bytes: int | None
+    lag_seconds: float | None
+    rows_per_s: float | None
+    freshness_p50: float | None
+    freshness_p99: float | None
+
+
+@dataclass(slots=True)
+class SourceHistory:
+    """The points of one source, oldest first; `added`: how many there ever were."""
+
+    points: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS_KEPT))
+    added: int = 0
+    _before: tuple[datetime, int, int] | None = None
+
+    def observe(self, source: SourceStatus, now: datetime) -> None:
+        """Add a point."""
+        is_measured = source.state in _MEASURED
+        rate, p50, p99 = None, None, None
+        if self._before is not None:
+            then, rows, seen = self._before
+            elapsed_s = (now - then).total_seconds()
+            if elapsed_s > 0:  # the clock may have been set back
+                rate = (source.rows - rows) / elapsed_s
+            p50 = source.freshness.quantile_since(seen, 0.5)
+            p99 = source.freshness.quantile_since(seen, 0.99)
+        self._before = (now, source.rows, source.freshness.seen)
+        self.points.append(
+            Point(
+                now,
+                source.lag_bytes if is_measured else None,
+                source.lag_seconds if is_measured else None,
+                rate,
+                p50,
+                p99,
+            )
+        )
+        self.added += 1
+
+    def since(self, added: int) -> list[Point]:
+        """Give the points that came after the first `added`, as far as they are kept."""
+        new = min(self.added - added, len(self.points))
+        return list(self.points)[len(self.points) - new :]
+
+
+class History:
+    """The histories of all sources, by name. One event loop calls all of it."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, SourceHistory] = {}
+
+    def observe(self, sources: Mapping[str, SourceStatus], now: datetime) -> None:
+        """Add a point to each."""
+        for name, source in sources.items():
+            self.of(name).observe(source, now)
+
+    def of(self, source: str) -> SourceHistory:
+        """Give that of one source; an empty one before its first point."""
+        return self._sources.setdefault(source, SourceHistory())
+
+
+def columns(points: Iterable[Point]) -> dict[str, list[float | None]]:
+    """Give points for JSON, a list for each figure; `at`: milliseconds since 1970 UTC."""
+    held = list(points)
+    return {
+        "at": [round(p.at.timestamp() * 1000) for p in held],
+        "lag_bytes": [p.lag_bytes for p in held],
+        "lag_seconds": [_rounded(p.lag_seconds) for p in held],
+        "rows_per_s": [_rounded(p.rows_per_s) for p in held],
+        "freshness_p50": [_rounded(p.freshness_p50) for p in held],
+        "freshness_p99": [_rounded(p.freshness_p99) for p in held],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

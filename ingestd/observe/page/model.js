@@ -1,0 +1,55 @@
+// What the daemon has told so far; /status/events says what changed.
+
+const KEPT = 360; // points, as the daemon keeps them: an hour
+
+export class Model {
+  constructor() {
+    this.now = 0;
+    this.about = {};
+    this.sources = new Map();
+  }
+
+  /** Take a `state` or a `change`. */
+  take({ now, sources, ...about }) {
+    if (now) this.now = now;
+    Object.assign(this.about, about);
+    for (const [name, told] of Object.entries(sources ?? {})) {
+      if (!this.sources.has(name)) this.sources.set(name, new Source(name));
+      this.sources.get(name).take(told);
+    }
+  }
+}
+
+export class Source {
+  constructor(name) {
+    this.name = name;
+    this.facts = { last_epochs: [], last_errors: [], references: [] };
+    this.tables = new Map();
+    this.history = { at: [] };
+    this.newPoints = 0; // counts up: whoever draws knows by it whether there are any
+    this.changed = new Set(); // names of tables, until they are drawn
+  }
+
+  take({ tables = [], gone = [], history, ...facts }) {
+    Object.assign(this.facts, facts);
+    for (const table of tables) {
+      this.tables.set(table.table, table);
+      this.changed.add(table.table);
+    }
+    for (const name of gone) {
+      this.tables.delete(name);
+      this.changed.add(name);
+    }
+    if (history) {
+      for (const [figure, values] of Object.entries(history)) {
+        this.history[figure] = [...(this.history[figure] ?? []), ...values].slice(-KEPT);
+      }
+      this.newPoints += 1;
+    }
+  }
+
+  /** The newest value of a figure of the history. */
+  latest(figure) {
+    return this.history[figure]?.at(-1) ?? null;
+  }
+}

@@ -1,0 +1,102 @@
+"""What a page shows of a daemon, and what of that is new since it was last told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ingestd.observe.history import columns
+from ingestd.observe.status import facts_to_json, ready, table_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+    from datetime import datetime
+
+    from ingestd.observe.history import History
+    from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
+    from ingestd.redaction import Redactor
+
+
+class Shown:
+    """What was told so far. A new one was told nothing: its first `update` is all there is.
+
+    What an update has of a source replaces, fact by fact, what was told before. Of a table it is
+    all that is not null. Most tables don't change between two updates: they cost a comparison, and
+    only what is told goes through the redactor.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._sources: dict[str, _ShownSource] = {}
+        self._is_ready: bool | None = None
+
+    def update(self, status: DaemonStatus, history: History, now: datetime) -> dict[str, Any]:
+        """Give what is new, for JSON: ``sources`` has those only that have something new."""
+        found: dict[str, Any] = {}
+        is_ready, _ = ready(status)
+        if self._is_ready is None:
+            started_at = round(status.started_at.timestamp() * 1000)
+            found = {"version": status.version, "started_at": started_at}
+        if is_ready is not self._is_ready:
+            self._is_ready = found["ready"] = is_ready
+        sources = {}
+        for name, source in status.sources.items():
+            shown = self._sources.setdefault(name, _ShownSource(self._redactor))
+            if new := shown.update(source, history):
+                sources[self._redactor.text(name)] = new
+        if sources:
+            found["sources"] = sources
+        return {"now": round(now.timestamp() * 1000), **found} if found else {}
+
+
+class _ShownSource:
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._facts: dict[str, Any] = {}
+        self._tables: dict[str, Hashable] = {}
+        self._points = 0
+
+    def update(self, source: SourceStatus, history: History) -> dict[str, Any]:
+        facts = facts_to_json(source)
+        changed = {k: v for k, v in facts.items() if k not in self._facts or v != self._facts[k]}
+        self._facts = facts
+        found = self._redactor.tree(changed)
+        assert isinstance(found, dict)
+        if tables := [self._table(t) for t in source.tables.values() if self._is_new(t)]:
+            found["tables"] = tables
+        if gone := self._tables.keys() - source.tables.keys():
+            found["gone"] = [self._redactor.text(name) for name in sorted(gone)]
+            for name in gone:
+                del self._tables[name]
+        past = history.of(source.source)
+        if past.added > self._points:
+            found["history"] = columns(past.since(self._points))
+            self._points = past.added
+        return found
+
+    def _is_new(self, table: TableStatus) -> bool:
+        seen = _seen(table)
+        if self._tables.get(table.table) == seen:
+            return False
+        self._tables[table.table] = seen
+        return True
+
+    def _table(self, table: TableStatus) -> Any:  # noqa: ANN401 - JSON
+        facts = {k: v for k, v in table_to_json(table).items() if v is not None}
+        return self._redactor.tree(facts)
+
+
+def _seen(table: TableStatus) -> Hashable:
+    """Give what differs as soon as anything does that is shown."""
+    read = table.snapshot
+    return (
+        table.state,
+        table.rows,
+        table.last_change,
+        table.since,
+        table.reason,
+        table.remedy,
+        table.snapshot_lsn,
+        table.snapshot_requested,
+        table.last_snapshot,
+        None if read is None else (read.ratio, read.nbytes, read.started_at),
+    )

@@ -1,0 +1,98 @@
+"""The daemon's HTTP side in a thread of its own, for tests that drive a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from ingestd.observe.history import INTERVAL_S, History
+from ingestd.observe.http import HttpServer
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.protection import OPEN, Protection
+from ingestd.quantities import Address
+from ingestd.redaction import Redactor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ingestd.observe.status import DaemonStatus
+
+_LIMIT_S = 30
+T = TypeVar("T")
+
+
+class NoCommands:
+    """A daemon that nobody sends commands to."""
+
+    def request_snapshot(self, *asked: Any) -> None:
+        raise AssertionError(asked)
+
+    def cancel_snapshot(self, *asked: Any) -> None:
+        raise AssertionError(asked)
+
+
+class PageServer:
+    """Serves `status` with the given history; used as a context manager, and again after its end.
+
+    `port` stays the same. What changes the status goes through `do`: its loop owns it.
+    """
+
+    def __init__(
+        self,
+        status: DaemonStatus,
+        history: History | None = None,
+        *,
+        protection: Protection = OPEN,
+        port: int = 0,
+    ) -> None:
+        self.status = status
+        self.port = port
+        self._history = history or History()
+        self._protection = protection
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_LIMIT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end = self.server.__aexit__(None, None, None)
+        asyncio.run_coroutine_threadsafe(end, self._loop).result(_LIMIT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_LIMIT_S)
+        self._loop.close()
+
+    async def _start(self) -> None:
+        listen = Address("127.0.0.1", self.port)
+        self.server = HttpServer(
+            listen,
+            Metrics(),
+            self.status,
+            Redactor(["sesame-secret"]),
+            NoCommands(),
+            protection=self._protection,
+        )
+        self.server._feed.history = self._history
+        self.server._feed._sample_at = time.monotonic() + INTERVAL_S  # its newest point is of now
+        await self.server.__aenter__()
+        self.port = self.server.address.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    @property
+    def readers(self) -> int:
+        return self.do(lambda: self.server._feed.readers)
+
+    def do(self, change: Callable[[], T]) -> T:
+        """Run it in the server's loop."""
+
+        async def run() -> T:
+            return change()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(_LIMIT_S)
