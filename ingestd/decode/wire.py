@@ -121,7 +121,8 @@ class Cutter:
         found = cut(buffer)
         rest = buffer[found.used :]
         self._held, self._held_bytes = [rest], len(rest)
-        self._needed = 1 + _length(rest, 0) if len(rest) >= _HEADER else _HEADER
+        is_over = found.last is not None  # what follows is the caller's no more
+        self._needed = _HEADER if is_over or len(rest) < _HEADER else 1 + _length(rest, 0)
         return buffer, found
 
 

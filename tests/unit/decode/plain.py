@@ -6,15 +6,18 @@ must not change what is in it.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 
 from ingestd.decode.relation import Relation, RelationColumn, Resolve
@@ -136,7 +139,7 @@ def read_relation(reader: Reader) -> Relation:
         (flags,) = reader.take("B")
         column = reader.text()
         type_oid, typmod = reader.take("Ii")
-        columns.append(RelationColumn(column, type_oid, typmod, flags == 1))
+        columns.append(RelationColumn(column, type_oid, typmod, bool(flags & 1)))
     return Relation(oid, TableId(schema, name), identity.decode(), tuple(columns))
 
 
@@ -232,6 +235,28 @@ def parse_float(value: bytes) -> float:
     ):
         raise Refused
     return number
+
+
+def parse_float4(value: bytes) -> float:
+    """Give the nearest number of 32 bits, not that of the nearest number of 64 bits."""
+    wide = parse_float(value)
+    with np.errstate(all="ignore"):
+        near = np.float32(wide)
+    if not np.isfinite(near) or wide == 0:
+        if not math.isfinite(wide) or wide == 0:
+            return float(near)
+        near = np.copysign(np.finfo(np.float32).max, near)
+    exact = Fraction(value.decode())
+    with np.errstate(all="ignore"):
+        around = [near, np.nextafter(near, np.float32(-INF)), np.nextafter(near, np.float32(INF))]
+    end = Fraction(2**128 - 2**103)  # from here on it is infinity
+    if abs(exact) >= end:
+        raise Refused
+    finite = [n for n in around if np.isfinite(n)]
+    nearest = min(finite, key=lambda n: (abs(Fraction(float(n)) - exact), n.view(np.uint32) & 1))
+    if nearest == 0:
+        raise Refused
+    return float(nearest)
 
 
 def parse_date(value: bytes) -> date:
@@ -336,6 +361,7 @@ PARSERS: dict[pa.DataType, Callable[[bytes], Any]] = {
     pa.string(): parse_text,
     pa.binary(): parse_bytes,
     pa.bool_(): parse_bool,
+    pa.float32(): parse_float4,
     pa.float64(): parse_float,
     pa.date32(): parse_date,
     TIMESTAMP_NTZ: parse_timestamp,

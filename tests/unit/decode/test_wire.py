@@ -76,6 +76,12 @@ def test_unknown_messages_are_refused(bytes_: bytes) -> None:
         cut(message(b"d", b"x") + bytes_)
 
 
+def test_what_follows_the_end_is_not_looked_at() -> None:
+    """The server's error is told, whatever comes behind it (found by the fuzzer)."""
+    error = message(b"E", b"SFATAL\0\0")
+    assert cut_in([message(b"d", b"x") + error + b"TAL\0\0"]) == ([b"x"], (ord("E"), error[5:]))
+
+
 @given(st.binary(max_size=200))
 def test_only_a_protocol_error_comes_out(bytes_: bytes) -> None:
     try:

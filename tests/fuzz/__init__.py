@@ -1,0 +1,1 @@
+"""The decoder under bytes that nobody meant; see docs/fuzzing.md."""
