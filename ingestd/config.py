@@ -89,7 +89,10 @@ class LakeSettings(Section):
     """`uri`: a local path, or a URI that deltalake knows. `storage_options`: passed to it."""
 
     uri: str
+    """Where the Delta tables go: a folder, or `s3://`, `gs://`, `az://`, `abfss://` and their
+    like."""
     storage_options: dict[str, SecretStr] = {}
+    """Passed to deltalake as they are; their values are never shown."""
 
     @field_validator("uri")
     @classmethod
@@ -111,13 +114,16 @@ class EpochSettings(Section):
     """When an epoch closes: `max_delay` seconds after its first change, or at `max_bytes`."""
 
     max_delay: Seconds = 5.0
+    """An epoch closes at most this long after its first change."""
     max_bytes: SizeBytes = 64_000_000
+    """An epoch closes when it has this many bytes."""
 
 
 class LimitSettings(Section):
     """`memory`: bytes for buffers and decoding, of the whole process."""
 
     memory: SizeBytes = Field(default=512_000_000, ge=64_000_000)
+    """For buffers and decoding, in the whole process, shared by its sources."""
 
 
 class MaintenanceSettings(Section):
@@ -129,8 +135,11 @@ class MaintenanceSettings(Section):
     """
 
     compact: SecondsOrOff = 3600.0
+    """How often small files of the lake are joined."""
     target_file_size: SizeBytes | None = Field(default=None, ge=1_000_000, le=2_000_000_000)
+    """How large such files become; a file below a quarter of it is small."""
     retention: SecondsOrOff = 7 * 86400.0
+    """How long versions of the lake's tables can be read; at least 10m, off keeps all."""
 
     @model_validator(mode="after")
     def _consistent(self) -> MaintenanceSettings:
@@ -162,9 +171,13 @@ class HttpSettings(Section):
     """
 
     listen: Annotated[Address | None, BeforeValidator(address)] = Address("127.0.0.1", 9464)
+    """Where /metrics, /healthz, /readyz, /status and the page are served; off serves nothing."""
     token: Token | None = None
+    """What requests have to bring (`Authorization: Bearer ...`); not asked for /healthz."""
     tls_cert: PemPath | None = None
+    """PEM file of the certificate, relative to the working directory; needs `tls_key`."""
     tls_key: PemPath | None = None
+    """PEM file of its key, not encrypted; needs `tls_cert`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> HttpSettings:
@@ -182,7 +195,9 @@ class LogSettings(Section):
     """`format`: auto is json when not a terminal."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged."""
     format: Literal["auto", "json", "pretty"] = "auto"
+    """auto is json when stderr is not a terminal."""
 
 
 class TableSettings(Section):
@@ -195,10 +210,16 @@ class TableSettings(Section):
     """
 
     exclude_columns: list[str] = []
+    """Columns that are never read, and never in the lake."""
     mask_columns: dict[str, Literal["sha256", "null"]] = {}
+    """Columns of which only a keyed hash reaches the lake (sha256), or nothing (null)."""
     types: dict[str, str] = {}
+    """Lake types other than the usual ones, by column (docs/types.md)."""
     reference: Literal["off", "snapshot_only", "snapshot_plus_cdc", "manual"] = "off"
+    """Whether `_ref` has the table's current rows, and how they are kept (docs/reference-
+    tables.md)."""
     refresh: Seconds | None = None
+    """How often a `snapshot_only` table is read anew; 1h if not set."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TableSettings:
@@ -260,10 +281,15 @@ class SourceSettings(Section):
     """
 
     kind: str
+    """How changes are captured."""
     dsn: Secret
+    """A libpq connection string or URI."""
     tables: list[TablePattern] = Field(min_length=1)
+    """What to capture: `schema.table` with `*`, `?` and `[...]`; `!` excludes."""
     mask_key: Secret | None = None
+    """What masks of kind sha256 are keyed with; required for them."""
     table: Mapping[str, TableSettings] = {}
+    """Settings of single tables: a section each, by `"schema.table"`."""
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:
@@ -341,12 +367,19 @@ class Config(Section):
     """The whole file, checked. `redactor` knows every secret in it."""
 
     lake: LakeSettings
+    """Where the tables go."""
     epoch: EpochSettings = EpochSettings()
+    """When an epoch closes."""
     limits: LimitSettings = LimitSettings()
+    """What the process may take."""
     maintenance: MaintenanceSettings = MaintenanceSettings()
+    """What is done to the lake beside the epochs (docs/maintenance.md)."""
     http: HttpSettings = HttpSettings()
+    """Where it can be asked, and by whom."""
     log: LogSettings = LogSettings()
+    """What is logged, and how."""
     sources: dict[str, SourceSettings] = Field(min_length=1)
+    """The databases: a section each, by name."""
     _redactor: Redactor = PrivateAttr(default_factory=Redactor)
 
     @property

@@ -46,10 +46,16 @@ class PostgresSettings(SourceSettings):
     """
 
     snapshot: Literal["initial", "never"] = "initial"
+    """initial copies what the tables hold, then follows; never only follows."""
     snapshot_workers: int = Field(default=2, ge=1, le=64)
+    """How many connections read a snapshot."""
     snapshot_chunk: SizeBytes = 32_000_000
+    """About how much of a table is read at a time; twice as much at one point."""
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"
+    """When DDL gives rows other values, which no change tells of: read the table anew, or record
+    it."""
     discover_interval: Seconds = 15.0
+    """How often the catalog is asked for tables that are new or others than before."""
 
     @property
     def sent_by(self) -> str | None:
@@ -94,16 +100,28 @@ class WalSettings(PostgresSettings):
     """
 
     kind: Literal["wal"]
+    """A logical replication slot and a publication."""
     slot: SlotName
+    """The replication slot; `ingestd_<source>` if not set."""
     publication: Identifier
+    """The publication; `ingestd_<source>` if not set."""
     manage: bool = True
+    """true: slot and publication are made and altered; false: they must exist."""
     snapshot_chunked_above: SizeOrZero = 1_000_000_000
+    """A table of this size is read in chunks at its first load too; 0: every keyed one."""
     catch_up_above: SizeOrZero = 64_000_000
+    """With more WAL than this to read, a backlog is drained first, packed by the server."""
     catch_up_slots: int = Field(default=2, ge=1, le=16)
+    """How many temporary slots decode parts of a backlog at the same time."""
     catch_up_part: SizeBytes = 512_000_000
+    """About how much WAL such a part has; the server keeps its changes in temporary files."""
     open_transaction_spool: SizeOrZero = 0
+    """How much of transactions that are still open may be kept; 0: they are sent after they
+    commit."""
     before: Literal["key", "full"] = "key"
+    """Old rows that come with updates and deletes: key, or full (needs REPLICA IDENTITY FULL)."""
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
+    """When the slot is lost: read all tables anew, or stop and wait for a person."""
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:
@@ -158,10 +176,16 @@ class PolledTableSettings(TableSettings):
     """
 
     cursor: Annotated[ColumnNames, BeforeValidator(_one_or_more)] | None = None
+    """The column that grows whenever a row is written, and others that order rows equal in it;
+    none: every poll looks through the whole table."""
     key: ColumnNames | None = None
+    """What tells rows apart; the primary key if not set."""
     detect_deletes: SecondsOrOff = None
+    """How often the keys are compared with those in the lake."""
     deleted: Identifier | None = None
+    """A column that is neither null nor false in a row that counts as deleted."""
     interval: Seconds | None = None
+    """How often this table is polled, instead of as the source says."""
 
     @model_validator(mode="after")
     def _pollable(self) -> PolledTableSettings:
@@ -198,12 +222,20 @@ class PollingSettings(PostgresSettings):
     """
 
     kind: Literal["polling"]
+    """Ordinary queries, on any server and with any role that may read."""
     interval: Seconds = 10.0
+    """How often each table is polled while it changes; a quiet one less, down to a tenth as
+    often."""
     statement_timeout: SecondsOrZero = 60.0
+    """The most that a query of a poll may take; 0 for no limit."""
     lock_timeout: SecondsOrZero = 5.0
+    """The most that a query of a poll may wait for a lock; 0 for no limit."""
     page_rows: int = Field(default=10_000, ge=1, le=10_000_000)
+    """How many rows a query gives."""
     listen: Identifier | None = None
+    """A channel of NOTIFY that starts a poll at once; not on a standby."""
     table: Mapping[str, PolledTableSettings] = {}
+    """Settings of single tables: a section each, by `"schema.table"`."""
 
     def controls(self, table: TableId) -> PolledTableSettings:
         """Give the settings of a table: those of its section, or the defaults."""
