@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
-.PHONY: help demo test test-long soak lint bench bench-quick profile audit sbom clean java warm
+.PHONY: help demo test test-long soak soak-leaks fuzz lint bench bench-quick profile audit sbom clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -35,6 +35,13 @@ test-long: $(VENV)/.dev java warm ## Run the long tests as well (random workload
 
 soak: $(VENV)/.dev ## Kill daemon, Postgres, connections at random (MINUTES=10 SEED=n), compare
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak-leaks: $(VENV)/.dev ## A steady load for long (MINUTES=60): do memory, files, threads, tasks grow?
+	@$(BIN)/python -m tests.soak.leaks --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz: $(VENV)/.dev ## Fuzz the decoder, guided by coverage (SECONDS=60 for each target; needs atheris)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) -e '.[fuzz]'
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff check .
