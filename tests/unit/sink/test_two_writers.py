@@ -35,7 +35,7 @@ TRANSACTIONS = {100: (A,), 200: (B,), 300: (A, B)}
 """Commit LSN, and the tables that have one row of it, whose id is the LSN."""
 ENDS = 5
 """Bytes from commit_lsn to end_lsn."""
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class NoSync(Durability):
@@ -148,9 +148,10 @@ class Writer:
                     await self.do(self.to_come[0])  # what the order has no place for
                 else:
                     await asyncio.sleep(0.0005)
+        to_come = self.to_come  # none while it fences
         await asyncio.to_thread(self.store.let_through, table)
-        if self.to_come is not None:
-            self.to_come.remove(table)
+        if to_come is not None:
+            to_come.remove(table)
 
 
 def orders(first: Sequence[str], second: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:

@@ -1,0 +1,89 @@
+"""A daemon's process paused, its sessions ended meanwhile, and who committed what after that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingestd.sink.commit_actions import FENCE, WRITER, actions_of, has_data
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingestd.demo.daemon import Daemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 120.0
+_SESSIONS = "FROM pg_stat_activity WHERE datname = %s AND application_name LIKE 'ingestd%%'"
+
+
+@contextlib.contextmanager
+def paused(daemon: Daemon) -> Iterator[None]:
+    """Stop the process as a debugger or a frozen virtual machine does; at the end it goes on."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        stat = Path(f"/proc/{daemon.pid}/stat")
+        await_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", LIMIT_S, "T")
+        yield
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+def let_pass(seconds: float) -> None:
+    """Return after so long: how long a pause lasts is what is tested."""
+    end = time.monotonic() + seconds
+    await_until(lambda: time.monotonic() >= end, seconds + 5)
+
+
+def end_sessions(database: Database) -> int:
+    """Have the server end all sessions of daemons, as it does when TCP is cut; give how many."""
+    query = f"SELECT count(pg_terminate_backend(pid)) {_SESSIONS}"
+    ended: int = database.value(query, database.name)
+    count = f"SELECT count(*) {_SESSIONS}"
+    await_until(lambda: database.value(count, database.name) == 0, LIMIT_S, "the sessions' end")
+    return ended
+
+
+def await_acted(daemon: Daemon, point: str) -> None:
+    """Wait until the failpoint of this life has acted."""
+
+    def has_acted() -> bool:
+        return any(event["point"] == point for event in daemon.events("failpoint.reached"))
+
+    await_until(has_acted, LIMIT_S, lambda: f"{point}\n{daemon.tail()}", poll_s=0.01)
+
+
+def assert_nobody_commits_after_a_fence(lake: Path) -> int:
+    """I5: in every log, once another process has fenced it, one before commits nothing more.
+
+    Gives how many processes fenced `_epochs`. The logs' commits must all be there.
+    """
+    fences = 0
+    for log in sorted(lake.glob("**/_delta_log")):
+        gone: set[str] = set()
+        present = ""
+        for path in sorted(log.glob("*.json")):
+            stamps = _stamps(path)
+            writer = stamps.get(WRITER, "")
+            if not writer:
+                continue  # maintenance, which changes no rows
+            assert writer not in gone, f"{path}: {writer} committed after it was fenced"
+            if writer != present:
+                is_first = not present
+                assert is_first or FENCE in stamps, f"{path}: {writer} began without a fence"
+                gone |= {present}
+                present = writer
+                fences += log.parent.name == "_epochs"
+    return fences
+
+
+def _stamps(commit: Path) -> dict[str, Any]:
+    actions = actions_of(commit.read_text("utf-8"))
+    stamps: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    assert stamps.get(WRITER) or not has_data(actions), f"{commit}: whose is it?"
+    return stamps
