@@ -67,7 +67,7 @@ POINTS: Mapping[str, str] = {
     "sink.parquet.after": "they are written, the file is open",
     "sink.fsync.before": "files and their folder are about to be made durable",
     "sink.fsync.after": "they are durable",
-    "sink.raw_create.before": "a raw table is about to be made, with its first rows",
+    "sink.raw_create.before": "a raw table is about to be made, without rows",
     "sink.raw_create.after": "it is there",
     "sink.new_columns.before": "a raw table is about to get more columns",
     "sink.new_columns.after": "it has them, without rows",

@@ -28,7 +28,10 @@ from ingestd.schema import Table, TableId
 
 @dataclass(slots=True)
 class MemoryTable:
-    """A raw table: rows of every version, the watermark, and where its capture goes on."""
+    """A raw table: rows of every version, the watermark, and where its capture goes on.
+
+    Version 0 is the table as it was made, without rows.
+    """
 
     versions: list[pa.Table] = field(default_factory=list)
     watermark: Lsn | None = None
@@ -36,8 +39,8 @@ class MemoryTable:
 
     @property
     def version(self) -> int:
-        """The version of the last commit, -1 without one."""
-        return len(self.versions) - 1
+        """The version of the last commit."""
+        return len(self.versions)
 
     def rows(self) -> pa.Table:
         """Give all rows of the newest version."""

@@ -161,6 +161,10 @@ class EpochTable:
         self.last_epoch, self.end_lsn = epoch.epoch, summary.end_lsn
         self.position = max(summary.end_lsn, self.position or summary.end_lsn)
 
+    def vouch(self) -> None:
+        """Commit nothing, durably: that fails if another process has fenced the table."""
+        self._log.append([])
+
     def advance(self, position: Lsn) -> None:
         """Record a later position, durably; nothing if it is not later."""
         if self.position is not None and position <= self.position:

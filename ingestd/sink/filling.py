@@ -52,6 +52,10 @@ class OwningLake(Protocol):
         """Give the raw table."""
         ...
 
+    async def vouch(self) -> None:
+        """Commit to `_epochs` without a row: it fails if another process has taken over."""
+        ...
+
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
         """Append the epoch's row."""
         ...
@@ -235,12 +239,26 @@ class DeltaEpochWriter:
     async def _commit_tables(
         self, fragments: Sequence[tuple[_Part, Sequence[Fragment]]], summary: EpochSummary
     ) -> tuple[TableInEpoch, ...]:
+        await self._make_tables()
         tables = await together(
             self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn)
             for part, files in fragments
         )
         # One that only says where its capture goes on has not changed.
         return tuple(table for table in tables if table.rows)
+
+    async def _make_tables(self) -> None:
+        """Make the raw tables that are not there, without rows.
+
+        What is not there can't be fenced. Whoever fences `_epochs` after this finds and fences
+        them; if it was before this, they stay as they are (I5).
+        """
+        new = [part for part in self._parts.values() if not part.raw.log.exists]
+        if new:
+            await together(
+                self._lake.jobs.run(part.raw.make, part.table, part.schema) for part in new
+            )
+            await self._lake.vouch()
 
     def _commit_table(
         self, part: _Part, fragments: Sequence[Fragment], end_lsn: Lsn

@@ -14,7 +14,7 @@ from functools import partial
 import pyarrow as pa
 
 from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
-from ingestd.errors import OperatorError
+from ingestd.errors import OperatorError, TransientError
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.positions import Lsn
 from ingestd.recorded import (
@@ -236,6 +236,11 @@ class DeltaLake:
             self._raw[table] = RawTable(table, log)
         return self._raw[table]
 
+    async def vouch(self) -> None:
+        """Commit to `_epochs` without a row: it fails if another process has taken over."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.vouch)
+
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
         """Append the epoch's row, with the tables whose rows of it the lake held before."""
         tables = {t.table: t for t in epoch.tables}
@@ -303,9 +308,21 @@ class DeltaLake:
         )
 
     def _fence(self) -> None:
-        """Fence `_epochs` first: from then on none of them completes an epoch."""
+        """Fence `_epochs` first: from then on none of them completes an epoch.
+
+        Nor gives rows to a table that is made after that; one made before is among the folders.
+        """
         for log in self._own_logs:
             log.fence()
+        for table in set(self._found()) - self._raw.keys():
+            made = AppendLog(self.store, self.layout.raw(table), self.layout.app_id(table))
+            made.load()
+            if made.exists:
+                raise TransientError(
+                    f"lake table {made.uri}: another ingestd has made it since the lake was read",
+                    reason="claimed",
+                    remedy="nothing to do: the lake is read again",
+                )
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
             list(pool.map(lambda raw: raw.log.fence(), self._raw.values()))
 

@@ -13,13 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.changes import EPOCH_FIELD, MARKER_SEQ, change_schema
-from ingestd.errors import TableError
+from ingestd.errors import TableError, TransientError
 from ingestd.failpoints import lost, reach
 from ingestd.keys import key_columns, key_rows
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, GiveUp
+from ingestd.sink.append_log import (
+    CHECKPOINT_INTERVAL,
+    AppendedByAnotherError,
+    AppendLog,
+    Creation,
+    GiveUp,
+)
 from ingestd.sink.evolution import SchemaConflictError, additions, evolved
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.read import read_each
@@ -193,6 +199,18 @@ class RawTable:
         assert self.plan is not None
         return self.plan
 
+    def make(self, table: Table, schema: pa.Schema) -> None:
+        """Make the table in the lake, without rows. Blocks.
+
+        Raises TransientError if somebody made it since the lake was read.
+        """
+        reach("sink.raw_create.before", lost)
+        try:
+            self.log.create(_creation(table, schema))
+        except AppendedByAnotherError as error:
+            raise TransientError(error.what, reason="claimed", remedy=error.remedy) from error
+        reach("sink.raw_create.after", lost)
+
     def commit(
         self,
         table: Table,
@@ -221,12 +239,7 @@ class RawTable:
         resume: str,
     ) -> int:
         if not self.log.exists:
-            reach("sink.raw_create.before", lost)
-            version = self.log.create(_creation(table, schema), fragments, int(end_lsn), resume)
-            reach("sink.raw_create.after", lost)
-            if resume:  # a kill before that leaves rows without one, never one without its rows
-                self.log.expect_resumes()
-            return version
+            self.make(table, schema)
         present = self.log.schema()
         assert present is not None
         added = additions(present, schema)

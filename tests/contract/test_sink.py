@@ -158,10 +158,10 @@ async def test_epochs_are_numbered_without_gaps_and_list_versions_and_rows(lake:
             "epoch": 1,
             "end_lsn": 105,
             "rows": 3,
-            "tables": [("public.a", 0, 2), ("public.b", 0, 1)],
+            "tables": [("public.a", 1, 2), ("public.b", 1, 1)],
         },
-        {"epoch": 2, "end_lsn": 205, "rows": 1, "tables": [("public.b", 1, 1)]},
-        {"epoch": 3, "end_lsn": 305, "rows": 1, "tables": [("public.a", 1, 1)]},
+        {"epoch": 2, "end_lsn": 205, "rows": 1, "tables": [("public.b", 2, 1)]},
+        {"epoch": 3, "end_lsn": 305, "rows": 1, "tables": [("public.a", 2, 1)]},
     ]
     assert [(r["id"], r["_cdc_epoch"]) for r in sorted(lake.rows(A.id), key=lambda r: r["id"])] == [
         (1, 1),
@@ -259,7 +259,7 @@ async def test_exactly_once_lists_a_table_that_the_lake_held_before(lake: Lake) 
     assert committed.watermarks == {A.id: 105}
     await commit(sink, 100, a=(1, 2))
     assert lake.epochs() == [
-        {"epoch": 1, "end_lsn": 105, "rows": 2, "tables": [("public.a", 0, 2)]}
+        {"epoch": 1, "end_lsn": 105, "rows": 2, "tables": [("public.a", 1, 2)]}
     ]
     assert ids(lake, A) == [1, 2]
 
@@ -290,8 +290,8 @@ async def test_first_epoch_covers_what_no_epoch_lists_and_lists_it_without_more_
     assert committed.floor == 300
     await sink.begin().commit(summary(300, 305))
     assert [(e["epoch"], e["tables"]) for e in lake.epochs()] == [
-        (1, [("public.a", 0, 1)]),
-        (2, [("public.a", 1, 2)]),
+        (1, [("public.a", 1, 1)]),
+        (2, [("public.a", 2, 2)]),
     ]
     assert (await lake.sink().open()).unlisted is None
 
@@ -412,7 +412,7 @@ async def test_isolated_discard_forgets_one_table(lake: Lake) -> None:
     await writer.discard(A.id)
     assert writer.rows == 1
     await writer.commit(summary(100, 105))
-    assert lake.epochs()[0]["tables"] == [("public.b", 0, 1)]
+    assert lake.epochs()[0]["tables"] == [("public.b", 1, 1)]
 
 
 async def test_isolated_another_type_is_refused_for_its_table(lake: Lake) -> None:

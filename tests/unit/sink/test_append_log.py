@@ -58,7 +58,7 @@ async def test_one_writer_optimize_and_properties_in_between_are_no_conflict(
         ).to_pylist()
         if row["epoch"] == 3
     ]
-    assert epoch["tables"] == [{"table": "public.a", "version": 4, "rows": 1}]
+    assert epoch["tables"] == [{"table": "public.a", "version": 5, "rows": 1}]
 
 
 async def test_one_writer_data_in_between_is_a_conflict(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_one_writer_data_in_between_is_a_conflict(tmp_path: Path) -> None:
     await commit(lake, 100, 1)
     foreign = read_raw(str(tmp_path), "shop", A.id)
     write_deltalake(tmp_path / "shop/public/a", foreign, mode="append")
-    with pytest.raises(OperatorError, match="another writer appended version 1"):
+    with pytest.raises(OperatorError, match="another writer appended version 2"):
         await commit(lake, 200, 2)
 
 
@@ -212,7 +212,7 @@ async def test_commits_without_a_resume_say_nothing_of_it(tmp_path: Path) -> Non
     await commit(lake, 100, 1)
     await commit(lake, 200, 2)
     assert not any("ingestdResume" in info for info in commit_infos(tmp_path / "shop/public/a"))
-    assert len(commit_infos(tmp_path / "shop/public/a")) == 2
+    assert len(commit_infos(tmp_path / "shop/public/a")) == 3
     assert resume_of(tmp_path) == ""
 
 
@@ -249,21 +249,21 @@ async def test_ack_after_durable_every_file_is_synced_before_what_refers_to_it(
     await writer.append(inserts(A, 100, 1))
     await writer.append(inserts(B, 100, 1))
     await writer.commit(summary(100, 105))
-    epoch_commit = "shop/_epochs/_delta_log/00000000000000000002.json"
+    epoch_commit = "shop/_epochs/_delta_log/00000000000000000003.json"
     order = [path for path, _ in notes.seen]
     for table in ("a", "b"):
         folder = f"shop/public/{table}"
-        raw_commit = f"{folder}/_delta_log/00000000000000000000.json"
+        made, raw_commit = (f"{folder}/_delta_log/{version:020}.json" for version in (0, 1))
         data = next(p for p in order if p.startswith(f"{folder}/part-"))
         for path in (data, folder, "shop/public", "shop"):
             first = order.index(path)
             assert raw_commit not in notes.seen[first][1], f"{path} synced after its commit"
         for path in (raw_commit, f"{folder}/_delta_log"):
-            first = order.index(path)
-            assert raw_commit in notes.seen[first][1]
-            assert epoch_commit not in notes.seen[first][1], "the epoch came before its tables"
+            last = len(order) - 1 - order[::-1].index(path)
+            assert raw_commit in notes.seen[last][1]
+            assert epoch_commit not in notes.seen[last][1], "the epoch came before its tables"
         # `_delta_log` itself is an entry of the folder.
-        assert any(p == folder and raw_commit in seen for p, seen in notes.seen)
+        assert any(p == folder and made in seen for p, seen in notes.seen)
     data = next(p for p in order if p.startswith("shop/_epochs/part-"))
     assert epoch_commit not in notes.seen[order.index(data)][1]
     assert order[-2:] == [epoch_commit, "shop/_epochs/_delta_log"]
@@ -287,9 +287,9 @@ async def test_ack_after_durable_a_commit_that_a_kill_left_unsynced_is_synced_at
     assert (await DeltaLake(str(tmp_path), "shop", durability=notes).open()).floor == 105
     synced = [path for path, _ in notes.seen]
     raw_log = "shop/public/a/_delta_log"
-    assert f"{raw_log}/00000000000000000000.json" in synced
+    assert f"{raw_log}/00000000000000000001.json" in synced
     assert raw_log in synced
-    assert "shop/_epochs/_delta_log/00000000000000000001.json" in synced
+    assert "shop/_epochs/_delta_log/00000000000000000002.json" in synced
     assert "shop/_tables/_delta_log/00000000000000000000.json" in synced
 
 
@@ -298,16 +298,16 @@ async def test_a_log_that_a_kill_left_between_a_checkpoint_and_the_pointer_to_it
 ) -> None:
     lake = await opened(tmp_path)
     last = CHECKPOINT_EVERY - 1
-    for number in range(last + 1):
+    for number in range(last):
         await commit(lake, 100 * (number + 1), number)
     log = tmp_path / "shop/public/a/_delta_log"
     await_until((log / f"{last:020}.checkpoint.parquet").exists, 30, "the checkpoint")
     await lake.close()
     (log / "_last_checkpoint").unlink()
     again = await opened(tmp_path)
-    await commit(again, 100_000, last + 1)
+    await commit(again, 100_000, last)
     rows = read_raw(str(tmp_path), "shop", A.id).to_pylist()
-    assert sorted(r["id"] for r in rows) == list(range(last + 2))
+    assert sorted(r["id"] for r in rows) == list(range(last + 1))
 
 
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
     kept = newest(tmp_path, RAW).read_bytes()
     cut(newest(tmp_path, RAW), share)
     for _ in range(2):  # the first look changes nothing
-        with pytest.raises(OperatorError, match=f"{RAW}: commit 1 is not whole") as caught:
+        with pytest.raises(OperatorError, match=f"{RAW}: commit 2 is not whole") as caught:
             await found(tmp_path)
         assert "back from a copy" in (caught.value.remedy or "")
     newest(tmp_path, RAW).write_bytes(kept)
@@ -197,7 +197,7 @@ async def test_a_checkpoint_cut_short_is_done_without(tmp_path: Path, share: flo
     await commit(lake, 200, 2)
     await lake.close()
     DeltaTable(tmp_path / RAW).create_checkpoint()
-    cut(log(tmp_path, RAW) / f"{1:020}.checkpoint.parquet", share)
+    cut(log(tmp_path, RAW) / f"{2:020}.checkpoint.parquet", share)
     committed = await found(tmp_path)
     assert committed.watermarks == {A.id: 205}
     assert len(committed.notices) == 2  # it and the pointer to it
@@ -272,7 +272,7 @@ async def test_rows_that_another_wrote_while_nobody_looked_are_told(
     write(tmp_path)
     [notice] = (await found(tmp_path)).notices
     assert notice.event == "lake.foreign_commit"
-    assert "another writer made version 1" in notice.what
+    assert "another writer made version 2" in notice.what
     assert "ingestd snapshot" in notice.remedy
 
 

@@ -27,7 +27,7 @@ from tests.harness.epoch_versions import assert_epoch_versions
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 A, B = make_table("a", oid=1), make_table("b", oid=2)
@@ -258,3 +258,72 @@ async def test_one_writer_every_order_of_two_daemons_commits(tmp_path: Path, upt
         won.add(("A" not in lost, "B" not in lost))
         shutil.rmtree(root)
     assert won >= {(True, True), (True, False), (False, True)}
+
+
+# --- tables that are not there yet -----------------------------------------------------------
+
+
+def lake_at(root: Path, before_commit: Callable[[str], None] = lambda _: None) -> DeltaLake:
+    return DeltaLake(str(root), "shop", durability=NoSync(), before_commit=before_commit)
+
+
+async def taken_over(root: Path) -> DeltaLake:
+    lake = lake_at(root)
+    await lake.open()
+    await lake.fence()
+    return lake
+
+
+async def commit_new(lake: DeltaLake) -> None:
+    writer = lake.begin()
+    await writer.append(inserts(A, 100, 100))
+    await writer.commit(summary(100, 105))
+
+
+def rows_of(root: Path) -> list[int]:
+    return [row["id"] for row in read_raw(str(root), "shop", A.id).to_pylist()]
+
+
+async def test_one_writer_a_table_made_after_the_fence_gets_no_rows_from_who_made_it(
+    tmp_path: Path,
+) -> None:
+    first = await taken_over(tmp_path)
+    await first.adopt("server")
+    second = await taken_over(tmp_path)
+    with pytest.raises(TransientError, match="taken over"):
+        await commit_new(first)
+    assert rows_of(tmp_path) == []
+    with pytest.raises(TransientError) as caught:  # it does not know of the table yet
+        await commit_new(second)
+    assert caught.value.reason == "claimed"
+    await commit_new(await taken_over(tmp_path))
+    assert rows_of(tmp_path) == [100]
+    assert [row["epoch"] for row in epochs(tmp_path)] == [1]
+
+
+async def test_one_writer_a_table_made_before_the_fence_is_fenced(tmp_path: Path) -> None:
+    is_there, goes_on = threading.Event(), threading.Event()
+
+    def wait(step: str) -> None:
+        if step == "public.a":
+            is_there.set()
+            assert goes_on.wait(LIMIT_S)
+
+    first = lake_at(tmp_path, wait)
+    await first.open()
+    await first.adopt("server")
+    second = lake_at(tmp_path)
+    await second.open()
+    committing = asyncio.create_task(commit_new(first))
+    assert await asyncio.to_thread(is_there.wait, LIMIT_S)
+    with pytest.raises(TransientError) as caught:
+        await second.fence()
+    assert caught.value.reason == "claimed"
+    await second.open()
+    await second.fence()
+    goes_on.set()
+    with pytest.raises(TransientError, match="taken over"):
+        await committing
+    await commit_new(second)
+    assert rows_of(tmp_path) == [100]
+    assert [row["epoch"] for row in epochs(tmp_path)] == [1]
