@@ -110,6 +110,14 @@ def test_jitter_takes_up_to_half_of_a_delay() -> None:
         assert longest / 2 < retry_delay_s(LOST, attempt, 0.3) < longest <= 30.0
 
 
+@pytest.mark.parametrize("reason", ["claimed", "slot_active"])
+def test_a_source_that_another_daemon_has_is_asked_for_every_few_seconds(reason: str) -> None:
+    """So that an update costs less than 15 s, however long the new daemon was there before."""
+    held = TransientError("another ingestd works on it", reason=reason)
+    assert retry_delay_s(held, 1, 1.0) == retry_delay_s(LOST, 1, 1.0)
+    assert [retry_delay_s(held, attempt, 1.0) for attempt in (6, 20)] == [5.0, 5.0]
+
+
 @pytest.mark.parametrize("error", [DENIED, ProtocolError("bad byte"), ZeroDivisionError("ours")])
 async def test_what_needs_a_person_is_tried_again_every_minute(
     monkeypatch: pytest.MonkeyPatch, error: Exception
