@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
-.PHONY: help demo test test-long soak soak-leaks fuzz lint bench bench-quick profile audit sbom clean java warm
+.PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom docs docs-reference clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -32,6 +32,9 @@ test: $(VENV)/.dev java warm ## Run all tests (ARGS="-k name" for some)
 
 test-long: $(VENV)/.dev java warm ## Run the long tests as well (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
+
+matrix: $(VENV)/.dev ## Run the tests of servers on PostgreSQL 14 to 18 (ARGS="14 17" for some)
+	@$(BIN)/python -m tests.matrix $(ARGS)
 
 soak: $(VENV)/.dev ## Kill daemon, Postgres, connections at random (MINUTES=10 SEED=n), compare
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -62,6 +65,12 @@ audit: $(VENV)/.dev ## Look what ingestd needs to run up among known vulnerabili
 
 sbom: $(VENV)/.dev ## Write the installed packages to sbom.json (CycloneDX)
 	@.ci/packages sbom
+
+docs: $(VENV)/.dev ## Build the documentation as a site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-reference: $(VENV)/.dev ## Write docs/reference/ from the code
+	@$(BIN)/python -m docs_site
 
 clean: ## Remove caches, build output and the demo's lake (.venv stays)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -268,7 +268,7 @@ def test_tables_that_cannot_be_captured_are_named(tmp_path: Path, shop: Database
 @pytest.fixture
 def new_shop(shop: Database) -> Database:
     if shop.server.major < 15:
-        pytest.fail("these tests need PostgreSQL 15 or newer: set INGESTD_TEST_PG")
+        pytest.skip("PostgreSQL 14 publishes no columns, rows or schemas by themselves")
     return shop
 
 
