@@ -214,7 +214,8 @@ def snapshot(
         typer.Option(
             "--url",
             metavar="URL",
-            help="Or where it is, like http://127.0.0.1:9464 (its token in INGESTD_HTTP_TOKEN).",
+            help="Or where it is, like http://127.0.0.1:9464; its token is in INGESTD_HTTP_TOKEN, "
+            "and goes to other machines by https only.",
         ),
     ] = None,
     where: Annotated[

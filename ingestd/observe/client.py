@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ingestd.errors import ConfigError, OperatorError, TransientError
-from ingestd.quantities import Address
+from ingestd.quantities import Address, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +49,18 @@ class Endpoint(Address):
 def endpoint_of(url: str, token: str | None = None) -> Endpoint:
     """Read ``http://host:port`` or https, with its usual port if none is given. Raises ValueError.
 
-    By https it is known as web sites are, by a CA of the system and its name.
+    By https it is known as web sites are, by a CA of the system and its name. A token goes over
+    plain HTTP to this machine alone.
     """
     found = urlsplit(url)
     if found.scheme not in _PORTS or not found.hostname or found.path not in {"", "/"}:
         msg = "not a daemon's address; write it like 'http://127.0.0.1:9464'"
+        raise ValueError(msg)
+    if token is not None and found.scheme == "http" and not is_loopback(found.hostname):
+        msg = (
+            "the token would be sent for all between to read; ask by https://, or on that machine, "
+            "or through a tunnel, by http://127.0.0.1"
+        )
         raise ValueError(msg)
     port = _PORTS[found.scheme] if found.port is None else found.port
     tls = ssl.create_default_context() if found.scheme == "https" else None

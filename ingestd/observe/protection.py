@@ -3,8 +3,10 @@
 /healthz is for everybody: it tells nothing, and probes have no secrets. So are the page's files
 where there is a token, which the page then asks for. Without a token, a server that listens on
 loopback takes requests for loopback only: a name that a web page bound to it anew names another
-Host. No page of another origin is answered about anything (`Origin`, `Sec-Fetch-Site`); ours asks
-by GET alone, with which browsers send no Origin, but for its own modules.
+Host. What pages of other origins ask for is refused (by `Origin` and, for images and scripts, which
+browsers ask for without one, `Sec-Fetch-Site`); a browser that sends neither is answered, but keeps
+the answer from the page (`Cross-Origin-Resource-Policy`). A link may lead a person here. Our page
+asks by GET alone, with which browsers send no Origin, but for its own modules.
 """
 
 from __future__ import annotations
@@ -143,7 +145,8 @@ def _is_given(request: web.Request, token: str) -> bool:
     """Look at the Authorization header (RFC 6750); in the same time whatever is in it."""
     header = request.headers.get("Authorization", "")
     given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
-    return hmac.compare_digest(given.encode(), token.encode())
+    # aiohttp keeps bytes that are no UTF-8 as lone surrogates
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 def _unauthorized() -> web.Response:

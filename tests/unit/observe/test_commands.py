@@ -329,6 +329,16 @@ def test_what_is_no_url_of_a_daemon(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "host", ["daemon.example:9464", "10.0.0.5", "127.0.0.1.example", "[fe80::1]"]
+)
+def test_the_token_is_not_sent_in_clear_to_another_machine(host: str) -> None:
+    with pytest.raises(ValueError, match="the token would be sent for all between to read"):
+        endpoint_of(f"http://{host}", "t")
+    assert endpoint_of(f"http://{host}").token is None
+    assert endpoint_of(f"https://{host}", "t").token == "t"
+
+
+@pytest.mark.parametrize(
     ("header", "expected"),
     [
         ("127.0.0.1:9464", True),

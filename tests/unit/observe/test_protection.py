@@ -117,6 +117,18 @@ async def test_another_token_is_refused(server: HttpServer, given: str) -> None:
     assert (await answered(server, "/status", Authorization=given))[0] == 401
 
 
+@pytest.mark.parametrize("given", [b"\xff\xfe", TOKEN.encode() + b"\xff", b"\xed\xb3\xbf"])
+async def test_bytes_that_are_no_text_are_another_token(
+    server: HttpServer, given: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+    writer.write(b"GET /status HTTP/1.0\r\nAuthorization: Bearer " + given + b"\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.0 401 "), answer
+    assert not caplog.records
+
+
 async def test_a_token_in_the_url_is_none(server: HttpServer) -> None:
     assert (await answered(server, f"/status?token={TOKEN}&access_token={TOKEN}"))[0] == 401
 
