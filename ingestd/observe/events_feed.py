@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ingestd.observe.history import INTERVAL_S, History
-from ingestd.observe.shown import Shown
+from ingestd.observe.shown import Redacted, Shown
 
 if TYPE_CHECKING:
     from ingestd.observe.status import DaemonStatus
@@ -70,11 +70,11 @@ class EventsFeed:
     ) -> None:
         self.history = History()
         self._status = status
-        self._redactor = redactor
+        self._redacted = Redacted(redactor)
         self._now = now
         self._monotonic = monotonic
         self._readers: set[_Reader] = set()
-        self._shown = Shown(redactor)
+        self._shown = Shown(self._redacted)
         self._sample_at = monotonic()
 
     @property
@@ -115,10 +115,10 @@ class EventsFeed:
         if self._readers:
             self._tell()  # so that what comes next is new to all of them
         else:
-            self._shown = Shown(self._redactor)
+            self._shown = Shown(self._redacted)
             self._update(self._shown)
         reader = _Reader(request)
-        reader.put(_event("state", self._update(Shown(self._redactor))))
+        reader.put(_event("state", self._update(Shown(self._redacted))))
         self._readers.add(reader)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:

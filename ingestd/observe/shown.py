@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ingestd.observe.history import columns
 from ingestd.observe.status import facts_to_json, ready, table_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
     from datetime import datetime
 
     from ingestd.observe.history import History
     from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
     from ingestd.redaction import Redactor
 
+_UNSHOWN = {"since", "snapshot_lsn", "snapshot_progress"}
+"""Of tables; what the page does not show is not sent for hundreds of them."""
+_REMEMBERED = 8192
+
+
+class Redacted:
+    """Takes secrets out of what is told; the same names and times come again every second."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self.tree = redactor.tree
+        self.text: Callable[[str], str] = lru_cache(_REMEMBERED)(redactor.text)
+
+    def flat(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Do so with a dict of which few values are nested."""
+        return {k: self.text(v) if isinstance(v, str) else self.tree(v) for k, v in facts.items()}
+
 
 class Shown:
     """What was told so far. A new one was told nothing: its first `update` is all there is.
 
     What an update has of a source replaces, fact by fact, what was told before. Of a table it is
-    all that is not null. Most tables don't change between two updates: they cost a comparison, and
-    only what is told goes through the redactor.
+    all that is neither null nor false. Most tables don't change between two updates: they cost a
+    comparison, and only what is told goes through the redactor.
     """
 
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
+    def __init__(self, redacted: Redacted) -> None:
+        self._redacted = redacted
         self._sources: dict[str, _ShownSource] = {}
         self._is_ready: bool | None = None
 
@@ -40,17 +57,17 @@ class Shown:
             self._is_ready = found["ready"] = is_ready
         sources = {}
         for name, source in status.sources.items():
-            shown = self._sources.setdefault(name, _ShownSource(self._redactor))
+            shown = self._sources.setdefault(name, _ShownSource(self._redacted))
             if new := shown.update(source, history):
-                sources[self._redactor.text(name)] = new
+                sources[self._redacted.text(name)] = new
         if sources:
             found["sources"] = sources
         return {"now": round(now.timestamp() * 1000), **found} if found else {}
 
 
 class _ShownSource:
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
+    def __init__(self, redacted: Redacted) -> None:
+        self._redacted = redacted
         self._facts: dict[str, Any] = {}
         self._tables: dict[str, Hashable] = {}
         self._points = 0
@@ -59,12 +76,11 @@ class _ShownSource:
         facts = facts_to_json(source)
         changed = {k: v for k, v in facts.items() if k not in self._facts or v != self._facts[k]}
         self._facts = facts
-        found = self._redactor.tree(changed)
-        assert isinstance(found, dict)
+        found = self._redacted.flat(changed)
         if tables := [self._table(t) for t in source.tables.values() if self._is_new(t)]:
             found["tables"] = tables
         if gone := self._tables.keys() - source.tables.keys():
-            found["gone"] = [self._redactor.text(name) for name in sorted(gone)]
+            found["gone"] = [self._redacted.text(name) for name in sorted(gone)]
             for name in gone:
                 del self._tables[name]
         past = history.of(source.source)
@@ -80,9 +96,10 @@ class _ShownSource:
         self._tables[table.table] = seen
         return True
 
-    def _table(self, table: TableStatus) -> Any:  # noqa: ANN401 - JSON
-        facts = {k: v for k, v in table_to_json(table).items() if v is not None}
-        return self._redactor.tree(facts)
+    def _table(self, table: TableStatus) -> dict[str, Any]:
+        facts = table_to_json(table).items()
+        told = {k: v for k, v in facts if k not in _UNSHOWN and v is not None and v is not False}
+        return self._redacted.flat(told)
 
 
 def _seen(table: TableStatus) -> Hashable:
@@ -92,10 +109,8 @@ def _seen(table: TableStatus) -> Hashable:
         table.state,
         table.rows,
         table.last_change,
-        table.since,
         table.reason,
         table.remedy,
-        table.snapshot_lsn,
         table.snapshot_requested,
         table.last_snapshot,
         None if read is None else (read.ratio, read.nbytes, read.started_at),

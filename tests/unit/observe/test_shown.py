@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.errors import OperatorError
 from ingestd.observe.history import History
-from ingestd.observe.shown import Shown
+from ingestd.observe.shown import Redacted, Shown
 from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
 from ingestd.redaction import Redactor
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
-REDACTOR = Redactor(["sesame"])
+REDACTED = Redacted(Redactor(["sesame"]))
 
 
 class Told:
@@ -30,14 +30,14 @@ class Told:
         self.shop = SourceStatus("shop", T0)
         self.status = DaemonStatus("0.1.0", T0, {"shop": self.shop})
         self.history = History()
-        self._shown = Shown(REDACTOR)
+        self._shown = Shown(REDACTED)
 
     def update(self) -> dict[str, Any]:
         found = self._shown.update(self.status, self.history, T0)
         return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
     def all(self) -> dict[str, Any]:
-        return Shown(REDACTOR).update(self.status, self.history, T0)
+        return Shown(REDACTED).update(self.status, self.history, T0)
 
 
 def commit(source: SourceStatus, table: str, rows: int = 1) -> None:
@@ -119,6 +119,7 @@ CHANGES: list[Any] = [
 ]
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(range(len(CHANGES))), st.booleans()), max_size=30))
 def test_all_updates_together_are_what_a_new_reader_is_told(steps: list[tuple[int, bool]]) -> None:
     told = Told()
