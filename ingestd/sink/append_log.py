@@ -163,19 +163,22 @@ class AppendLog:
         self._read_state()
 
     def _open_mended(self, give_up: GiveUp) -> DeltaTable | None:
-        try:
-            table = self._open()
-        except OperatorError:
-            if not self.store.syncs or not (found := set_aside_torn(self, give_up)):
-                raise
-        else:
-            if table is None or not self.store.syncs:
-                return table
-            found = set_aside_torn(self, give_up, newest=table.version())
-            if not found:
-                return table
-        self.set_aside += found
-        return self._open()
+        if not self.store.syncs:
+            return self._open()
+        while True:  # a commit and a checkpoint at most
+            try:
+                table = self._open()
+            except OperatorError:
+                found = set_aside_torn(self, give_up)
+                if not found:
+                    raise
+            else:
+                if table is None:
+                    return None
+                found = set_aside_torn(self, give_up, newest=table.version())
+                if not found:
+                    return table
+            self.set_aside += found
 
     def newest_commit(self) -> str | None:
         """Read the newest commit; None if there is none, or it went with old ones."""

@@ -61,10 +61,11 @@ def writer_of(commit_json: str) -> str | None:
     return next((writer for writer in found if writer), None)
 
 
-def is_whole(content: bytes) -> bool:
+def is_whole(content: bytes, *, makes_table: bool = False) -> bool:
     """Whether it is a commit, and not what a power cut left of one.
 
     A file whose content was not durable may be cut anywhere, between two actions too.
+    `makes_table`: it is the first of a table.
     """
     try:
         actions = actions_of(content.decode())
@@ -74,6 +75,8 @@ def is_whole(content: bytes) -> bool:
         return False
     stated = next((a["commitInfo"].get(HOLDS) for a in actions if "commitInfo" in a), None)
     held = sum("add" in action or "txn" in action for action in actions)
+    if makes_table and not all(any(n in a for a in actions) for n in ("protocol", "metaData")):
+        return False
     return bool(actions) and (stated is None or int(stated) == held)
 
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from ingestd.sink.commit_actions import actions_of, has_data
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.maintenance_plan import LogFiles, cut_of, needless_checkpoints
-from ingestd.sink.store import Store
+from ingestd.sink.store import SET_ASIDE, Store
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -114,8 +114,9 @@ class LogCleaner:
         return len(gone)
 
     def _remove_left_overs(self, found: Mapping[str, float]) -> int:
-        """Remove commits that were not put, of a run that is over."""
-        old = [name for name, at in found.items() if name.startswith(".") and at < self._orphaned_s]
+        """Remove commits that were not put, of a run that is over; none that was set aside."""
+        hidden = [n for n in found if n.startswith(".") and not n.endswith(SET_ASIDE)]
+        old = [name for name in hidden if found[name] < self._orphaned_s]
         for name in old:
             self._store.remove(f"{self._log_folder}/{name}")
         return len(old)

@@ -25,6 +25,9 @@ from ingestd.sink.faults import storage_faults
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
 
+SET_ASIDE = ".torn"
+"""How the names of files end that were set aside."""
+
 
 class Store(Protocol):
     """The lake's files, by path relative to its root. All calls block: not for the event loop.
@@ -90,7 +93,10 @@ class Store(Protocol):
         ...
 
     def set_aside(self, path: str) -> None:
-        """Give a file a name by which nobody takes it for what it was, durably (where `syncs`)."""
+        """Give a file a name by which nobody takes it for what it was, durably (where `syncs`).
+
+        It begins with a dot and ends with `SET_ASIDE`.
+        """
         ...
 
     @property
@@ -189,7 +195,8 @@ class LocalStore:
     def set_aside(self, path: str) -> None:
         """Let its name begin with a dot, which all readers of Delta pass over."""
         target = self.root / path
-        target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.torn"))
+        name = f".{target.name}.{uuid.uuid4().hex[:8]}{SET_ASIDE}"
+        target.rename(target.with_name(name))
         self._durability.folder(target.parent)
 
     syncs = True

@@ -4,7 +4,8 @@ Each commit is made durable before the next is begun, so that only the newest ca
 be empty; deltalake passes over an empty one in silence. Checkpoints are made beside the commits and
 synced after them: one that is not whole says nothing that the commits do not say.
 
-Such files are not removed: they get a name that nobody reads.
+Such files are not removed, by maintenance neither: they get a name that nobody reads. Only who
+holds the source's claim does that: another may be writing the next commit in their place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
+from ingestd.errors import TransientError
 from ingestd.sink.commit_actions import is_whole
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.store import Store
@@ -51,16 +53,27 @@ def set_aside_torn(
         commits = sorted(name for name in names if _COMMIT.fullmatch(name))
         found = []
         if commits and log.store.size(f"{path}/{commits[-1]}") is not None:
-            with log.store.open(f"{path}/{commits[-1]}") as file:
-                content = bytes(file.read())
-            if not is_whole(content):
-                give_up(int(commits[-1].partition(".")[0]))
+            content, version = _content(log.store, f"{path}/{commits[-1]}"), _version(commits[-1])
+            if not is_whole(content, makes_table=version == 0):
+                give_up(version)
+                if _content(log.store, f"{path}/{commits[-1]}") != content:
+                    what = f"lake table {log.uri}: commit {version} changed while it was looked at"
+                    raise TransientError(what, reason="claimed")
                 found.append(commits[-1])
         if newest is None and not found:
             found = _torn_checkpoint(log, path, names)
         for name in found:
             log.store.set_aside(f"{path}/{name}")
     return found
+
+
+def _version(commit: str) -> int:
+    return int(commit.partition(".")[0])
+
+
+def _content(store: Store, path: str) -> bytes:
+    with store.open(path) as file:
+        return bytes(file.read())
 
 
 def _torn_checkpoint(log: Log, path: str, names: list[str]) -> list[str]:
@@ -83,9 +96,8 @@ def _is_parquet(store: Store, path: str) -> bool:
 
 
 def _is_json(store: Store, path: str) -> bool:
-    with store.open(path) as file:
-        try:
-            json.loads(bytes(file.read()))
-        except ValueError:
-            return False
+    try:
+        json.loads(_content(store, path))
+    except ValueError:
+        return False
     return True

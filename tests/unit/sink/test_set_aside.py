@@ -1,0 +1,110 @@
+"""Who sets aside what a power cut left of a log, what of it, and that it stays."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from ingestd.errors import TransientError
+from ingestd.sink.append_log import AppendLog, Creation
+from ingestd.sink.durable import Fsync
+from ingestd.sink.maintenance_log import LogCleaner
+from ingestd.sink.store import LocalStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDER = "t"
+APP = "ingestd/test"
+DAY_S = 86_400.0
+
+
+def log_of(root: Path) -> AppendLog:
+    return AppendLog(LocalStore(root, Fsync()), FOLDER, APP)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A lake with a table of versions 0 to 3."""
+    log = log_of(tmp_path)
+    log.load()
+    log.create(Creation(pa.schema([("id", pa.int64())]), {}))
+    for number in (1, 2, 3):
+        log.append([], number)
+    return tmp_path
+
+
+def commit_file(root: Path, version: int) -> Path:
+    return root / FOLDER / "_delta_log" / f"{version:020}.json"
+
+
+def halve(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def nothing_rests_on_it(_version: int) -> None:
+    pass
+
+
+def test_a_commit_that_another_put_in_its_place_meanwhile_stays(written: Path) -> None:
+    whole = commit_file(written, 3).read_bytes()
+    halve(commit_file(written, 3))
+
+    def put_back(_version: int) -> None:
+        commit_file(written, 3).write_bytes(whole)
+
+    log = log_of(written)
+    with pytest.raises(TransientError, match="changed while it was looked at"):
+        log.load(put_back)
+    assert commit_file(written, 3).read_bytes() == whole
+    log.load(nothing_rests_on_it)
+    assert (log.version, log.app_version(), log.set_aside) == (3, 3, [])
+
+
+def test_a_commit_and_a_checkpoint_are_set_aside_at_one_start(written: Path) -> None:
+    DeltaTable(written / FOLDER).create_checkpoint()
+    checkpoint = commit_file(written, 3).with_suffix(".checkpoint.parquet")
+    halve(checkpoint)
+    halve(commit_file(written, 3))
+    log = log_of(written)
+    log.load(nothing_rests_on_it)
+    assert (log.version, log.app_version()) == (2, 2)
+    assert set(log.set_aside) == {commit_file(written, 3).name, checkpoint.name, "_last_checkpoint"}
+
+
+def test_the_making_of_a_table_cut_between_two_actions_is_made_again(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.load()
+    creation = Creation(pa.schema([("id", pa.int64())]), {})
+    log.create(creation)
+    first = commit_file(tmp_path, 0)
+    content = first.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    for end in [0, *ends[:-1]]:
+        first.write_bytes(content[:end])
+        log = log_of(tmp_path)
+        log.load(nothing_rests_on_it)
+        assert not log.exists, end
+        assert log.create(creation) == 0
+
+
+def test_maintenance_keeps_what_was_set_aside(written: Path) -> None:
+    halve(commit_file(written, 3))
+    log_of(written).load(nothing_rests_on_it)
+    [aside] = commit_file(written, 3).parent.glob(".*.torn")
+    left = aside.with_name(".put.of.a.run.that.is.over")
+    left.touch()
+    now = time.time()
+    for file in (aside, left):
+        os.utime(file, (now - 30 * DAY_S,) * 2)
+    cleaner = LogCleaner(
+        LocalStore(written, Fsync()), FOLDER, written_before_s=now - DAY_S, began_s=now
+    )
+    cleaner.clean(frozenset())
+    assert aside.exists()
+    assert not left.exists()
