@@ -91,6 +91,7 @@ def _arm_failpoints() -> None:
 
 async def _run(config: Config) -> None:
     log = structlog.get_logger("ingestd")
+    asyncio.get_running_loop().set_exception_handler(logs.tell_of_loop)
     stop = asyncio.Event()
     _stop_on_signals(stop)
     metrics = Metrics()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
 from ingestd.observe.traces import trace
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -80,6 +81,23 @@ def take_what_is_uncaught() -> None:
     logging.captureWarnings(capture=True)
     sys.unraisablehook = _tell_unraisable
     threading.excepthook = _tell_thread
+
+
+def tell_of_loop(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Say that a task or callback failed and nobody asked: by the log, and not as asyncio does.
+
+    A handler for `AbstractEventLoop.set_exception_handler`. The default one shows the task, and
+    with it its error's text, which may quote a row; or the callback, with its arguments.
+    """
+    del loop
+    task = context.get("task") or context.get("future")
+    work = task.get_coro() if isinstance(task, asyncio.Task) else None
+    structlog.get_logger("ingestd").error(
+        "task.failed",
+        what=str(context["message"]).partition(" in callback ")[0],
+        task=getattr(work, "__qualname__", None),
+        exc_info=context.get("exception"),
+    )
 
 
 def _tell_thread(ended: threading.ExceptHookArgs) -> None:

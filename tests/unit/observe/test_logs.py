@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -14,7 +16,7 @@ import pytest
 import structlog
 
 from ingestd.config import LogSettings
-from ingestd.observe.logs import configure, take_what_is_uncaught
+from ingestd.observe.logs import configure, take_what_is_uncaught, tell_of_loop
 from ingestd.positions import Lsn
 from ingestd.redaction import Redactor
 
@@ -148,3 +150,38 @@ def test_what_nobody_catches_goes_the_same_way(
     assert "OSError: with ***" in found[0]["exception"]
     assert "UserWarning: about ***" in found[2]["event"]
     assert "sesame" not in stream.getvalue()
+
+
+async def fail_later(message: str) -> None:
+    fail(message)
+
+
+async def convert(value: str) -> None:
+    int(value)
+
+
+def test_what_nobody_asks_a_task_for_has_no_values(stream: io.StringIO) -> None:
+    configure(LogSettings(), Redactor(["sesame"]), stream)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(tell_of_loop)
+        for forgotten in (convert("canary"), fail_later("with sesame")):
+            task = asyncio.create_task(forgotten)
+            await asyncio.wait([task])
+            del task
+            gc.collect()
+        loop.call_soon(int, "canary")
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    found = lines(stream)
+    assert [line["event"] for line in found] == ["task.failed"] * 3
+    assert [line["task"] for line in found] == ["convert", "fail_later", None]
+    never = "Task exception was never retrieved"
+    assert [line["what"] for line in found] == [never, never, "Exception"]
+    assert found[0]["exception"].endswith("\nValueError")
+    assert "in convert" in found[0]["exception"]
+    assert "OSError: with ***" in found[1]["exception"]
+    for text in ("canary", "sesame"):
+        assert text not in stream.getvalue()
