@@ -44,9 +44,8 @@ LANES = 2
 SIGKILLED = -9
 OF_MAINTENANCE = tuple(point for point in POINTS if point.startswith("maintenance."))
 OF_SLOTS = tuple(point for point in OWN if step_of(point) in ANEW)
-OTHERS = tuple(p for p in OWN if p not in OF_SLOTS and step_of(p) not in HELP)
-"""Without those that come only if a backlog is drained in several parts, which depends on it."""
-ANYTIME = tuple(point for point in OTHERS if step_of(point) not in (*LATE, *QUIET))
+OTHERS = tuple(point for point in OWN if point not in OF_SLOTS)
+ANYTIME = tuple(point for point in OTHERS if step_of(point) not in (*LATE, *QUIET, *HELP))
 """Points that a life under a workload reaches for certain, and soon."""
 AGAIN = tuple(point for point in USUAL if step_of(point) not in DRAINS)
 """Points that it reaches after a fault as well."""

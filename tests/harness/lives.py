@@ -55,8 +55,10 @@ DRAINS = ("capture.slot_copy", "capture.drain", "capture.slot_advance")
 """Steps that come at a start with a backlog."""
 ONCE = (*DRAINS, "capture.stream_begin")
 """Of the usual steps those that need not come a second time in a life."""
-HELP = {"capture.slot_advance": "capture.drain.after=delay:1@1+"}
+HELP = {"capture.slot_advance": "capture.drain.after=delay:0.5@1+"}
 """What has a step come: the slot is moved only if an epoch is durable before all is drained."""
+HELP_ROWS = 1_000
+"""Then so many are written, that parts of the backlog have changes: 200 kB of WAL."""
 
 OWN = tuple(point for point in POINTS if not point.startswith("maintenance."))
 """The points of the daemon's own process."""
@@ -281,6 +283,8 @@ class Lives:
 
     def _prepare(self, steps: set[str]) -> None:
         new = f"new_{self.lives}"
+        if steps & HELP.keys():
+            self._write_parts()
         if steps & set(QUIET):
             self.database.execute("SELECT pg_logical_emit_message(true, 'test', '')")
         if steps & set(NEW_TABLE):
@@ -306,6 +310,15 @@ class Lives:
                 f" WHERE slot_name = '{self.database.name}' AND active_pid IS NOT NULL"
             )
             await_until(self._drop_slot, LIMIT_S, "the slot to be dropped")
+
+    def _write_parts(self) -> None:
+        with self.database.connect() as connection:
+            for first in range(0, HELP_ROWS, 50):
+                connection.execute(
+                    "INSERT INTO visits (id) SELECT %s + n FROM generate_series(0, 49) n"
+                    " ON CONFLICT (id) DO UPDATE SET seen = localtime",
+                    [10_000 + first],
+                )
 
     def _drop_slot(self) -> bool:
         self.database.execute(
