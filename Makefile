@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
-.PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom docs docs-reference clean java warm
+.PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -71,6 +71,9 @@ docs: $(VENV)/.dev ## Build the documentation as a site into build/site
 
 docs-reference: $(VENV)/.dev ## Write docs/reference/ from the code
 	@$(BIN)/python -m docs_site
+
+package: $(VENV)/.dev ## Build wheel and sdist, look into them, install the wheel as a user does
+	@$(BIN)/python .ci/package.py
 
 clean: ## Remove caches, build output and the demo's lake (.venv stays)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
