@@ -31,9 +31,18 @@ _ASSIGNED = re.compile(
     r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"&,;]+)",
     re.IGNORECASE,
 )
+# As in a DSN of keywords and values, where an unquoted value ends at unescaped white space alone;
+# a quote at its end is that of the text around it (libpq, "Keyword/Value Connection Strings").
+_IN_DSN = re.compile(
+    r"((?<![\w?&;/-])(?:ssl)?password\s*=\s*)"
+    r"(?!['\"]|env:|file:|\.\.\.)"
+    r"((?:\\.|(?!['\"](?:[\s,;:)\]}]|\Z))[^\s\\])+)",
+    re.IGNORECASE | re.DOTALL,
+)
 _IN_URI = re.compile(r"(://[^\s:/@]*):([^\s/]*)@")
 _WORDS = ("pass", "pwd", "secret", "token", "key", "sas", "sig", "credential")
 _PATTERNS = (
+    (("password",), _IN_DSN, rf"\1{MASK}"),
     (_WORDS, _ASSIGNED, rf"\1{MASK}"),
     (("://",), _IN_URI, rf"\1:{MASK}@"),
     (
@@ -79,14 +88,14 @@ def secrets_of(value: str) -> Iterator[str]:
         yield from (line for line in value.splitlines() if len(line.strip()) >= _MIN_LINE_LENGTH)
     for held in _in_json(value):
         yield from secrets_of(held)
-    for pattern in (_ASSIGNED, _IN_URI):
+    for pattern in (_IN_DSN, _ASSIGNED, _IN_URI):
         for match in pattern.finditer(value):
             inner = match[2]
             yield inner
             yield unquote(inner)
             yield unquote_plus(inner)
-            if inner[:1] in "'\"":
-                yield re.sub(r"\\(.)", r"\1", inner[1:-1])
+            meant = inner[1:-1] if inner[:1] in "'\"" else inner
+            yield re.sub(r"\\(.)", r"\1", meant, flags=re.DOTALL)
 
 
 def secrets_in_environment(environ: Mapping[str, str]) -> list[str]:

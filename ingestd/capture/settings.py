@@ -24,6 +24,15 @@ from ingestd.schema import TableId
 _MAX_IDENTIFIER_BYTES = 63
 """NAMEDATALEN - 1 of a standard server."""
 
+_SECRET_PARTS = (
+    "password",
+    "sslpassword",
+    "oauth_client_secret",
+    "scram_client_key",
+    "scram_server_key",
+)
+"""Of a DSN. Source: PostgreSQL documentation, "Parameter Key Words"."""
+
 SlotName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
 """Source: PostgreSQL, ReplicationSlotValidateName."""
 
@@ -71,6 +80,11 @@ class PostgresSettings(SourceSettings):
     def keeps_old_rows(self) -> bool:
         """Whether `_cdc_before` is to have whole rows, where the source sends them."""
         return False
+
+    def secrets(self) -> list[str]:
+        """Give the values that nobody may see; of the DSN, its passwords as libpq reads them."""
+        parts = conninfo_to_dict(self.dsn.get_secret_value())
+        return [*super().secrets(), *(str(parts[n]) for n in _SECRET_PARTS if n in parts)]
 
     @field_validator("dsn")
     @classmethod

@@ -405,6 +405,12 @@ def test_the_redactor_knows_the_secrets_of_the_config(load: Callable[..., Config
     assert redact("reunion in eu") == "reunion in eu"
 
 
+def test_the_redactor_knows_passwords_as_libpq_reads_them(load: Callable[..., Config]) -> None:
+    dsn = "host=h password=...two\\ words sslpassword = 'it\\'s one'"
+    redact = load(BASE.replace("env:SHOP_DSN", "env:ODD"), {"ODD": dsn}).redactor.text
+    assert redact("of ...two words and it's one.") == "of *** and ***."
+
+
 @pytest.mark.parametrize(
     ("table", "captured"),
     [

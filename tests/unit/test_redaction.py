@@ -8,6 +8,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict
 
 from ingestd.positions import Lsn
 from ingestd.redaction import MASK, Redactor, secrets_in_environment
@@ -19,6 +20,11 @@ from ingestd.redaction import MASK, Redactor, secrets_in_environment
         ("host=db password=hunter2 dbname=x", "host=db password=*** dbname=x"),
         ("password='a \\'b c' user=x", "password=*** user=x"),
         ("PGPASSWORD=hunter2", "PGPASSWORD=***"),
+        ("host=h password=tr0ub4dor,horse;battery dbname=x", "host=h password=*** dbname=x"),
+        ("password=a'b\"c&d sslpassword = x\\ y,z u=v", "password=*** sslpassword = *** u=v"),
+        ("password=two\\ words host=h", "password=*** host=h"),
+        ("bad DSN 'host=h password=it\\'s': no", "bad DSN 'host=h password=***': no"),
+        ("('password=a,b', 1)", "('password=***', 1)"),
         ("postgresql://u:hunter2@h:5432/db", "postgresql://u:***@h:5432/db"),
         ("postgresql://u:p:w@d@h/db", "postgresql://u:***@h/db"),
         ('{"aws_secret_access_key": "abc"}', '{"aws_secret_access_key": ***}'),
@@ -93,6 +99,26 @@ def test_a_password_goes_however_it_is_written(password: str) -> None:
             assert password not in shown
             assert written not in shown
             assert "***" in shown
+
+
+@pytest.mark.parametrize(
+    ("dsn", "password"),
+    [
+        ("host=h password=tr0ub4dor,horse;battery dbname=x", "tr0ub4dor,horse;battery"),
+        ("host=h password=two\\ words dbname=x", "two words"),
+        ("host=h password=it\\'s dbname=x", "it's"),
+        ("password=a'b\"c&d\\\\e", "a'b\"c&d\\e"),
+    ],
+)
+def test_a_password_without_quotes_goes_as_libpq_reads_it(dsn: str, password: str) -> None:
+    assert conninfo_to_dict(dsn)["password"] == password
+    redact = Redactor([dsn]).text
+    assert redact(f"the password is {password} now") == "the password is *** now"
+    written = dsn.partition("password=")[2].removesuffix(" dbname=x")
+    for text in (f"{written} at", f"{written!r} at", f"{json.dumps(written)} at"):
+        assert redact(text).strip("'\"") in {"*** at", "***' at", '***" at'}
+    for end in ("", " sslmode=require"):
+        assert Redactor().text(f"x password={written}{end}") == f"x password=***{end}"
 
 
 def test_a_secret_of_several_lines_goes_line_by_line() -> None:
