@@ -67,7 +67,7 @@ sbom: $(VENV)/.dev ## Write the installed packages to sbom.json (CycloneDX)
 	@.ci/packages sbom
 
 docs: $(VENV)/.dev ## Build the documentation as a site into build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 docs-reference: $(VENV)/.dev ## Write docs/reference/ from the code
 	@$(BIN)/python -m docs_site

@@ -216,8 +216,7 @@ class TableSettings(Section):
     types: dict[str, str] = {}
     """Lake types other than the usual ones, by column (docs/types.md)."""
     reference: Literal["off", "snapshot_only", "snapshot_plus_cdc", "manual"] = "off"
-    """Whether `_ref` has the table's current rows, and how they are kept (docs/reference-
-    tables.md)."""
+    """Whether `_ref` has the table's current rows, and how (docs/reference-tables.md)."""
     refresh: Seconds | None = None
     """How often a `snapshot_only` table is read anew; 1h if not set."""
 

@@ -1,0 +1,174 @@
+"""The texts of errors as the code has them, with a placeholder for each part that varies.
+
+Texts are rendered from the syntax tree: nothing is run. A name that stands for a text is looked up
+in its function, then in its module; what stays unknown becomes `<name>`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+KINDS = {
+    "OperatorError": "operator",
+    "TransientError": "transient",
+    "TableError": "table",
+    "TableChangedError": "table, read again",
+    "TableReplacedError": "table, read again",
+    "AppendedByAnotherError": "operator",
+    "ProtocolError": "operator",
+    "ConfigError": "usage",
+    "KeyPathError": "usage",
+    "ValueError": "usage",
+    "RefusedError": "refused",
+}
+_TEXT_SECOND = {
+    "TableError",
+    "TableChangedError",
+    "TableReplacedError",
+    "KeyPathError",
+    "RefusedError",
+}
+"""Their first argument says where or how; the second is the text."""
+_MOST = 6
+"""Alternatives of one text beyond which it is shown as a placeholder."""
+_ONLY_PLACEHOLDERS = re.compile(r"(?:<[^<>]*>|[\s:.,;()/-])*\Z")
+_LIST = (ast.ListComp, ast.GeneratorExp)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Text:
+    """What an error says; `reason`: the constant word of a transient one."""
+
+    what: str
+    kind: str
+    remedy: str
+    reason: str
+
+
+def texts(path: Path, kinds: Sequence[str]) -> Iterator[Text]:
+    """Give the texts of the errors of these classes that a module makes."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for scope, call in _calls(tree):
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        at = int(name in _TEXT_SECOND)
+        if name in kinds and len(call.args) > at:
+            known = _Known(tree, scope, call.lineno)
+            said = {k.arg: known.render(k.value) for k in call.keywords}
+            remedies = said.get("remedy", [""])
+            whats = known.render(call.args[at])
+            reason = " / ".join(said.get("reason", []))
+            aligned = len(remedies) == len(whats)
+            for number, what in enumerate(whats):
+                remedy = remedies[number] if aligned else " / ".join(remedies)
+                if not _ONLY_PLACEHOLDERS.match(what):
+                    remedy = "" if _ONLY_PLACEHOLDERS.match(remedy) else remedy
+                    yield Text(what, KINDS[name], remedy, reason)
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Call]]:
+    """Give each call with the innermost function that it stands in."""
+    inner: dict[ast.Call, ast.AST] = {}
+    for scope in ast.walk(tree):  # from the outside to the inside: the last one stays
+        if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
+            inner |= {c: scope for c in ast.walk(scope) if isinstance(c, ast.Call)}
+    for call, scope in inner.items():
+        yield scope, call
+
+
+class _Known:
+    """What names mean where an error is made."""
+
+    def __init__(self, tree: ast.Module, scope: ast.AST, line: int) -> None:
+        self._scopes = (scope, tree)
+        self._line = line
+        self._open: set[str] = set()
+
+    def render(self, node: ast.expr) -> list[str]:  # noqa: C901, PLR0911, PLR0912 - a case a kind
+        """Give what an expression may be as a text."""
+        match node:
+            case ast.Constant():
+                return [str(node.value)] if node.value is not None else [""]
+            case ast.JoinedStr():
+                return self._joined(node.values)
+            case ast.FormattedValue():
+                return self.render(node.value)
+            case ast.BinOp(op=ast.Add()):
+                return self._joined([node.left, node.right])
+            case ast.IfExp():
+                return _few([*self.render(node.body), *self.render(node.orelse)], "text")
+            case ast.BoolOp():
+                return _few([t for v in node.values for t in self.render(v) if t], "text")
+            case ast.Name():
+                return self._named(node.id)
+            case ast.Attribute():
+                return [f"<{node.attr.strip('_')}>"]
+            case ast.Subscript(slice=ast.Constant(value=str(key))):
+                return [f"<{key}>"]
+            case ast.Subscript():
+                return self.render(node.value)
+            case ast.Call(func=ast.Name(id="str" | "repr" | "identifier" | "said"), args=[only]):
+                return self.render(only)
+            case ast.Call(func=ast.Attribute(attr="join"), args=[only]):
+                inside = only.elt if isinstance(only, _LIST) else only
+                return [f"<{t.strip('<>')}>" for t in self.render(inside)][:1]
+            case ast.Call(func=ast.Attribute(attr="as_string" | "decode" | "format", value=value)):
+                return self.render(value)
+            case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+                return [f"<{name.strip('_')}>"]
+        return ["<...>"]
+
+    def _joined(self, parts: Sequence[ast.expr]) -> list[str]:
+        made = [""]
+        for part in parts:
+            texts = self.render(part)
+            if len(made) * len(texts) > _MOST:
+                texts = ["<...>"]
+            made = [before + text for before in made for text in texts]
+        return made
+
+    def _named(self, name: str) -> list[str]:
+        if name in self._open:
+            return [f"<{name}>"]
+        self._open.add(name)
+        try:
+            for scope in self._scopes:
+                values = list(_assigned(scope, name, self._line))
+                if name == "msg":  # made just before it is raised
+                    values = values[-1:]
+                found = [t for v in values for t in self.render(v)]
+                if found:
+                    return _few(found, name)
+            return [f"<{name.strip('_')}>"]
+        finally:
+            self._open.discard(name)
+
+
+def _assigned(scope: ast.AST, name: str, line: int) -> Iterator[ast.expr]:
+    """Give the expressions that a name is assigned, in the order of the lines."""
+    is_module = isinstance(scope, ast.Module)
+    found = scope.body if isinstance(scope, ast.Module) else ast.walk(scope)
+    made = [n for n in found if isinstance(n, ast.Assign | ast.AnnAssign)]
+    for each in sorted(made, key=lambda n: n.lineno):
+        if each.lineno > line and not is_module:
+            continue
+        targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+        for target in targets:
+            value = each.value
+            if isinstance(target, ast.Name) and target.id == name and value is not None:
+                yield value
+            elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                for part, its in zip(target.elts, value.elts, strict=False):
+                    if isinstance(part, ast.Name) and part.id == name:
+                        yield its
+
+
+def _few(found: Sequence[str], name: str) -> list[str]:
+    kept = list(dict.fromkeys(found))
+    return kept if len(kept) <= _MOST else [f"<{name}>"]

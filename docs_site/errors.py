@@ -1,0 +1,158 @@
+"""docs/reference/errors.md: what can go wrong, and what to do, from the code that says it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from typing import TYPE_CHECKING
+
+from docs_site.error_texts import KINDS, Text, texts
+from docs_site.markdown import MADE_BY, table
+from ingestd import config_errors
+from ingestd.capture import session
+from ingestd.sink import faults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_INTRO = """# Errors
+
+An error says what failed and where, and what to do about it; never a value of a row or a secret. The
+daemon logs it ([events](events.md): `source.failed`, `table.stopped`, ...), shows it in `/status`,
+`/readyz` and on the page; a command prints it, with `remedy:`. Parts that vary stand in `<>`. What
+happens then is the same for all errors of a kind:
+
+| kind | the daemon | a command's exit code |
+|---|---|---|
+| transient | backs off 0.5 s to 30 s and tries again; `ingestd_restarts_total{reason}` counts | 75 |
+| operator | stops that source, tries again every 60 s; `/readyz` answers 503 | 1 |
+| table | stops that table (`stopped` in `_tables`), the others go on | 1 |
+| table, read again | reads the table again, as it is now | 1 |
+| usage | does not start | 2 |
+| refused | answers the request with an HTTP status, changes nothing | - |
+
+## What happens when
+
+| fault | behaviour |
+|---|---|
+| connection lost, server restarting, too many connections, slot in use by another pid, storage 5xx, \
+timeouts, throttling | transient: the other sources go on; metric and log once for each change of state |
+| wrong password, no REPLICATION, `wal_level` not logical, slot or publication missing with \
+`manage = false`, disk full in the lake | operator: the error has the SQL or command that mends it |
+| a table whose replica identity the publication would break | that table is left out, with the reason; \
+it is never published |
+| slot invalidated, dropped, or missing after a failover | `slot_lost`: a new slot, and all tables are \
+read anew while the old rows serve. A gap is never silent |
+| promoted standby: another timeline, or a slot behind or ahead of what the lake holds | identifier, \
+timeline and positions are compared with the lake: it goes on, or counts as lost |
+| unknown error | operator: never guessed, never skipped; `source.unknown_error` in the log |
+
+More of the network, the lake and power cuts: [faults](../faults.md).
+"""
+_PLACES: Sequence[tuple[str, Sequence[str]]] = (
+    (
+        "The config file",
+        (
+            "ingestd/config.py",
+            "ingestd/quantities.py",
+            "ingestd/references.py",
+            "ingestd/capture/settings.py",
+        ),
+    ),
+    ("A source read by its WAL", ("ingestd/capture/wal/*.py",)),
+    ("A source that is polled", ("ingestd/capture/polling/*.py",)),
+    ("Any source, and its tables", ("ingestd/capture/*.py", "ingestd/row_limit.py")),
+    ("The run of a source", ("ingestd/run/*.py",)),
+    ("The lake", ("ingestd/sink/*.py",)),
+    (
+        "HTTP and the commands",
+        (
+            "ingestd/app.py",
+            "ingestd/cli.py",
+            "ingestd/table_report.py",
+            "ingestd/verify_report.py",
+            "ingestd/observe/*.py",
+            "ingestd/failpoints.py",
+        ),
+    ),
+    ("The demo", ("ingestd/demo/*.py",)),
+    ("Spark jobs", ("spark_jobs/*.py",)),
+    ("The protocol", ("ingestd/decode/*.py",)),
+)
+_USAGE_VALUES = "The config file"
+"""There a ValueError is what pydantic makes a fault of the key."""
+_PROTOCOL = (
+    "The server, or something between, sent bytes that do not follow the protocol. Nothing is"
+    " guessed: the source stops, and nothing that was not whole is kept. Please report it.\n\n"
+)
+
+
+def page(root: Path) -> str:
+    """Give the page for the checkout at `root`."""
+    parts = [MADE_BY, _INTRO, *_server(), *_storage()]
+    for title, patterns in _PLACES:
+        rows = [
+            (_code(t.what), f"{t.kind} (`{t.reason}`)" if t.reason else t.kind, _code(t.remedy))
+            for t in _texts(root, title, patterns)
+        ]
+        parts.append(f"\n## {title}\n\n{_PROTOCOL if title == 'The protocol' else ''}")
+        parts.append(table(("what it says", "kind", "remedy"), rows))
+    return "".join(parts)
+
+
+def _texts(root: Path, title: str, patterns: Sequence[str]) -> list[Text]:
+    kinds = [k for k in KINDS if k != "ValueError" or title == _USAGE_VALUES]
+    paths = sorted(path for pattern in patterns for path in root.glob(pattern))
+    found = {text for path in paths for text in texts(path, kinds)}
+    if title == _USAGE_VALUES:
+        words = config_errors._WORDS  # noqa: SLF001 - the page shows what the module knows
+        found |= {Text(word, KINDS["KeyPathError"], "", "") for word in words.values()}
+    return sorted(found)
+
+
+def _server() -> Iterator[str]:
+    yield "\n## What a Postgres server answers\n\n"
+    yield "By the code of the error or, while connecting, by what the server, a pooler or libpq says.\n\n"
+    head = ("what comes", "kind", "remedy")
+    yield table(head, sorted(set(_server_rows())))
+
+
+def _server_rows() -> Iterator[tuple[str, str, str]]:
+    remedies = session._TRANSIENT_REMEDIES  # noqa: SLF001
+    for code, reason in session._TRANSIENT_CODES.items():  # noqa: SLF001
+        yield f"SQLSTATE {code}", f"transient (`{reason}`)", _code(remedies.get(reason, ""))
+    for code, meant in session._OPERATOR_CODES.items():  # noqa: SLF001
+        yield f"SQLSTATE {code}", "operator", _code(meant.remedy or "")
+    for pattern, meaning in session._TEXTS:  # noqa: SLF001
+        if isinstance(meaning, str):
+            reason = session._REASONS[meaning]  # noqa: SLF001
+            yield _readable(pattern), f"transient (`{reason}`)", _code(remedies.get(reason, ""))
+        else:
+            yield _readable(pattern), "operator", _code(meaning.remedy or "")
+
+
+def _readable(pattern: str) -> str:
+    """Show a regular expression as what a person looks for."""
+    plain = re.sub(r"\\S[*+]|\[\^\\n\]\*", "...", pattern).replace("\\.", ".").replace("|", " / ")
+    return _code(plain)
+
+
+def _storage() -> Iterator[str]:
+    yield "\n## What the lake's file system answers\n\n"
+    rows = [
+        (errno.errorcode[number], _code(f"lake <uri>: {what}"), "operator", remedy)
+        for number, (what, remedy) in sorted(faults._REMEDIES.items())  # noqa: SLF001
+    ]
+    passing = sorted(faults._ERRNO_PASSES)  # noqa: SLF001
+    said = [(errno.errorcode[n], os.strerror(n), "transient (`storage`)", "") for n in passing]
+    yield table(("errno", "what it says", "kind", "remedy"), [*rows, *said])
+
+
+def _code(text: str) -> str:
+    """Show a text as it is; what Markdown would read is kept from it."""
+    if not text:
+        return ""
+    shown = " ".join(text.split()).replace("|", "/" if "`" in text else "|")
+    return f"`` {shown} ``" if "`" in shown else f"`{shown}`"

@@ -1,0 +1,203 @@
+"""docs/reference/events.md: every event of the log, found by walking the code for calls of a log.
+
+What an event means is in `MEANINGS`; an event without a meaning, or the reverse, is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from docs_site.markdown import MADE_BY, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+MEANINGS: Mapping[str, str] = {
+    "daemon.started": "All is built; the sources begin.",
+    "daemon.stopped": "Every source is closed, after SIGTERM or SIGINT.",
+    "epoch.committed": "An epoch is durable: raw tables and `_epochs`. Of each epoch one line.",
+    "epoch.files_left": "An epoch was given up, and its files could not be removed. Nothing reads"
+    " them; maintenance does it later.",
+    "failpoint.reached": "A failpoint acted. Only with `INGESTD_FAILPOINTS` set, in tests.",
+    "failpoints.on": "Failpoints are set: this daemon fails on purpose. Never in production.",
+    "http.listening": "Where metrics, health and status are served.",
+    "http.open": "Others than this machine can reach it, and something is not protected. `reason`"
+    " says what.",
+    "lake.file_set_aside": "A power cut left a file half written; what it held comes again.",
+    "lake.foreign_commit": "Another program wrote to a raw table. Stop it, then have the table read"
+    " anew.",
+    "maintenance.done": "Small files were joined, old ones removed.",
+    "maintenance.failed": "A look at the lake failed; it is tried again. Once until one succeeds.",
+    "object.failed": "An object could not be cleared up; its error. A fault of the program.",
+    "page.failed": "The status page is told nothing any more; all else goes on.",
+    "reference.committed": "A reference table has a new version.",
+    "reference.retried": "A reference table could not be read now; it is tried again.",
+    "reference.stopped": "A reference table can't go on. Do what `remedy` says.",
+    "service_manager.unreachable": "systemd's socket does not take what it is told.",
+    "snapshot.cancelled": "Somebody gave up the snapshots of these tables.",
+    "snapshot.failed": "A snapshot can't be read; its table goes on as before.",
+    "snapshot.request_lost": "A snapshot was asked for, and the source began anew before it was"
+    " read. Ask again.",
+    "snapshot.requested": "Somebody asked for these tables to be read anew; `partial`: for some of"
+    " their rows.",
+    "snapshot.retried": "Tables could not be read now; they will be. The stream goes on.",
+    "snapshot.waiting": "Reading can't begin before older transactions end. `remedy` finds them.",
+    "source.discovered": "What lake and source have, at each start of a source.",
+    "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
+    " person must act). Once for each change of state.",
+    "source.lag_unknown": "The lag can't be measured. Once until it can be again.",
+    "source.slot_lost": "The stream can't go on where the lake ends; every table is read anew.",
+    "source.state": "A source has another state.",
+    "source.unknown_error": "An unforeseen error, and where it arose. A fault of the program: please"
+    " report it.",
+    "table.raw_values": "A column has values that its lake type can't hold; they are in `_cdc_raw`."
+    " Once for each column.",
+    "table.state": "A table has another state.",
+    "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
+    "task.failed": "A task of the event loop ended by an error that nobody took. A fault of the"
+    " program.",
+    "thread.failed": "A thread ended by an error. A fault of the program.",
+    "tls.weak": "The DSN asks for less than a verified server: it could be anyone.",
+}
+_LEVELS = ("debug", "info", "warning", "error", "critical")
+_NAME = re.compile(r"[a-z_]+\.[a-z_]+\Z")
+_INTRO = """# Log events
+
+Logs go to stderr, one line each: JSON, or for a person where stderr is a terminal (`[log]`). `event`
+is a constant name; the rest are its facts. `timestamp` (UTC) and `level` are on every line, `source`
+where one is concerned. There are no values of rows and no secrets, and one line for each change of
+state, never for each attempt. Libraries' warnings come as lines whose `event` is their text.
+
+| level | when |
+|---|---|
+| info | what happens |
+| warning | something is amiss, and goes by itself or can wait |
+| error | a person must act, or the program has a fault |
+
+"""
+
+
+@dataclass(slots=True)
+class Event:
+    """What the code says of an event: the levels and facts of all calls."""
+
+    levels: set[str] = field(default_factory=set)
+    facts: dict[str, None] = field(default_factory=dict)
+
+
+def page(package: Path) -> str:
+    """Give the page. Raises ValueError if an event lacks a meaning, or a meaning its event."""
+    found = events(package)
+    problems = [
+        f"{n}: no meaning in docs_site/events.py" for n in sorted(set(found) - set(MEANINGS))
+    ]
+    problems += [f"{n}: no such event any more" for n in sorted(set(MEANINGS) - set(found))]
+    if problems:
+        raise ValueError("; ".join(problems))
+    rows = [
+        (
+            f"`{name}`",
+            " or ".join(sorted(event.levels, key=_LEVELS.index)),
+            ", ".join(f"`{fact}`" for fact in event.facts),
+            MEANINGS[name],
+        )
+        for name, event in sorted(found.items())
+    ]
+    return MADE_BY + _INTRO + table(("event", "level", "facts", "meaning"), rows)
+
+
+def events(package: Path) -> dict[str, Event]:
+    """Give every event that the package's code logs, by name."""
+    found: dict[str, Event] = {}
+    for path in sorted(package.rglob("*.py")):
+        if "fakes" in path.parts or "demo" in path.parts:
+            continue
+        for name, levels, facts in _calls(ast.parse(path.read_text("utf-8"))):
+            event = found.setdefault(name, Event())
+            event.levels |= levels
+            event.facts |= dict.fromkeys(facts)
+    return found
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[str, set[str], list[str]]]:
+    bound = [
+        k.arg for c in ast.walk(tree) if _attribute(c) == "bind" for k in _keywords(c) if k.arg
+    ]
+    for scope in ast.walk(tree):
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for call in ast.walk(scope):
+            if not isinstance(call, ast.Call) or not (name := _name(call)):
+                continue
+            if levels := _levels(call, scope):
+                of_logger = bound if _is_own_log(call) else []
+                yield name, levels, [*of_logger, *_facts(call, scope)]
+
+
+def _name(call: ast.Call) -> str | None:
+    first = call.args[0] if call.args else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return first.value if _NAME.match(first.value) else None
+    return None
+
+
+def _levels(call: ast.Call, scope: ast.AST) -> set[str]:
+    if _attribute(call) in _LEVELS:
+        return {_attribute(call)}
+    if not isinstance(call.func, ast.Name):
+        return set()
+    if call.func.id == "Notice":  # of the lake: `Watch.noticed` logs it
+        return {"warning"}
+    return {
+        part.attr
+        for made in ast.walk(scope)
+        if isinstance(made, ast.Assign) and _targets(made) == [call.func.id]
+        for part in ast.walk(made.value)
+        if isinstance(part, ast.Attribute) and part.attr in _LEVELS
+    }
+
+
+def _facts(call: ast.Call, scope: ast.AST) -> Iterator[str]:
+    if isinstance(call.func, ast.Name) and call.func.id == "Notice":
+        yield from ("source", "reason", "remedy")
+    for keyword in call.keywords:
+        if keyword.arg == "exc_info":
+            yield "exception"
+        elif keyword.arg is not None:
+            yield keyword.arg
+        elif isinstance(keyword.value, ast.Name):
+            yield from _keys_of(keyword.value.id, scope)
+
+
+def _keys_of(name: str, scope: ast.AST) -> Iterator[str]:
+    for made in ast.walk(scope):
+        if isinstance(made, ast.Assign) and _targets(made) == [name]:
+            for part in ast.walk(made.value):
+                if isinstance(part, ast.Dict):
+                    yield from (k.value for k in part.keys if isinstance(k, ast.Constant))  # type: ignore[misc]
+
+
+def _is_own_log(call: ast.Call) -> bool:
+    """Say whether it is a log that was bound to its source: `self._log`, or made of it."""
+    return isinstance(call.func, ast.Name) or (
+        isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Attribute)
+        and call.func.value.attr == "_log"
+    )
+
+
+def _attribute(node: ast.AST) -> str:
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return node.func.attr if is_call else ""  # type: ignore[attr-defined]
+
+
+def _keywords(node: ast.AST) -> list[ast.keyword]:
+    return node.keywords if isinstance(node, ast.Call) else []
+
+
+def _targets(made: ast.Assign) -> list[str]:
+    return [t.id for t in made.targets if isinstance(t, ast.Name)]

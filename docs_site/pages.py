@@ -1,0 +1,22 @@
+"""The reference pages, by file name: what they are made of, and where they lie."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from docs_site import configuration, errors, events, metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "reference"
+PAGES: Mapping[str, Callable[[], str]] = {
+    "configuration.md": configuration.page,
+    "metrics.md": metrics.page,
+    "events.md": partial(events.page, ROOT / "ingestd"),
+    "errors.md": partial(errors.page, ROOT),
+}
+"""Each made from the code as it is."""
