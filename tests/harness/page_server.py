@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ingestd.observe.history import INTERVAL_S, History
+from ingestd.observe.history import History
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.protection import OPEN, Protection
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ingestd.observe.status import DaemonStatus
 
 _LIMIT_S = 30
+SAMPLED_AFTER_S = 3600
+"""The history is what is given: points of a daemon where nothing happens would follow it."""
 T = TypeVar("T")
 
 
@@ -77,7 +79,7 @@ class PageServer:
             protection=self._protection,
         )
         self.server._feed.history = self._history
-        self.server._feed._sample_at = time.monotonic() + INTERVAL_S  # its newest point is of now
+        self.server._feed._sample_at = time.monotonic() + SAMPLED_AFTER_S
         await self.server.__aenter__()
         self.port = self.server.address.port
 

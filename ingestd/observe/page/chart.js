@@ -47,8 +47,8 @@ export class Chart {
     this.mark = el("span", { class: "mark", hidden: "" });
     this.read = el("span", { class: "read", hidden: "" });
     const key = series.length > 1 ? legend(series) : "";
-    const plot = el("div", { class: "plot" }, this.svg, this.top, key, this.mark, this.read);
-    const axis = el("div", { class: "axis", "aria-hidden": "true" }, this.from, this.to);
+    const plot = el("div", { class: "plot" }, this.svg, this.top, this.mark, this.read);
+    const axis = el("div", { class: "axis", "aria-hidden": "true" }, this.from, key, this.to);
     this.element = el("div", { class: "chart" }, plot, axis);
     plot.addEventListener("pointermove", (event) => this.point(event, plot));
     plot.addEventListener("pointerleave", () => this.leave());
@@ -138,7 +138,7 @@ export class Chart {
 
 function legend(series) {
   const keys = series.map(({ name }, n) => el("span", { class: `key-${n}` }, name));
-  return el("span", { class: "legend", "aria-hidden": "true" }, ...keys);
+  return el("span", { class: "legend" }, ...keys);
 }
 
 function path(points) {
