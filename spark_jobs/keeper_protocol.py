@@ -1,8 +1,10 @@
 """How readers and the keeper of their snapshots talk: lines of JSON over TCP.
 
-The keeper begins with a nonce; every request carries an HMAC of it with the token that only this
-Spark application's processes have. Tables go as pickles, in both directions, which is as trusting
-as Spark's own workers are. One connection, one request; for a lease the connection stays open.
+Each side says a nonce; every line after that carries an HMAC by the token that only this Spark
+application's processes have (`Talk`). The keeper's first is its greeting: a plan, with its DSN, is
+told to nobody else. Tables go as pickles, in both directions; none is loaded before its line is
+verified. One connection, one request; for a lease the connection stays open. What is said is
+signed, not hidden.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import hmac
 import json
 import pickle
+import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,24 +32,44 @@ class KeeperAddress:
     token: str = field(repr=False)
 
 
-def signature(token: str, nonce: str, request: str) -> str:
-    """Sign a request."""
-    return hmac.new(token.encode(), (nonce + request).encode(), hashlib.sha256).hexdigest()
+class Talk:
+    """One connection as one of its sides has it: all that is said is signed, what is heard checked.
+
+    `nonces`: the reader's and the keeper's, so that nothing can be told again on another
+    connection; who says it and how many lines before it are signed too.
+    """
+
+    def __init__(self, token: str, nonces: tuple[str, str], *, is_keeper: bool) -> None:
+        self._token = token
+        self._nonces = nonces
+        self._is_keeper = is_keeper
+        self._said = self._heard = 0
+
+    def line(self, value: dict[str, Any]) -> bytes:
+        """Write the next line of this side."""
+        text = json.dumps(value)
+        mark = self._mark(text, self._said, is_keeper=self._is_keeper)
+        self._said += 1
+        return f"{mark} {text}\n".encode()
+
+    def heard(self, line: bytes) -> dict[str, Any] | None:
+        """Read the other side's next line; None if it is not from one of ours."""
+        mark, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
+        expected = self._mark(text, self._heard, is_keeper=not self._is_keeper)
+        self._heard += 1
+        if not hmac.compare_digest(mark.encode(), expected.encode()):
+            return None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def _mark(self, text: str, number: int, *, is_keeper: bool) -> str:
+        signed = json.dumps([is_keeper, number, *self._nonces, text])
+        return hmac.new(self._token.encode(), signed.encode(), hashlib.sha256).hexdigest()
 
 
-def signed(token: str, nonce: str, request: dict[str, Any]) -> bytes:
-    """Write a request line."""
-    text = json.dumps(request)
-    return (signature(token, nonce, text) + " " + text + "\n").encode()
-
-
-def verified(token: str, nonce: str, line: bytes) -> dict[str, Any] | None:
-    """Read a request line; None if it is not from one of ours."""
-    mark, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
-    if not hmac.compare_digest(mark.encode(), signature(token, nonce, text).encode()):
-        return None
-    found: dict[str, Any] = json.loads(text)
-    return found
+def new_nonce() -> str:
+    """Give a number used once."""
+    return secrets.token_hex(16)
 
 
 def to_text(value: object) -> str:
@@ -55,7 +78,7 @@ def to_text(value: object) -> str:
 
 
 def from_text(text: str) -> Any:  # noqa: ANN401 - whatever was written
-    """Give what was pickled, of a line that was verified, or came from the keeper."""
+    """Give what was pickled, of a line that was verified."""
     return pickle.loads(base64.b64decode(text))  # noqa: S301 - see the module's docstring
 
 

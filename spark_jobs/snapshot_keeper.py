@@ -23,7 +23,14 @@ import psycopg
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from spark_jobs.exported_snapshot import HeldSnapshot
 from spark_jobs.filtered_loads import FilteredLoads
-from spark_jobs.keeper_protocol import MAX_LINE_BYTES, failure, from_text, to_text, verified
+from spark_jobs.keeper_protocol import (
+    MAX_LINE_BYTES,
+    Talk,
+    failure,
+    from_text,
+    new_nonce,
+    to_text,
+)
 from spark_jobs.read_plan import ReadPlan, count_partitions, source_error
 
 KNOWN_PLANS = 1000
@@ -123,6 +130,24 @@ def _over(plan: ReadPlan, *, is_numbered: bool) -> IngestdError:
     )
 
 
+class _Line:
+    """A connection to a reader."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, talk: Talk
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._talk = talk
+
+    async def say(self, value: dict[str, Any]) -> None:
+        self._writer.write(self._talk.line(value))
+        await self._writer.drain()
+
+    async def heard(self) -> dict[str, Any] | None:
+        return self._talk.heard(await self._reader.readline())
+
+
 class KeeperServer:
     """Answers the processes of one Spark application."""
 
@@ -133,11 +158,14 @@ class KeeperServer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection."""
         try:
-            nonce = secrets.token_hex(16)
-            writer.write(f"{nonce}\n".encode())
-            request = verified(self._token, nonce, await reader.readline())
+            mine = new_nonce()
+            writer.write(f"{mine}\n".encode())
+            theirs = (await reader.readline()).decode(errors="replace").strip()
+            line = _Line(reader, writer, Talk(self._token, (theirs, mine), is_keeper=True))
+            await line.say({})  # the greeting
+            request = await line.heard()
             if request is not None:
-                await self._answer(request, reader, writer)
+                await self._answer(request, line)
         except (OSError, ValueError):
             pass  # it went, or is none of ours
         finally:
@@ -145,39 +173,34 @@ class KeeperServer:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(
-        self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, request: dict[str, Any], line: _Line) -> None:
         match request["asks"]:
             case "there":
-                await _write(writer, {})
+                await line.say({})
             case "plan":
-                answer = await _answered(self._plan(request))
-                await _write(writer, answer)
+                await line.say(await _answered(self._plan(request)))
             case "lease":
-                await self._lease(request, reader, writer)
+                await self._lease(request, line)
 
     async def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
         plan_id, count = await self._keeper.plan(from_text(request["plan"]))
         return {"plan": plan_id, "count": count}
 
-    async def _lease(
-        self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _lease(self, request: dict[str, Any], line: _Line) -> None:
         plan_id, partition = request["plan"], request["partition"]
         try:
             held, granted = await self._keeper.lease(plan_id, request["execution"], partition)
         except IngestdError as error:
-            await _write(writer, failure(error))
+            await line.say(failure(error))
             return
         is_read = False
         try:
-            await _write(writer, {"granted": to_text(granted)})
+            await line.say({"granted": to_text(granted)})
             # A task that ends early or dies closes the connection.
-            if await reader.readline() == b"read\n":
+            if await line.heard() == {"asks": "read"}:
                 answer = await _answered(self._keeper.checked(held, plan_id))
                 is_read = "failed" not in answer
-                await _write(writer, answer)
+                await line.say(answer)
         finally:
             held.released(plan_id, partition, is_read=is_read)
 
@@ -188,11 +211,6 @@ async def _answered(work: Any) -> dict[str, Any]:  # noqa: ANN401 - a coroutine 
     except IngestdError as error:
         return failure(error)
     return answer
-
-
-async def _write(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
-    writer.write(json.dumps(answer).encode() + b"\n")
-    await writer.drain()
 
 
 async def _ended(pid: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,12 @@ from typing import Any
 from ingestd.errors import TransientError
 from spark_jobs.exported_snapshot import Granted
 from spark_jobs.keeper_protocol import (
+    MAX_LINE_BYTES,
     KeeperAddress,
+    Talk,
     from_text,
+    new_nonce,
     raise_failure,
-    signed,
     to_text,
 )
 from spark_jobs.read_plan import ReadPlan
@@ -33,8 +35,8 @@ class Lease:
 
     def finish(self) -> None:
         """Say that all was read that was wanted. Raises IngestdError if it does not count."""
-        self._line.say(b"read\n")
-        raise_failure(json.loads(self._line.read()))
+        self._line.say({"asks": "read"})
+        raise_failure(self._line.answer())
 
 
 def register(keeper: KeeperAddress, plan: ReadPlan) -> tuple[str, int]:
@@ -70,21 +72,37 @@ def is_there(keeper: KeeperAddress) -> bool:
 class _Line:
     """A connection to the keeper. Raises TransientError when it goes."""
 
-    def __init__(self, connection: socket.socket, where: str) -> None:
+    def __init__(
+        self, connection: socket.socket, file: io.BufferedReader, token: str, where: str
+    ) -> None:
         self._connection = connection
+        self._file = file
         self._where = where
-        self._file = connection.makefile("rb")
+        mine = new_nonce()
+        self._send(f"{mine}\n".encode())
+        nonces = mine, self._read().decode(errors="replace").strip()
+        self._talk = Talk(token, nonces, is_keeper=False)
+        self.answer()  # its greeting
 
-    def read(self) -> bytes:
+    def say(self, value: dict[str, Any]) -> None:
+        self._send(self._talk.line(value))
+
+    def answer(self) -> dict[str, Any]:
+        found = self._talk.heard(self._read())
+        if found is None:
+            raise _unreachable(self._where, "what answers there is not the keeper")
+        return found
+
+    def _read(self) -> bytes:
         try:
-            line = self._file.readline()
+            line = self._file.readline(MAX_LINE_BYTES)
         except OSError as error:
             raise _unreachable(self._where, error) from error
         if not line:
             raise _unreachable(self._where, "it closed the connection")
         return line
 
-    def say(self, text: bytes) -> None:
+    def _send(self, text: bytes) -> None:
         try:
             self._connection.sendall(text)
         except OSError as error:
@@ -100,13 +118,12 @@ def _asked(
         connection = socket.create_connection((keeper.host, keeper.port), CONNECT_LIMIT_S)
     except OSError as error:
         raise _unreachable(where, error) from error
-    with connection:
+    with connection, connection.makefile("rb") as file:
         connection.settimeout(ANSWER_LIMIT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        line = _Line(connection, where)
-        nonce = line.read().decode().strip()
-        line.say(signed(keeper.token, nonce, request))
-        answer = json.loads(line.read())
+        line = _Line(connection, file, keeper.token, where)
+        line.say(request)
+        answer = line.answer()
         raise_failure(answer)
         yield line, answer
 

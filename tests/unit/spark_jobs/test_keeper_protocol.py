@@ -2,27 +2,77 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from ingestd.errors import OperatorError, TransientError
+from spark_jobs import snapshot_lease
 from spark_jobs.keeper_protocol import (
     KeeperAddress,
+    Talk,
     failure,
     from_text,
     raise_failure,
-    signed,
     to_text,
-    verified,
 )
+from spark_jobs.snapshot_lease import leased
+
+REQUEST = {"asks": "there"}
+
+
+def talks(token: str = "token", nonces: tuple[str, str] = ("r", "k")) -> tuple[Talk, Talk]:
+    """Give a reader's side and the keeper's."""
+    return Talk(token, nonces, is_keeper=False), Talk(token, nonces, is_keeper=True)
 
 
 def test_only_who_has_the_token_is_heard() -> None:
-    line = signed("token", "nonce", {"asks": "there"})
-    assert verified("token", "nonce", line) == {"asks": "there"}
-    assert verified("token", "another", line) is None
-    assert verified("other", "nonce", line) is None
-    assert verified("token", "nonce", line.replace(b"there", b"plan!")) is None
-    assert verified("token", "nonce", b"\xff\x00\n") is None
+    line = talks()[0].line(REQUEST)
+    assert talks()[1].heard(line) == REQUEST
+    assert talks(nonces=("r", "other"))[1].heard(line) is None
+    assert talks(nonces=("other", "k"))[1].heard(line) is None
+    assert talks("other")[1].heard(line) is None
+    assert talks()[1].heard(line.replace(b"there", b"plan!")) is None
+    assert talks()[1].heard(b"\xff\x00\n") is None
+    assert talks()[1].heard(b"") is None
+
+
+def test_no_line_is_taken_for_another() -> None:
+    """Neither one's own, nor one told again or in another place."""
+    reader, keeper = talks()
+    first, second = reader.line(REQUEST), reader.line(REQUEST)
+    assert talks()[0].heard(first) is None
+    assert talks()[1].heard(second) is None
+    assert [keeper.heard(line) for line in (first, first)] == [REQUEST, None]
+    assert talks()[0].heard(keeper.line({"granted": "x"})) == {"granted": "x"}
+
+
+@pytest.mark.parametrize("answers", [b"k\n" + b"00 {}\n" * 3, b'{"granted": ""}\n' * 3, b""])
+def test_who_is_not_the_keeper_is_told_nothing(
+    answers: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that is not signed is not unpickled, and a plan not told."""
+    monkeypatch.setattr(snapshot_lease, "from_text", pytest.fail)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        told = pool.submit(_impersonate, server, answers)
+        keeper = KeeperAddress("127.0.0.1", server.getsockname()[1], "token")
+        with pytest.raises(TransientError) as error, leased(keeper, "plan", None, 0):
+            pytest.fail("leased")
+        assert error.value.reason == "keeper_unreachable"
+        nonce, *more = told.result().splitlines()
+    assert len(nonce) == 32
+    assert more == []
+
+
+def _impersonate(server: socket.socket, answers: bytes) -> bytes:
+    """Say `answers` whatever is asked; give what was told."""
+    connection, _ = server.accept()
+    with connection, connection.makefile("rb") as told:
+        first = told.readline()
+        connection.sendall(answers)
+        connection.shutdown(socket.SHUT_WR)
+        return first + told.read()
 
 
 def test_the_token_is_not_shown() -> None:
