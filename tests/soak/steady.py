@@ -63,7 +63,7 @@ def steady_config(database: Database, lake: Path, *, max_delay: str = "1s") -> s
 class Steady:
     """The daemon's program is `PROGRAM`, its config that of `steady_config`. `tell`: takes lines.
 
-    `ddl_s`: between two statements of `DDL`.
+    `ddl_s`: between two statements of `DDL`; `scrape_s`: between two looks at /metrics and /status.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Steady:
         seed: int,
         tell: Callable[[str], None],
         ddl_s: float = 30.0,
+        scrape_s: float = SCRAPE_S,
     ) -> None:
         self._database = database
         self._lake = lake
@@ -82,6 +83,7 @@ class Steady:
         self._seed = seed
         self._tell = tell
         self._ddl_s = ddl_s
+        self._scrape_s = scrape_s
         self._counts = daemon.folder / "counts.json"
         self._over = threading.Event()
         self.scraped = 0
@@ -171,7 +173,7 @@ class Steady:
 
     def _scrape(self) -> None:
         """As Prometheus, and a person with the page open, do."""
-        while not self._over.wait(SCRAPE_S):
+        while not self._over.wait(self._scrape_s):
             answer = self._daemon.get("/metrics")
             if answer is not None and self._daemon.status() is not None:
                 self.scraped += 1
