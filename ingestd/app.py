@@ -1,4 +1,7 @@
-"""The composition root: builds everything from a config, and runs it."""
+"""The composition root: builds everything from a config, and runs it.
+
+What only single commands need is imported in them: the daemon starts sooner.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -23,7 +26,6 @@ from ingestd.capture.registry import FACTORIES
 from ingestd.capture.session import transport_of
 from ingestd.capture.settings import SETTINGS, PollingSettings, PostgresSettings
 from ingestd.capture.tls import REMEDY, weakness
-from ingestd.capture.verified_source import Pace, SourceAtPoint
 from ingestd.checks import CheckLine
 from ingestd.config import UNSTREAMED, Config, SourceSettings, load_config
 from ingestd.errors import ConfigError, IngestdError, OperatorError
@@ -50,20 +52,20 @@ from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.run.reference_watch import ReferenceWatch
 from ingestd.run.references import Followed, Keeper, References, Reread
 from ingestd.run.supervisor import Supervised, Supervisor
-from ingestd.run.table_verification import VerifySettings
-from ingestd.run.verifying import Verification
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy
 from ingestd.sink.maintenance_process import MaintenanceProcess
-from ingestd.sink.probe import probe
 from ingestd.sink.reference_source import RawReferenceSource
 from ingestd.sink.reference_table import DeltaReferenceTable
-from ingestd.sink.verified_lake import DeltaVerifiedLake
-from ingestd.table_report import SourceReport, report_tables, report_to_json, require_schema
-from ingestd.verification import Progress, VerifiedSource
-from ingestd.verify_report import VerifyReport, asked_for
+
+if TYPE_CHECKING:
+    from ingestd.capture.verified_source import Pace
+    from ingestd.run.table_verification import VerifySettings
+    from ingestd.table_report import SourceReport
+    from ingestd.verification import Progress, VerifiedSource
+    from ingestd.verify_report import VerifyReport
 
 EXIT_WITHIN_S = 9.5
 """A stop that takes longer ends the process: what is not committed is read again at the start."""
@@ -287,6 +289,8 @@ def _storage_options(config: Config) -> Mapping[str, str] | None:
 
 def check(config_path: Path) -> list[CheckLine]:
     """Look for everything that would make a run fail. Raises ConfigError."""
+    from ingestd.sink.probe import probe  # noqa: PLC0415
+
     config = _load(config_path)
     lines = [probe(config.lake.uri, _storage_options(config)), check_http(config.http)]
     return [*filter(None, lines), *asyncio.run(_check_sources(config))]
@@ -374,6 +378,8 @@ def tables(
     See `report_to_json`. `running`: what the daemon says of itself, if it runs. Raises ConfigError
     for an unknown source or schema.
     """
+    from ingestd.table_report import report_to_json, require_schema  # noqa: PLC0415
+
     config = _load(config_path)
     unknown = [name for name in sources if name not in config.sources]
     if unknown:
@@ -395,6 +401,8 @@ async def _tables(
     timeout_s: float,
     running: Mapping[str, Any] | None,
 ) -> dict[str, SourceReport]:
+    from ingestd.table_report import report_tables  # noqa: PLC0415
+
     async def report(name: str) -> SourceReport:
         settings = config.sources[name]
         connector, lake = _connector(config, name, settings), _lake(config, name)
@@ -433,6 +441,9 @@ def verify(
 
     Raises ConfigError, OperatorError; TransientError if the lake does not get there in `wait_s`.
     """
+    from ingestd.capture.verified_source import Pace  # noqa: PLC0415
+    from ingestd.run.table_verification import VerifySettings  # noqa: PLC0415
+
     config = _load(config_path)
     settings = config.sources.get(source)
     if settings is None:
@@ -460,6 +471,11 @@ async def _verify(  # noqa: PLR0917 - of one source
     pace: Pace,
     progress: Progress,
 ) -> VerifyReport:
+    from ingestd.capture.verified_source import SourceAtPoint  # noqa: PLC0415
+    from ingestd.run.verifying import Verification  # noqa: PLC0415
+    from ingestd.sink.verified_lake import DeltaVerifiedLake  # noqa: PLC0415
+    from ingestd.verify_report import VerifyReport, asked_for  # noqa: PLC0415
+
     where = f"source {name}"
     connector = _connector(config, name, settings)
     options = _storage_options(config)

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from ingestd.capture.polling.connector import PollingFactory
-from ingestd.capture.wal.connector import WalFactory
 from ingestd.ports import ConnectorFactory
 
-FACTORIES: Mapping[str, ConnectorFactory] = {f.name: f for f in (WalFactory(), PollingFactory())}
+
+def _wal() -> ConnectorFactory:
+    from ingestd.capture.wal.connector import WalFactory  # noqa: PLC0415
+
+    return WalFactory()
+
+
+def _polling() -> ConnectorFactory:
+    from ingestd.capture.polling.connector import PollingFactory  # noqa: PLC0415
+
+    return PollingFactory()
+
+
+class _Factories(Mapping[str, ConnectorFactory]):
+    """Imports a kind's modules when it is asked for: a daemon starts with those it needs."""
+
+    def __init__(self, **makers: Callable[[], ConnectorFactory]) -> None:
+        self._makers = makers
+
+    def __getitem__(self, kind: str) -> ConnectorFactory:
+        return self._makers[kind]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+FACTORIES: Mapping[str, ConnectorFactory] = _Factories(wal=_wal, polling=_polling)

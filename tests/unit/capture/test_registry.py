@@ -1,0 +1,36 @@
+"""Which kinds of capture there are, and what a start imports of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ingestd.capture.registry import FACTORIES
+from ingestd.capture.settings import SETTINGS
+
+UNASKED = ("ingestd.capture.polling.connector", "ingestd.run.verifying", "ingestd.table_report")
+"""What a daemon with sources of kind `wal` does not need."""
+
+
+def test_there_is_a_factory_for_every_kind_and_it_knows_its_name_and_settings() -> None:
+    assert set(FACTORIES) == set(SETTINGS)
+    assert len(FACTORIES) == len(SETTINGS)
+    for kind, factory in FACTORIES.items():
+        assert factory.name == kind
+        assert factory.config_model is SETTINGS[kind]
+
+
+def test_there_is_none_for_another_kind() -> None:
+    with pytest.raises(KeyError):
+        FACTORIES["file"]
+
+
+def test_a_daemon_imports_what_it_needs_only() -> None:
+    asked = "import sys, ingestd.app, ingestd.capture.registry as r; r.FACTORIES['wal']"
+    program = f"{asked}; print([m for m in {UNASKED!r} if m in sys.modules])"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
