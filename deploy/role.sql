@@ -1,11 +1,14 @@
 -- The role that ingestd connects as: what it needs on one database, and nothing else.
--- Run it in that database as a superuser; again for more tables.
+-- Run it in that database as a superuser; again for more tables, which are added to those that it was
+-- run for before. To take one out: ALTER PUBLICATION ... DROP TABLE, and REVOKE SELECT ON ... FROM role.
 --
 --   psql -d shop -v tables='public.orders, public.customers' -f deploy/role.sql
 --   psql -d shop -c '\password ingestd'
 --
 -- Variables, by -v NAME=VALUE:
---   tables       which it may read: names as in SQL, separated by commas (none of theirs has one)
+--   tables       which it may read: names as in SQL, separated by commas (none of theirs has one).
+--                With manage=false none is published whose own UPDATE and DELETE that would make
+--                fail: one without replica identity. The script then says which, and does nothing
 --   role         its name; ingestd
 --   kind         of the source: wal, or polling, which needs SELECT alone; wal
 --   manage       as in the config. false: publication and slot are made here, and ingestd alters
@@ -66,15 +69,44 @@ GRANT :"owner" TO :"role";
 \endif
 
 \if :publishes
+-- The server refuses UPDATE and DELETE of a published table without replica identity, as its identity
+-- is all that is sent of the old row. Of a partitioned table that is a matter of its partitions; tables
+-- that inherit are published with their parent.
+WITH RECURSIVE named(oid) AS (
+  SELECT trim(name)::regclass::oid FROM string_to_table(:'tables', ',') AS t(name)
+), published(oid) AS (
+  SELECT oid FROM named
+  UNION
+  SELECT i.inhrelid FROM published JOIN pg_inherits i ON i.inhparent = published.oid
+), broken AS (
+  SELECT c.oid::regclass::text AS name FROM published JOIN pg_class c USING (oid)
+   WHERE c.relkind = 'r' AND c.relreplident <> 'f' AND NOT EXISTS (
+         SELECT FROM pg_index i
+          WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+                                    WHEN 'i' THEN i.indisreplident ELSE false END)
+)
+SELECT format('DO $do$ BEGIN RAISE EXCEPTION USING MESSAGE = %L, HINT = %L; END $do$',
+         'without replica identity, publishing would make their UPDATE and DELETE fail: '
+           || string_agg(name, ', ' ORDER BY name),
+         'leave them out of `tables`, or first, for each: '
+           || string_agg(format('ALTER TABLE %s REPLICA IDENTITY FULL;', name), ' ' ORDER BY name)
+           || ' (or add a primary key that is not deferrable, then REPLICA IDENTITY DEFAULT)')
+  FROM broken HAVING count(*) > 0 \gexec
+
+-- What it has already stays as it is: row filters and lists of columns, too.
 SELECT format(
-         CASE WHEN EXISTS (SELECT FROM pg_publication WHERE pubname = :'publication')
-              THEN 'ALTER PUBLICATION %I SET TABLE %s'
+         CASE WHEN p.oid IS NOT NULL THEN 'ALTER PUBLICATION %I ADD TABLE %s'
               ELSE 'CREATE PUBLICATION %I FOR TABLE %s WITH ('
                 || 'publish = ''insert, update, delete, truncate'', '
                 || 'publish_via_partition_root = true)'
          END,
-         :'publication', string_agg(trim(name)::regclass::text, ', '))
-  FROM string_to_table(:'tables', ',') AS t(name) \gexec
+         :'publication', string_agg(DISTINCT t.oid::text, ', '))
+  FROM (SELECT trim(name)::regclass FROM string_to_table(:'tables', ',') AS t(name)) AS t(oid)
+  LEFT JOIN pg_publication p ON p.pubname = :'publication'
+ WHERE NOT coalesce(p.puballtables, false)
+   AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = t.oid)
+ GROUP BY p.oid \gexec
 \endif
 COMMIT;
 
