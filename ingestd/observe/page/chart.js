@@ -80,7 +80,7 @@ export class Chart {
   }
 
   x(at) {
-    return WIDTH * (1 - (this.now - at) / SPAN_MS);
+    return Math.max(0, WIDTH * (1 - (this.now - at) / SPAN_MS));
   }
 
   /** The pieces without a gap: lists of [x, y]. */
