@@ -237,13 +237,16 @@ def _references(  # noqa: PLR0917 - of one source
     return References(keepers, told, asked)
 
 
-def _reference_table(config: Config, source: str, table: TableId) -> DeltaReferenceTable:
+def _reference_table(
+    config: Config, source: str, table: TableId, *, is_claimed: bool = True
+) -> DeltaReferenceTable:
     return DeltaReferenceTable(
         config.lake.uri,
         source,
         table,
         storage_options=_storage_options(config),
         buffer_bytes=_share_bytes(config) // 8,
+        is_claimed=is_claimed,
     )
 
 
@@ -272,13 +275,14 @@ def _connector(config: Config, name: str, settings: SourceSettings) -> Connector
     return factory.create(name, settings, memory_bytes=_share_bytes(config) // READING_PART)
 
 
-def _lake(config: Config, source: str, writer: str = "") -> DeltaLake:
+def _lake(config: Config, source: str, writer: str = "", *, is_claimed: bool = True) -> DeltaLake:
     return DeltaLake(
         config.lake.uri,
         source,
         storage_options=_storage_options(config),
         buffer_bytes=_share_bytes(config) // 6,  # and half as much for open files' footers
         writer=writer,
+        is_claimed=is_claimed,
     )
 
 
@@ -329,7 +333,7 @@ async def _offline(
 ) -> SourceStatus:
     found = SourceStatus(name, since=now, state=SourceState.CLOSED)
     capture = _connector(config, name, settings).capture()
-    lake = _lake(config, name)
+    lake = _lake(config, name, is_claimed=False)
     try:
         committed = await lake.open()
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
@@ -353,7 +357,7 @@ async def _offline_references(
     config: Config, name: str, settings: SourceSettings, found: SourceStatus
 ) -> None:
     for table, controls in settings.references().items():
-        state = await _reference_table(config, name, table).open()
+        state = await _reference_table(config, name, table, is_claimed=False).open()
         if state is None:
             continue
         told, kind = str(table), controls.reference
@@ -405,7 +409,7 @@ async def _tables(
 
     async def report(name: str) -> SourceReport:
         settings = config.sources[name]
-        connector, lake = _connector(config, name, settings), _lake(config, name)
+        connector, lake = _connector(config, name, settings), _lake(config, name, is_claimed=False)
         told = None
         if running is not None:
             told = {t["table"]: t for t in running["sources"][name]["tables"]}

@@ -18,6 +18,9 @@ from ingestd.errors import IngestdError, OperatorError, TransientError
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 """deltalake draws the chain of causes in colour."""
+_FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
+"""And delta-kernel, after that, where in its program it was."""
+_CUT_SHORT = re.compile(r"truncated record|EOF while parsing", re.IGNORECASE)
 _PASSES = re.compile(
     r"timed? ?out|too many requests|slow ?down|throttl|service unavailable|internal server error"
     r"|\b(?:status|code|http)\W{0,3}(?:429|50[0234])\b|\b(?:429|50[0234]) [A-Z]"
@@ -70,7 +73,8 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
         return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
     answer = _ANSWER.search(text)
     told = ": ".join(filter(None, answer.groups())) if answer else text
-    said = " ".join(_DECORATION.sub(" ", told).split())[:300] or type(error).__name__
+    told = _FRAMES.sub("", _DECORATION.sub(" ", told))
+    said = " ".join(told.split())[:300] or type(error).__name__
     if number is None and _EXPIRED.search(text):
         return OperatorError(
             f"lake {uri}: {said}",
@@ -80,6 +84,11 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     passes = number is None and _PASSES.search(text) and not _STAYS.search(text)
     if number in _ERRNO_PASSES or passes:
         return TransientError(f"lake {uri}: {said}", reason="storage")
+    if _CUT_SHORT.search(said):
+        return OperatorError(
+            f"lake {uri}: a file of the table's log is cut short: {said}",
+            remedy="after a power cut `ingestd run` puts that right at its start, or says why not",
+        )
     return OperatorError(
         f"lake {uri}: {said}",
         remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",

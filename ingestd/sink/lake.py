@@ -61,7 +61,8 @@ class DeltaLake:
     written. `durability`: how local files are made durable; `now`: the clock of `committed_at`;
     `before_commit`: called, in a worker thread, with "schema.table", "_epochs" or "_tables" before
     each Delta commit with rows or a position: whatever it raises stops that commit. `writer`: the
-    process, the same for all lakes that it opens one after another.
+    process, the same for all lakes that it opens one after another. `is_claimed`: whether its user
+    holds the source's claim; else it only looks, and `open` leaves what a power cut left.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class DeltaLake:
         now: Callable[[], datetime] = _utc_now,
         before_commit: Callable[[str], None] = _go_on,
         writer: str = "",
+        is_claimed: bool = True,
     ) -> None:
         self.uri = uri
         self.layout = Layout(source)
@@ -85,6 +87,7 @@ class DeltaLake:
         self.jobs = Jobs(at_once=WORKERS)
         self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
         self._writer = writer or uuid.uuid4().hex
+        self._is_claimed = is_claimed
         self._own_logs = tuple(
             AppendLog(self.store, folder, self.layout.app_id(), self._later, writer=self._writer)
             for folder in (self.layout.epochs, self.layout.tables)
@@ -276,12 +279,12 @@ class DeltaLake:
         self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
 
     def _load(self) -> Committed:
-        self._epochs.load(never_refuse)
-        self._registry.load(self._do_without_registry)
+        mends = self._is_claimed
+        self._epochs.load(never_refuse if mends else None)
+        self._registry.load(self._do_without_registry if mends else None)
         self._raw = {table: self.raw_table(table) for table in self._found()}
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
-            list(pool.map(lambda raw: raw.load(partial(self._do_without, raw)), self._raw.values()))
-            list(pool.map(lambda raw: raw.log.settle(), self._raw.values()))
+            list(pool.map(self._load_raw, self._raw.values()))
             logs = [*self._own_logs, *(raw.log for raw in self._raw.values())]
             notices = tuple(notice for found in pool.map(notices_of, logs) for notice in found)
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
@@ -289,8 +292,9 @@ class DeltaLake:
         gone = self._gone()
         watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
         self._held = self._beyond(watermarks)
-        for log in self._own_logs:
-            log.settle()
+        if mends:
+            for log in self._own_logs:
+                log.settle()
         return Committed(
             epoch=self._epochs.last_epoch,
             position=self._epochs.position,
@@ -306,6 +310,13 @@ class DeltaLake:
             gone=gone,
             notices=notices,
         )
+
+    def _load_raw(self, raw: RawTable) -> None:
+        if self._is_claimed:
+            raw.load(partial(self._do_without, raw))
+            raw.log.settle()
+        else:
+            raw.load()
 
     def _fence(self) -> None:
         """Fence `_epochs` first: from then on none of them completes an epoch.

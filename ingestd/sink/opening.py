@@ -9,9 +9,9 @@ from ingestd.sink.commit_actions import appended_by_another
 
 
 def never_refuse(_version: int) -> None:
-    """Let the newest commit of `_epochs` go.
+    """Let the newest commit of `_epochs`, or of a reference table, go.
 
-    If it was confirmed, the slot is ahead of the lake then, which is a loss that is told.
+    If an epoch was confirmed, the slot is ahead of the lake then, which is a loss that is told.
     """
 
 

@@ -18,6 +18,7 @@ from ingestd.sink.durable import Durability
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.fragments import FragmentSink, FragmentWriter
 from ingestd.sink.jobs import Jobs
+from ingestd.sink.opening import never_refuse
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import conform, list_files
 from ingestd.sink.reference_changes import ReferenceChanges
@@ -46,7 +47,7 @@ class DeltaReferenceTable:
     in one commit.
 
     `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
-    come: whatever it raises ends the call there.
+    come: whatever it raises ends the call there. `is_claimed`: see `ingestd.sink.lake.DeltaLake`.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class DeltaReferenceTable:
         durability: Durability | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         step: Callable[[str], None] = _go_on,
+        is_claimed: bool = True,
     ) -> None:
+        self._is_claimed = is_claimed
         self._layout = Layout(source)
         self._table = table
         self._store = open_store(uri, storage_options, durability)
@@ -124,8 +127,12 @@ class DeltaReferenceTable:
     # --- blocking ---------------------------------------------------------------------------
 
     def _open(self) -> ReferenceState | None:
-        self._log.load()
-        self._log.settle()
+        if self._is_claimed:
+            # Whoever gives the rows goes on from `position`, or reads them all.
+            self._log.load(never_refuse)
+            self._log.settle()
+        else:
+            self._log.load()
         return self._state() if self._log.exists else None
 
     def _state(self, *, is_new: bool = False) -> ReferenceState:

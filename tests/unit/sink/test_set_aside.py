@@ -10,18 +10,24 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import TransientError
+from ingestd.errors import OperatorError, TransientError
 from ingestd.sink.append_log import AppendLog, Creation
 from ingestd.sink.durable import Fsync
+from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance_log import LogCleaner
+from ingestd.sink.paths import Layout
+from ingestd.sink.reference_table import DeltaReferenceTable
 from ingestd.sink.store import LocalStore
+from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
 FOLDER = "t"
 APP = "ingestd/test"
 DAY_S = 86_400.0
+A = make_table("a")
 
 
 def log_of(root: Path) -> AppendLog:
@@ -39,8 +45,8 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def commit_file(root: Path, version: int) -> Path:
-    return root / FOLDER / "_delta_log" / f"{version:020}.json"
+def commit_file(root: Path, version: int, folder: str = FOLDER) -> Path:
+    return root / folder / "_delta_log" / f"{version:020}.json"
 
 
 def halve(file: Path) -> None:
@@ -108,3 +114,53 @@ def test_maintenance_keeps_what_was_set_aside(written: Path) -> None:
     cleaner.clean(frozenset())
     assert aside.exists()
     assert not left.exists()
+
+
+@pytest.mark.parametrize("folder", ["shop/_epochs", "shop/public/a"])
+async def test_who_holds_no_claim_sets_nothing_aside(tmp_path: Path, folder: str) -> None:
+    lake = DeltaLake(str(tmp_path), "shop")
+    await lake.open()
+    await lake.adopt("system-1")
+    for lsn in (100, 200):
+        writer = lake.begin()
+        await writer.append(inserts(A, lsn, lsn))
+        await writer.commit(summary(lsn, lsn + 5))
+    await lake.close()
+    torn = max((tmp_path / folder / "_delta_log").glob("*.json"))
+    whole = torn.read_bytes()
+    halve(torn)
+    cut = torn.read_bytes()
+    looking = DeltaLake(str(tmp_path), "shop", is_claimed=False)
+    with pytest.raises(OperatorError, match=r"is cut short: [^<\n]*\n") as caught:
+        await looking.open()
+    assert "ingestd run" in (caught.value.remedy or "")
+    assert torn.read_bytes() == cut
+    torn.write_bytes(whole)
+    assert (await looking.open()).watermarks == {A.id: 205}
+    await looking.close()
+
+
+async def test_a_cut_version_of_a_reference_table_is_made_again(tmp_path: Path) -> None:
+    rows = pa.RecordBatch.from_pydict({"id": pa.array([1, 2], pa.int64())})
+
+    async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
+        yield rows
+
+    table = DeltaReferenceTable(str(tmp_path), "shop", A.id)
+    assert await table.open() is None
+    await table.replace(batches(), position=7)
+    rows = rows.slice(1)
+    await table.replace(batches(), position=8)
+    await table.close()
+    halve(commit_file(tmp_path, 1, Layout("shop").reference(A.id)))
+    looking = DeltaReferenceTable(str(tmp_path), "shop", A.id, is_claimed=False)
+    with pytest.raises(OperatorError, match=r"is cut short: [^<\n]*\n"):
+        await looking.open()
+    await looking.close()
+    table = DeltaReferenceTable(str(tmp_path), "shop", A.id)
+    state = await table.open()
+    assert state is not None
+    assert (state.rows, state.position) == (2, 7)
+    state = await table.replace(batches(), position=8)
+    assert (state.rows, state.position) == (1, 8)
+    await table.close()
