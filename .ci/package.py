@@ -124,7 +124,7 @@ def from_wheel(folder: Path) -> None:
 
 def from_dockerfile(folder: Path) -> None:
     """Do what the build stage of the Dockerfile does, with this Python, below `folder`."""
-    stage = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").split("\nFROM ")[0]
+    stage = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").split("\nFROM ")[1]
     source = folder / "src"
     source.mkdir()
     for line in stage.splitlines():
