@@ -62,6 +62,8 @@ MEANINGS: Mapping[str, str] = {
     " program.",
     "thread.failed": "A thread ended by an error. A fault of the program.",
     "tls.weak": "The DSN asks for less than a verified server: it could be anyone.",
+    "watch.refused": "The server takes no second connection that could be asked what the first one"
+    " does, so a connection that hangs alone is not noticed; a server that is out of reach is. Once.",
 }
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _NAME = re.compile(r"[a-z_]+\.[a-z_]+\Z")
