@@ -83,12 +83,13 @@ def look_at_start(program: Path) -> None:
     """Exit if an installed ingestd lacks something, has too much, or starts slowly."""
     python = program.parent / "python"
     run(program, "--version")
-    run(python, "-c", "import ingestd.app, ingestd.demo")  # all of it can be imported
+    # -I: of the wheel, not of this checkout
+    run(python, "-I", "-c", "import ingestd.app, ingestd.demo")
     listed = (
         "from importlib.metadata import distributions as d; print(*(x.name.lower() for x in d()))"
     )
     there = subprocess.run(  # noqa: S603
-        [python, "-c", listed], check=True, capture_output=True, text=True
+        [python, "-I", "-c", listed], check=True, capture_output=True, text=True
     ).stdout.split()
     if too_much := sorted(set(NOT_NEEDED) & set(there)):
         sys.exit(f"it needs no {too_much}")
