@@ -38,7 +38,7 @@ def search(protocol: Protocol) -> Explored[World]:
             replace(ALONE, faults=2, exist=False), 80_000, id="2 faults", marks=pytest.mark.long
         ),
         pytest.param(
-            replace(NEW, faults=2), 80_000, id="two daemons, 2 faults", marks=pytest.mark.long
+            replace(PAUSED, faults=2), 300_000, id="two daemons, 2 faults", marks=pytest.mark.long
         ),
     ],
 )
