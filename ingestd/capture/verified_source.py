@@ -21,7 +21,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import AsyncConnection
 
-from ingestd.capture.pages import TablePages
+from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import is_deleted
 from ingestd.capture.positions import insert_position
@@ -33,7 +33,7 @@ from ingestd.capture.views import ExportedView, Place
 from ingestd.capture.wal.chunks import is_standby
 from ingestd.capture.wal.slot import ExportedPoint
 from ingestd.capture.wal.slot_making import temporary_point
-from ingestd.errors import TableChangedError, TransientError
+from ingestd.errors import TableChangedError, TableError, TransientError
 from ingestd.ports import Split
 from ingestd.schema import Table
 from ingestd.verification import Point
@@ -97,7 +97,7 @@ class SourceAtPoint:
         """
         dsn = settings.dsn.get_secret_value()
         try:
-            async with await connect(dsn) as connection:
+            async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
                 # Before the snapshot: what is replaced between here and the end of reading shows.
                 files = await read_files(connection, [t.oid for t in tables])
                 takes_slot = isinstance(settings, WalSettings) and await is_standby(connection)
@@ -130,9 +130,13 @@ class SourceAtPoint:
         """Cut a table by blocks, as it is in the snapshot."""
         nbytes = self._settings.snapshot_chunk
         try:
-            async with await connect(self._dsn, autocommit=False) as connection:
+            async with await connect(
+                self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
+            ) as connection:
                 await enter_snapshot(connection, self._exported)
                 return await splits_seen(connection, self._read(table), self._exported, nbytes)
+        except psycopg.errors.LockNotAvailable as error:
+            raise _locked(table) from error
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
 
@@ -140,15 +144,22 @@ class SourceAtPoint:
         """Read a split by COPY."""
         view = ExportedView(self._dsn, self._exported, Place(self.point.lsn, self._at))
         async with contextlib.aclosing(TablePages(self._dsn, split, view).pages()) as pages:
-            async for page in pages:
-                yield page.batch.rows
-                await self._pace.passed(page.batch.nbytes)
+            try:
+                async for page in pages:
+                    yield page.batch.rows
+                    await self._pace.passed(page.batch.nbytes)
+            except TransientError as error:
+                if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                    raise _locked(split.table) from error
+                raise
 
     async def ensure_unreplaced(self, table: Table) -> None:
         """Compare the files: TRUNCATE and rewrites empty a table for older snapshots, too."""
         try:
-            async with await connect(self._dsn) as connection:
+            async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
                 now = await read_files(connection, [table.oid])
+        except psycopg.errors.LockNotAvailable as error:
+            raise _locked(table) from error
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
         if now.get(table.oid) != self._files.get(table.oid):
@@ -171,6 +182,14 @@ class SourceAtPoint:
             return table
         polled = PolledTable(table, None, deleted, 0.0, None)
         return replace(table, row_filter=f"NOT {is_deleted(polled).as_string(None)}")
+
+
+def _locked(table: Table) -> TableError:
+    return TableError(
+        table.id,
+        f"could not be read within {LOCK_TIMEOUT_S:g} s: somebody holds a lock on it",
+        remedy="compare it again when they have ended; pg_locks and pg_stat_activity tell who",
+    )
 
 
 async def _slot(where: str, settings: WalSettings) -> ExportedPoint:
