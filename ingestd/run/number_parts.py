@@ -14,6 +14,8 @@ from ingestd.value_hashes import Hashes
 from ingestd.verification import Matrix
 
 _BYTES = 8
+_ARRAY_BYTES = 200
+"""Of an array, beside its numbers: of large rows a batch has few for each part."""
 MAX_PARTS = 1 << 12
 
 
@@ -43,7 +45,7 @@ class NumberParts:
         self._memory_bytes = memory_bytes
         self._held: list[list[Matrix]] = [[] for _ in range(count)]
         self._held_bytes = 0
-        self._written: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        self._written: list[tuple[int, NDArray[np.int64]]] = []
         self._file: IO[bytes] | None = None
         self.rows = 0
 
@@ -78,14 +80,27 @@ class NumberParts:
                     remedy="set TMPDIR to a folder with room for what does not fit --memory",
                 ) from error
 
+    def rows_in(self, number: int) -> int:
+        """Say how many rows a part has."""
+        written = sum(int(cuts[number + 1] - cuts[number]) for _, cuts in self._written)
+        return written + sum(len(rows) for rows in self._held[number])
+
     def take(self, number: int) -> Matrix:
         """Give a part's rows, once."""
+        count = self.rows_in(number)
         held, self._held[number] = self._held[number], []
-        self._held_bytes -= sum(rows.nbytes for rows in held)
-        found = [self._read(*place) for place in self._written[number]] + held
-        if not found:
-            return np.empty((0, self._width), np.uint64)
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        self._held_bytes -= sum(_held_bytes(rows) for rows in held)
+        found: Matrix = np.empty((count, self._width), np.uint64)
+        at = 0
+        for begin, cuts in self._written:
+            first, end = int(cuts[number]), int(cuts[number + 1])
+            if first < end:
+                self._read(begin + first * self._width * _BYTES, found[at : at + end - first])
+                at += end - first
+        for rows in held:
+            found[at : at + len(rows)] = rows
+            at += len(rows)
+        return found
 
     def close(self) -> None:
         """Let all go. Twice is fine."""
@@ -97,23 +112,26 @@ class NumberParts:
     def _hold(self, number: int, rows: Matrix) -> None:
         if len(rows):
             self._held[number].append(rows)
-            self._held_bytes += rows.nbytes
+            self._held_bytes += _held_bytes(rows)
 
     def _write(self) -> None:
+        """Write all that is held, part by part; of that only where each part begins is kept."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="ingestd-verify-")  # noqa: SIM115 - closed
-        at = self._file.seek(0, 2)
-        for number, held in enumerate(self._held):
+        begin = self._file.seek(0, 2)
+        counts = [sum(len(rows) for rows in held) for held in self._held]
+        for held in self._held:
             for rows in held:
                 self._file.write(np.ascontiguousarray(rows).data)
-                self._written[number].append((at, len(rows)))
-                at += rows.nbytes
+        self._written.append((begin, np.cumsum([0, *counts])))
         self._held = [[] for _ in range(self.count)]
         self._held_bytes = 0
 
-    def _read(self, at: int, rows: int) -> Matrix:
+    def _read(self, at: int, rows: Matrix) -> None:
         assert self._file is not None
         self._file.seek(at)
-        data = self._file.read(rows * self._width * _BYTES)
-        found: Matrix = np.frombuffer(data, np.uint64).reshape(rows, self._width)
-        return found
+        self._file.readinto(rows.data)  # type: ignore[attr-defined]
+
+
+def _held_bytes(rows: Matrix) -> int:
+    return rows.nbytes + _ARRAY_BYTES

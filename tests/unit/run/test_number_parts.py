@@ -1,0 +1,42 @@
+"""Rows of numbers in parts: all come back, and what is kept of written ones is little."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from ingestd.run.number_parts import NumberParts, part_of
+
+COUNT = 256
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 20_000, 1 << 30])
+def test_each_row_comes_back_in_its_part(memory_bytes: int) -> None:
+    random = np.random.default_rng(1)
+    with NumberParts(4, 2, memory_bytes) as parts:
+        given = [random.integers(0, 1 << 64, (size, 2), np.uint64) for size in (1, 300, 0, 99)]
+        for rows in given:
+            parts.add(rows, part_of(rows[:, 0], 4))
+        every = np.concatenate(given)
+        for number in range(4):
+            own = every[part_of(every[:, 0], 4) == number]
+            assert parts.rows_in(number) == len(own)
+            assert parts.take(number).tolist() == own.tolist()
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    """Neither with what is written, nor where a batch has one row for a part."""
+    memory_bytes = 1 << 20
+    random = np.random.default_rng(2)
+    tracemalloc.start()
+    try:
+        with NumberParts(COUNT, 3, memory_bytes) as parts:
+            for _ in range(300):
+                rows = random.integers(0, 1 << 64, (COUNT, 3), np.uint64)
+                parts.add(rows, part_of(rows[:, 0], COUNT))
+            assert parts.rows == 300 * COUNT
+            assert tracemalloc.get_traced_memory()[1] < 1.5 * memory_bytes
+    finally:
+        tracemalloc.stop()
