@@ -142,8 +142,11 @@ class VerifiedLake(Protocol):
         """
         ...
 
-    async def survey(self, described: Digested, point: Point) -> Digested:
-        """Look at a table's changes below `point`, which the lake has; TableError as before."""
+    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
+        """Look at a table's changes below `point`, which the lake has.
+
+        Raises TableError as before, and for more than `most_linked` linked keys.
+        """
         ...
 
     def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:

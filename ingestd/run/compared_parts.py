@@ -64,10 +64,11 @@ class Comparison:
             found = mixed(found ^ self._kept[:, place])
         return found
 
-    def keep(self, prints: Hashes) -> None:
-        """Forget the differences that are not among these."""
+    def keep(self, prints: Hashes) -> bool:
+        """Forget the differences that are not among these; say whether any are left."""
         self._kept = self._kept[np.isin(self.prints(), prints)]
         self.counts = Counter(_totals(self._kept))
+        return not self.is_equal
 
     def drop(self, one: Differing) -> None:
         """Forget a difference: the row is equal after all."""

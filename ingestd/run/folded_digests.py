@@ -1,8 +1,8 @@
 """A table's changes folded by numbers alone: the same rows as `ingestd.sink.fold` has (tests).
 
 Rows go by position. A change without some values has them from the row before it, which is the last
-change of the same key that was sent with them, since the row is there. A row that took such values
-along to another key is followed one by one: there are few.
+change of the same key that was sent with them, since the row is there. Rows that took such values
+along to another key are followed from key to key: these keys are folded together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ingestd.verification import KEY, LSN, OLD, ROW, SEQ, THERE, UNSENT, Digeste
 
 Flags = NDArray[np.bool_]
 Places = NDArray[np.int64]
+_BYTES = 8
+_LINKED_BYTES = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,34 +92,56 @@ def _unsent_parts(
     return found
 
 
+def linked_bytes(width: int) -> int:
+    """Give what folding takes of memory for each change of a linked key; `width`: its numbers."""
+    return 2 * width * _BYTES + _LINKED_BYTES
+
+
 def fold_linked(changes: Matrix, digested: Digested) -> Folded:
-    """Fold the changes of all keys that are linked, one by one."""
-    order = np.lexsort((changes[:, THERE], changes[:, SEQ], changes[:, LSN]))
-    current: dict[int, list[int]] = {}
-    doubled: list[int] = []
-    seen: set[tuple[int, ...]] = set()
-    first = digested.first_lazy
-    for change in changes[order].tolist():
-        key, old = change[KEY], change[OLD]
-        place = (key, change[LSN], change[SEQ], change[THERE])
-        if place in seen:
-            doubled.append(key)
-        seen.add(place)
-        if not change[THERE]:
-            current.pop(key, None)
-            continue
-        before = current.get(key) if old == key else current.pop(old, None)
-        lazy = change[first:]
-        if before is not None:
-            had = before[1:]
-            lazy = [b if a == UNSENT else a for a, b in zip(lazy, had, strict=True)]
-        current[key] = [change[ROW], *lazy]
-    keys = np.array(sorted(current), np.uint64)
-    rows = np.array([current[key][0] for key in keys.tolist()], np.uint64)
-    for index, number in enumerate(digested.lazy, 1):
-        lazy = np.array([current[key][index] for key in keys.tolist()], np.uint64)
-        rows += salted(np.where(lazy == UNSENT, NULL, lazy), number)
-    return Folded(keys, rows, np.array(doubled, np.uint64))
+    """Fold the changes of all keys that are linked, together: rows go from one to another."""
+    if not len(changes):
+        return NOTHING
+    doubled = changes[_order(changes)]
+    doubled = doubled[_is_repeated(doubled, np.arange(len(doubled))), KEY]
+    changes = changes[np.lexsort([changes[:, n] for n in (THERE, SEQ, LSN)])]
+    last, came_from = _followed(changes)
+    rows = changes[last, ROW]
+    for place, number in enumerate(digested.lazy, digested.first_lazy):
+        hashes = changes[:, place]
+        at = np.where((hashes != UNSENT) | (came_from < 0), np.arange(len(changes)), came_from)
+        while True:  # halves the way each time
+            further = at[at]
+            if np.array_equal(further, at):
+                break
+            at = further
+        own = hashes[at[last]]
+        rows += salted(np.where(own == UNSENT, NULL, own), number)
+    order = np.argsort(changes[last, KEY], kind="stable")
+    return Folded(changes[last[order], KEY], rows[order], doubled)
+
+
+def _followed(changes: Matrix) -> tuple[Places, Places]:
+    """Give the changes that leave the rows there, and of each the one that its row was put by.
+
+    `changes` in their order; -1: there was none. A row that goes to another key is an event of its
+    old key, too, where nothing is left.
+    """
+    count = len(changes)
+    is_there = changes[:, THERE] == 1
+    moved = np.flatnonzero(is_there & (changes[:, OLD] != changes[:, KEY]))
+    keys = np.concatenate([changes[:, KEY], changes[moved, OLD]])
+    times = np.concatenate([np.arange(count), moved])
+    order = np.lexsort((times, keys))
+    is_new = _differs(keys[order])
+    left = np.where(is_there, np.arange(count), -1)
+    left = np.append(left, np.full(len(moved), -1))[order]
+    before = np.where(is_new, -1, np.append(-1, left[:-1]))
+    found = np.full(len(order), -1)
+    found[order] = before
+    came_from = found[:count]
+    came_from[moved] = found[count:]
+    last = left[np.append(is_new[1:], True)]
+    return last[last >= 0], came_from
 
 
 def _fold_multiset(changes: Matrix) -> Folded:

@@ -1,6 +1,6 @@
-"""One table of a source against the lake: all rows as numbers, then those that differ as they are.
+"""One table of a source against the lake: all rows as numbers.
 
-Memory: the numbers of a part of the rows, some batches, and the rows that are shown.
+Memory: the numbers of a part of the rows, those of changes that are linked, and some batches.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,31 +17,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ingestd.errors import TableError
 from ingestd.ports import Split
-from ingestd.row_digests import (
-    RAW,
-    RawTexts,
-    Value,
-    digests_of,
-    given_by,
-    key_digests,
-    row_digests,
-    value_hashes,
-    values_of,
-)
-from ingestd.run.compared_parts import Comparison, Differing
-from ingestd.run.folded_digests import Folded, fold_digests, fold_linked
+from ingestd.row_digests import digests_of
+from ingestd.run.compared_parts import Comparison
+from ingestd.run.folded_digests import Folded, fold_digests, fold_linked, linked_bytes
+from ingestd.run.naming import Naming
 from ingestd.run.number_parts import NumberParts, part_of, parts_for
 from ingestd.schema import Table
-from ingestd.value_hashes import Hashes
 from ingestd.verification import (
     KEY,
     Difference,
     Digested,
-    Kind,
     Matrix,
     Progress,
-    Rows,
     VerifiedLake,
     VerifiedSource,
 )
@@ -52,7 +39,6 @@ _SOURCE_WIDTH = 3
 _BYTES = 8
 _ROW_BYTES = 60
 """A row takes no less of a table's size."""
-MASKED = "(masked)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +113,35 @@ class TableVerification:
 
     async def compare(self) -> Comparison:
         """Compare all rows with the lake, which is there now. Raises TableError and others."""
-        point = self._source.point
-        digested = self._digested = await self._lake.survey(self.digested, point)
+        point, described = self._source.point, self.digested
         count, memory_bytes = self._rows.count, self._settings.memory_bytes
+        most = memory_bytes // 2 // linked_bytes(described.width)
+        digested = self._digested = await self._lake.survey(described, point, most_linked=most)
         comparison = Comparison()
         with NumberParts(count + 1, digested.width, memory_bytes // 4) as changes:
             async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
                 async for matrix in matrices:
                     parts = _parts(matrix, digested, count)
                     await asyncio.to_thread(changes.add, matrix, parts)
+            self._ensure_fits(changes.rows_in(count), digested.width)
             linked = await asyncio.to_thread(fold_linked, changes.take(count), digested)
             for number in range(count):
                 await asyncio.to_thread(self._compare, comparison, number, changes, linked)
         if not comparison.is_equal:
             await self._lake.ensure_whole(self._table)
         return comparison
+
+    def _ensure_fits(self, linked: int, width: int) -> None:
+        """Refuse more changes of linked keys than memory holds: they are folded in one part."""
+        if linked * linked_bytes(width) <= self._settings.memory_bytes // 2:
+            return
+        needed = -(-2 * linked * linked_bytes(width) >> 20)
+        raise TableError(
+            self._table.id,
+            f"{linked:,} changes are of rows whose key changed and that took along values which"
+            " were not sent: folding these does not fit --memory",
+            remedy=f"ingestd verify ... --memory {needed}MB",
+        )
 
     def _compare(
         self, comparison: Comparison, number: int, changes: NumberParts, linked: Folded
@@ -153,20 +153,13 @@ class TableVerification:
 
     async def named(self, comparison: Comparison) -> tuple[Difference, ...]:
         """Look at the first differences; what is equal after all is dropped."""
-        digested = self.digested
-        shown = comparison.some(self._settings.shown)
-        keys = {d.key for d in shown}
-        lake = _by_key(await self._lake.rows_of(digested, keys), digested)
-        source = _by_key(await self._rows_of(digested, shown), digested)
+        settings = self._settings
+        naming = Naming(
+            self._source, self._lake, self.digested, self._splits, with_values=settings.with_values
+        )
+        found = await naming.named(comparison, settings.shown)
         await self._source.ensure_unreplaced(self._table)
-        found = []
-        for one in shown:
-            difference = self._named(one, source.get(one.key, []), lake.get(one.key, []), digested)
-            if difference is None:
-                comparison.drop(one)
-            else:
-                found.append(difference)
-        return tuple(found)
+        return found
 
     # --- all rows, as numbers ------------------------------------------------------------------
 
@@ -196,42 +189,6 @@ class TableVerification:
         with self._lock:
             self._rows.add(np.column_stack([keys, rows, splits]), parts)
 
-    # --- the rows that differ ------------------------------------------------------------------
-
-    async def _rows_of(self, digested: Digested, shown: Sequence[Differing]) -> Rows:
-        """Read the splits again that have them."""
-        wanted: dict[int, set[int]] = defaultdict(set)
-        for one in shown:
-            if one.split is not None:
-                wanted[one.split].add(one.key)
-        found: Rows = []
-        for number, keys in sorted(wanted.items()):
-            async with contextlib.aclosing(self._source.batches(self._splits[number])) as batches:
-                async for batch in batches:
-                    found += await asyncio.to_thread(_chosen, batch, digested, keys)
-        return found
-
-    def _named(
-        self, one: Differing, source: Rows, lake: Rows, digested: Digested
-    ) -> Difference | None:
-        columns: tuple[str, ...] = ()
-        if one.kind is Kind.DIFFERENT:
-            if not (source and lake):
-                return Difference(one.kind, _key_of([*source, *lake], one, digested))
-            columns = _differing(source[0], lake[0], digested)
-            if not columns:
-                return None
-        shown = columns or tuple(c.name for c in digested.columns)
-        with_values = self._settings.with_values
-        return Difference(
-            one.kind,
-            _key_of([*source, *lake], one, digested),
-            columns,
-            one.count,
-            _texts(source, shown, digested) if with_values else {},
-            _texts(lake, shown, digested) if with_values else {},
-        )
-
 
 def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
     """Give each change's part; that of the linked keys comes after the others."""
@@ -239,75 +196,6 @@ def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
     if len(digested.linked):
         parts[digested.is_linked(matrix[:, KEY])] = count
     return parts
-
-
-def _chosen(batch: pa.RecordBatch, digested: Digested, keys: Collection[int]) -> Rows:
-    """Give the rows with these keys as values."""
-    hashes, _ = digests_of(batch, digested.columns, digested.key)
-    flags = np.isin(hashes, np.fromiter(keys, np.uint64, len(keys)))
-    if not flags.any():
-        return []
-    batch = batch.filter(pa.array(flags))
-    raw = RawTexts(batch.column(RAW))
-    values = [values_of(c, given_by(batch), raw, batch.num_rows) for c in digested.columns]
-    names = [c.name for c in digested.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-
-
-def _by_key(rows: Rows, digested: Digested) -> Mapping[int, Rows]:
-    hashes: dict[int, Hashes] = {
-        i: value_hashes([row[c.name] for row in rows], c.type)
-        for i, c in enumerate(digested.columns)
-    }
-    count = len(rows)
-    if digested.key:
-        keys = key_digests((hashes[i] for i in digested.key), count)
-    else:
-        keys = row_digests(hashes, count)
-    found: dict[int, Rows] = defaultdict(list)
-    for key, row in zip(keys.tolist(), rows, strict=True):
-        found[key].append(row)
-    return found
-
-
-def _differing(
-    source: Mapping[str, Value], lake: Mapping[str, Value], digested: Digested
-) -> tuple[str, ...]:
-    found = []
-    for column in digested.columns:
-        ours, theirs = value_hashes([source[column.name], lake[column.name]], column.type)
-        if ours != theirs:
-            found.append(column.name)
-    return tuple(found)
-
-
-def _key_of(rows: Rows, one: Differing, digested: Digested) -> Mapping[str, str | None]:
-    """Give the texts of a row's key; a hash where there is none, or nobody has the row any more."""
-    if not digested.key or not rows:
-        return {"row": f"{one.key:016x}"}
-    return _texts(rows, tuple(digested.columns[i].name for i in digested.key), digested)
-
-
-def _texts(rows: Rows, names: Sequence[str], digested: Digested) -> Mapping[str, str | None]:
-    if not rows:
-        return {}
-    masked = {c.name for c in digested.columns if c.is_masked}
-    return {n: MASKED if n in masked else text(rows[0][n]) for n in names}
-
-
-def text(value: Value) -> str | None:
-    """Write a value for a person."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bytes):
-        return "\\x" + value.hex()
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, datetime):
-        return value.isoformat(" ")
-    if isinstance(value, date):
-        return value.isoformat()
-    return str(value)
 
 
 async def together(*works: Any) -> None:  # noqa: ANN401 - coroutines

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingestd.errors import TableError, TransientError
+from ingestd.errors import IngestdError, TableError, TransientError
 from ingestd.positions import Lsn
-from ingestd.run.compared_parts import Comparison
+from ingestd.run.compared_parts import KEPT, Comparison
 from ingestd.run.table_verification import TableVerification, VerifySettings, together
 from ingestd.schema import Table, TableId
 from ingestd.value_hashes import Hashes
@@ -30,7 +30,8 @@ from ingestd.verification import (
     VerifiedSource,
 )
 
-POLL_S = 0.25
+POLL_S, _MAX_POLL_S = 0.125, 2.0
+_RESTS_TO_LOOKS = 9
 _FIRST_REST_S, _MAX_REST_S = 1.0, 30.0
 OpenPoint = Callable[[Sequence[Table]], AbstractAsyncContextManager[VerifiedSource]]
 """Opens the source at a point of now, for these tables."""
@@ -60,43 +61,77 @@ class Verification:
         self._progress = progress
         self._sweeps_s = sweeps_s
         self._prints: dict[TableId, Hashes] = {}
+        self._stayed: dict[TableId, Hashes] = {}
         self._outcomes: dict[TableId, Outcome] = {}
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
+        self._at: Table | None = None
         self.point: Point | None = None
 
     async def run(self, tables: Sequence[Table]) -> list[Outcome]:
-        """Verify them. Raises OperatorError; TransientError (``lake_behind`` and others)."""
+        """Verify them. A fault ends it: what was found until then is given all the same.
+
+        Raises OperatorError, TransientError if nothing was begun.
+        """
         waiting, rest_s = list(tables), _FIRST_REST_S
         deadline = self._began + self._settings.wait_s
         while waiting:
-            async with self._open_point(waiting) as source:
+            try:
+                waiting = await self._look(waiting, deadline - rest_s)
+            except IngestdError as fault:
                 if self.point is None:
-                    self.point = source.point
-                limit = self._now() + self._settings.wait_s
-                left = []
-                for table in waiting:
-                    is_late = table.id in self._prints and self._now() + rest_s > deadline
-                    is_last = source.point.is_exact or is_late
-                    outcome = await self._verify(source, table, limit, is_last=is_last)
-                    if outcome is None:
-                        left.append(table)
-                    else:
-                        self._outcomes[table.id] = outcome
-            waiting = left
+                    raise
+                self._end(waiting, fault)
+                break
             if waiting:
                 await asyncio.sleep(min(rest_s, max(POLL_S, deadline - self._now())))
                 rest_s = min(2 * rest_s, _MAX_REST_S)
         return [self._outcomes[t.id] for t in tables]
 
+    async def _look(self, tables: Sequence[Table], late: float) -> list[Table]:
+        """Compare at a point of now; give the tables to compare once more. From `late` on: none."""
+        self._at = None
+        async with self._open_point(tables) as source:
+            if self.point is None:
+                self.point = source.point
+            limit = self._now() + self._settings.wait_s
+            left = []
+            for table in tables:
+                self._at = table
+                is_late = table.id in self._stayed and self._now() > late
+                is_last = source.point.is_exact or is_late
+                outcome = await self._verify(source, table, limit, is_last=is_last)
+                if outcome is None:
+                    left.append(table)
+                else:
+                    self._outcomes[table.id] = outcome
+        return left
+
+    def _end(self, tables: Sequence[Table], fault: IngestdError) -> None:
+        """Give the table that was compared the fault; it and the others were not reached."""
+        left = [t for t in tables if t.id not in self._outcomes]
+        if not left:
+            return
+        at = left[0] if self._at is None or self._at not in left else self._at
+        # What needs a person is not to be tried again as it is.
+        state = State.NOT_REACHED if isinstance(fault, TransientError) else State.NOT_COMPARED
+        for table in left:
+            note = f"the verification ended at table {at.id}"
+            self._outcomes[table.id] = Outcome(str(table.id), State.NOT_REACHED, note=note)
+        self._outcomes[at.id] = Outcome(str(at.id), state, fault=fault)
+
     async def _await_lake(self, point: Point, limit: float) -> None:
+        began = self._now()
         first = await self._lake.position()
-        position = first
+        position, rest_s = first, POLL_S
         while position is None or position < point.lsn:
-            if self._now() > limit:
+            now = self._now()
+            if now > limit:
                 raise self._behind(first, position, point)
             self._progress.waiting(position, point.lsn)
-            await asyncio.sleep(POLL_S)
+            rest_s = rest_between(rest_s, took_s=now - began)
+            await asyncio.sleep(min(rest_s, max(POLL_S, limit - now)))
+            began = self._now()
             position = await self._lake.position()
 
     def _behind(self, first: Lsn | None, position: Lsn | None, point: Point) -> TransientError:
@@ -122,9 +157,12 @@ class Verification:
                 note = one.digested.note
                 if not source.point.is_exact:
                     note = self._without_unswept(table, comparison) or note
-                    self._settle(table, comparison)
-                    if not comparison.is_equal and not is_last:
-                        return None
+                    is_settled = self._settle(table, comparison)
+                    if not comparison.is_equal:
+                        if not is_last:
+                            return None
+                        if not is_settled and not comparison.keep(self._stayed[table.id]):
+                            return self._unsettled(table)
                     if self._may_be_swept(table, comparison):
                         return self._unswept(table, comparison)
                 differences = () if comparison.is_equal else await one.named(comparison)
@@ -133,13 +171,31 @@ class Verification:
             found = replace(_outcome(table, comparison), differences=differences)
             return replace(found, changes=one.digested.changes, note=note)
 
-    def _settle(self, table: Table, comparison: Comparison) -> None:
-        """Leave the differences that were there before, just the same."""
-        before = self._prints.get(table.id)
-        if before is not None and comparison.is_complete:
-            comparison.keep(before)
+    def _settle(self, table: Table, comparison: Comparison) -> bool:
+        """Leave the differences that were there before, just the same; say whether that can be.
+
+        It can't where more differ than are kept: the others may have been there, too. What is among
+        the kept ones each time did stay, though.
+        """
         found = comparison.prints()
-        self._prints[table.id] = found if before is None else np.intersect1d(found, before)
+        stayed = self._stayed.get(table.id, found)
+        self._stayed[table.id] = np.intersect1d(found, stayed)
+        if not comparison.is_complete:
+            return False
+        before = self._prints.get(table.id)
+        if before is not None:
+            comparison.keep(before)
+        self._prints[table.id] = comparison.prints()
+        return before is not None
+
+    def _unsettled(self, table: Table) -> Outcome:
+        fault = TransientError(
+            f"table {table.id}: more than {KEPT:,} rows differ each time, of those that are kept"
+            " other ones each time: whether any stays different can't be told",
+            reason="not_settled",
+            remedy="compare it while less is written, or when the daemon keeps up with it",
+        )
+        return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
 
     def _without_unswept(self, table: Table, comparison: Comparison) -> str | None:
         """Leave out what only the lake has, if nobody looks for deletes; give a note of it."""
@@ -163,6 +219,14 @@ class Verification:
             remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
         )
         return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
+
+
+def rest_between(rest_s: float, *, took_s: float) -> float:
+    """Give how long to rest before the next look at the lake: each opens `_epochs` anew.
+
+    Longer each time, and where a look takes long, as in an object store.
+    """
+    return max(min(2 * rest_s, _MAX_POLL_S), _RESTS_TO_LOOKS * took_s)
 
 
 def _outcome(table: Table, comparison: Comparison) -> Outcome:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ingestd.changes import DELETE, UPDATE
 from ingestd.row_digests import (
+    NULL,
     OF_BEFORE,
     RAW,
     ComparedColumn,
@@ -58,15 +59,24 @@ class ChangeBatch:
         found = self._with_missing(number, self._hashes(number, given_by(self.batch), ""))
         unsent = self.unsent(number)
         if unsent is not None and self._is_in_before(number):
-            found = np.where(unsent & self.has_before, self.before(number), found)
+            found = np.where(unsent & self._has_old(number), self.before(number), found)
         return found
 
     def lacks(self, number: int) -> Flags | None:
         """Say which rows' values of a column are only in the row before; None: none."""
         unsent = self.unsent(number)
         if unsent is not None and self._is_in_before(number):
-            unsent &= ~self.has_before
+            unsent &= ~self._has_old(number)
         return unsent if unsent is not None and unsent.any() else None
+
+    def _has_old(self, number: int) -> Flags:
+        """Say which old rows were sent with a column, of those whose new row was not.
+
+        Its field in the struct says nothing: a joined file has the table's, which is as wide as old
+        rows ever were. The value does: what is TOASTed is never null.
+        """
+        found: Flags = self.has_before & (self.before(number) != NULL)
+        return found
 
     def before(self, number: int) -> Hashes:
         """Hash the old rows' values of a column."""
@@ -100,16 +110,31 @@ def digest_changes(batch: pa.RecordBatch, digested: Digested) -> Matrix:
 
 def linked_keys(
     batch: pa.RecordBatch, columns: Sequence[ComparedColumn], key: Sequence[int]
-) -> Hashes:
-    """Give the keys, old and new, of rows that take unsent values along to another key."""
+) -> Matrix:
+    """Give the keys of rows that take unsent values along to another: old ones, then new ones."""
     changes = ChangeBatch(batch, columns)
     lacking = [changes.lacks(i) for i in range(len(columns)) if i not in key]
     found = [flags for flags in lacking if flags is not None]
     if not found or not changes.has_before.any():
-        return np.empty(0, np.uint64)
+        return np.empty((2, 0), np.uint64)
     old, new = _old_keys(changes, key), _keys(changes, key)
     moved = np.logical_or.reduce(found) & changes.has_before & (old != new)
-    return np.concatenate([old[moved], new[moved]])
+    return np.stack([old[moved], new[moved]])
+
+
+def reached(keys: Hashes, links: Matrix) -> Hashes:
+    """Give these keys and all that are linked with them, over however many others."""
+    ends = np.concatenate([links, links[::-1]], axis=1)
+    ends = ends[:, np.argsort(ends[0])]
+    found = newest = np.unique(keys)
+    while len(newest):
+        firsts = np.searchsorted(ends[0], newest)
+        counts = np.searchsorted(ends[0], newest, side="right") - firsts
+        # The places of all their links: those of each one after the other.
+        steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        newest = np.setdiff1d(ends[1, np.repeat(firsts, counts) + steps], found)
+        found = np.union1d(found, newest)
+    return found
 
 
 def change_keys(batch: pa.RecordBatch, digested: Digested) -> tuple[Hashes, Hashes]:

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ingestd.changes import TRUNCATE
-from ingestd.errors import TableChangedError
+from ingestd.errors import TableChangedError, TableError
 from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredTable, TableState
-from ingestd.row_digests import OF_BEFORE, RawTexts, given_by, values_of
 from ingestd.schema import Table, TableId
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.change_digests import (
-    BEFORE,
     UNCHANGED,
     change_keys,
     digest_changes,
     lazy_columns,
     linked_keys,
+    reached,
 )
+from ingestd.sink.change_values import values_of_changes
 from ingestd.sink.commit_tail import File
-from ingestd.sink.faults import storage_faults
 from ingestd.sink.fold import fold_rows
 from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import list_files, read_files
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
 from ingestd.sink.registry import RegistryTable
-from ingestd.sink.store import Store, open_store
+from ingestd.sink.seen_changes import PLACE, Looked, batches_of, counting, least_lsn, names_of
+from ingestd.sink.store import open_store
 from ingestd.sink.verified_columns import (
     Event,
     compared_columns,
@@ -44,27 +42,11 @@ from ingestd.sink.verified_columns import (
     ensure_known_key,
     ensure_one_key,
 )
+from ingestd.value_hashes import Hashes
 from ingestd.verification import Digested, Matrix, Point, Rows
 
-BATCH_ROWS = 1 << 16
-_BATCH_BYTES = 32 << 20
-"""Of a file's rows as they are stored: fewer are read at a time where they are large."""
-_BUFFER_BYTES = 1 << 20
-_PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
 _RELEASED_EVERY = 8
 """Batches: what was allocated for them and freed elsewhere is given back to the system."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """A table's raw files, pinned; the events of `_tables` then; what of the rows counts."""
-
-    store: Store
-    folder: str
-    files: Sequence[File]
-    events: Sequence[Event]
-    point: Point
-    void: tuple[int, int]
 
 
 class DeltaVerifiedLake:
@@ -80,7 +62,7 @@ class DeltaVerifiedLake:
         self._jobs = Jobs(at_once=1)
         self._events: Mapping[str, Sequence[Event]] = {}
         self._read: tuple[int, Mapping[str, Sequence[Event]]] = (-1, {})
-        self._looked: dict[TableId, _Looked] = {}
+        self._looked: dict[TableId, Looked] = {}
 
     async def known(self) -> Mapping[TableId, RegisteredTable]:
         """Give what the lake has of the tables, and remember how they stood."""
@@ -94,9 +76,9 @@ class DeltaVerifiedLake:
         """Go by `_tables`, and by how many rows the files have."""
         return await self._jobs.run(self._describe, table)
 
-    async def survey(self, described: Digested, point: Point) -> Digested:
+    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
         """Pin the table's files, and go through their changes once."""
-        return await self._jobs.run(self._survey, described, point)
+        return await self._jobs.run(self._survey, described, point, most_linked)
 
     async def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
         """Go through the changes that count once more."""
@@ -162,15 +144,15 @@ class DeltaVerifiedLake:
         rows = sum(statistics.get("numRecords") or 0 for _, statistics in self._files(table))
         return replace(found, changes=rows)
 
-    def _survey(self, described: Digested, point: Point) -> Digested:
+    def _survey(self, described: Digested, point: Point, most_linked: int) -> Digested:
         table = described.table
         files = self._files(table)
-        files = [f for f in files if not point.is_exact or _least(f) <= point.lsn]
+        files = [f for f in files if not point.is_exact or least_lsn(f) <= point.lsn]
         self._tables.load()
         events = self._read_events().get(str(table.id), ())
         before = self._events[str(table.id)]
         folder = self._layout.raw(table.id)
-        looked = _Looked(self._store, folder, files, before, point, (-1, -2))
+        looked = Looked(self._store, folder, files, before, point, (-1, -2))
         self._looked[table.id] = looked
         self._ensure_whole(table)
         now = _described(table, events)
@@ -178,7 +160,7 @@ class DeltaVerifiedLake:
             raise TableChangedError(
                 table.id, "was altered while it was compared", remedy="compare it again"
             )
-        found = self._gone_through(looked, now)
+        found = self._gone_through(looked, now, most_linked)
         ensure_one_key(table, events, self._looked[table.id].void[0])
         return found
 
@@ -187,10 +169,10 @@ class DeltaVerifiedLake:
         raw.load()
         return [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
 
-    def _gone_through(self, looked: _Looked, digested: Digested) -> Digested:
-        void, lazy, linked = looked.void, set[int](), [digested.linked]
+    def _gone_through(self, looked: Looked, digested: Digested, most_linked: int) -> Digested:
+        void, lazy = looked.void, set[int]()
         changes = 0
-        for batch in _batches(looked, (*_PLACE, UNCHANGED)):
+        for batch in batches_of(looked, (*PLACE, UNCHANGED)):
             changes += batch.num_rows
             ops = batch.column("_cdc_op")
             marks = batch.filter(pc.equal(ops, TRUNCATE))
@@ -202,40 +184,52 @@ class DeltaVerifiedLake:
         self._looked[digested.table.id] = looked
         if not digested.key:
             return replace(digested, changes=changes)
-        lazy -= set(digested.key)
-        if lazy:
-            names = _names(digested, sorted({*lazy, *digested.key}))
-            batches = map(_counting, _batches(looked, names))
-            linked += [linked_keys(b, digested.columns, digested.key) for b in batches]
-        return replace(
-            digested,
-            lazy=tuple(sorted(lazy)),
-            linked=np.unique(np.concatenate(linked)),
-            changes=changes,
-        )
+        found = replace(digested, lazy=tuple(sorted(lazy - set(digested.key))), changes=changes)
+        pairs = self._links(found, most_linked)
+        return replace(found, linked=np.unique(np.concatenate(pairs, axis=1))) if pairs else found
+
+    def _links(self, digested: Digested, most: int | None = None) -> list[Hashes]:
+        """Give the keys, old and new, of rows that took unsent values along; `most` of them."""
+        if not digested.lazy:
+            return []
+        names = names_of(digested, sorted({*digested.lazy, *digested.key}))
+        found, count = list[Hashes](), 0
+        for batch in batches_of(self._looked[digested.table.id], names):
+            pairs = linked_keys(counting(batch), digested.columns, digested.key)
+            count += pairs.size
+            if most is not None and count > most:
+                raise TableError(
+                    digested.table.id,
+                    f"more than {most:,} keys are of rows whose key changed and that took along"
+                    " values which were not sent: folding these does not fit --memory",
+                    remedy="give it more: --memory",
+                )
+            if pairs.size:
+                found.append(pairs)
+        return found
 
     def _matrices(self, digested: Digested) -> Generator[Matrix, None, None]:
-        names = _names(digested, range(len(digested.columns)))
-        for number, batch in enumerate(_batches(self._looked[digested.table.id], names), 1):
-            counting = _counting(batch)
-            if counting.num_rows:
-                yield digest_changes(counting, digested)
+        names = names_of(digested, range(len(digested.columns)))
+        for number, batch in enumerate(batches_of(self._looked[digested.table.id], names), 1):
+            rows = counting(batch)
+            if rows.num_rows:
+                yield digest_changes(rows, digested)
             if number % _RELEASED_EVERY == 0:
                 pa.default_memory_pool().release_unused()
 
     def _rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
         wanted = np.fromiter(keys, np.uint64, len(keys))
         if len(digested.linked) and digested.is_linked(wanted).any():
-            wanted = np.concatenate([wanted, digested.linked])
-        names = _names(digested, range(len(digested.columns)))
+            wanted = reached(wanted, np.concatenate(self._links(digested), axis=1))
+        names = names_of(digested, range(len(digested.columns)))
         changes: Rows = []
-        for batch in _batches(self._looked[digested.table.id], names):
-            counting = _counting(batch)
-            if not counting.num_rows:
+        for batch in batches_of(self._looked[digested.table.id], names):
+            rows = counting(batch)
+            if not rows.num_rows:
                 continue
-            flags = _touches(counting, digested, wanted)
+            flags = _touches(rows, digested, wanted)
             if flags.any():
-                changes += _values(counting.filter(pa.array(flags)), digested)
+                changes += values_of_changes(rows.filter(pa.array(flags)), digested)
         columns = [c.name for c in digested.columns]
         return fold_rows(changes, columns, [columns[i] for i in digested.key])
 
@@ -247,57 +241,6 @@ def _described(table: Table, events: Sequence[Event]) -> Digested:
     return Digested(table, columns, tuple(names.index(n) for n in table.identifying), note=note)
 
 
-def _least(file: File) -> int:
-    found = file[1].get("minValues", {}).get("_cdc_lsn")
-    return -1 if found is None else int(found)
-
-
-def _names(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
-    own = (n for i in numbers for n in digested.columns[i].stored)
-    return (*own, *_PLACE, BEFORE, UNCHANGED, "_cdc_raw")
-
-
-def _batches(looked: _Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Give the rows that the point sees, above what is void; columns that are there."""
-    for path, statistics in looked.files:
-        high = statistics.get("maxValues", {}).get("_cdc_lsn")
-        if high is not None and high < looked.void[0]:
-            continue
-        where = f"{looked.folder}/{path}"
-        with (
-            storage_faults(looked.store.uri(where)),
-            looked.store.open(where) as source,
-            pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
-        ):
-            present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
-            count = _batch_rows(file.metadata)
-            for batch in file.iter_batches(count, columns=present, use_threads=False):
-                yield _seen(batch, looked)
-
-
-def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    row_bytes = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=0)
-    return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-
-
-def _seen(batch: pa.RecordBatch, looked: _Looked) -> pa.RecordBatch:
-    lsn: NDArray[np.int64] = batch.column("_cdc_lsn").to_numpy()
-    xids: Any = batch.column("_cdc_xid")
-    seq: NDArray[np.int64] = batch.column("_cdc_seq").to_numpy()
-    flags = looked.point.sees(lsn, seq, pc.fill_null(xids, -1).to_numpy())
-    if looked.void[0] >= 0:
-        at, number = looked.void
-        flags &= (lsn > at) | ((lsn == at) & (seq > number))
-    return batch if flags.all() else batch.filter(pa.array(flags))
-
-
-def _counting(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out the `t` rows, which have been taken account of."""
-    is_row = pc.not_equal(batch.column("_cdc_op"), TRUNCATE)
-    return batch if pc.all(is_row).as_py() is not False else batch.filter(is_row)
-
-
 def _touches(
     batch: pa.RecordBatch, digested: Digested, wanted: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
@@ -305,41 +248,3 @@ def _touches(
     own, old = change_keys(batch, digested)
     found: NDArray[np.bool_] = np.isin(own, wanted) | np.isin(old, wanted)
     return found
-
-
-def _values(batch: pa.RecordBatch, digested: Digested) -> Rows:
-    """Give changes as `ingestd.sink.fold` takes them, by the source's names of the columns."""
-    count = batch.num_rows
-    raw = RawTexts(batch.column("_cdc_raw"))
-    given = given_by(batch)
-    before = given(BEFORE)
-    lsn = batch.column("_cdc_lsn").to_pylist()
-    rows: Rows = [dict.fromkeys(("_cdc_raw", BEFORE, UNCHANGED)) for _ in range(count)]
-    for name in _PLACE[:3]:
-        for row, value in zip(rows, batch.column(name).to_pylist(), strict=True):
-            row[name] = value
-    owner = {n: c.name for c in digested.columns for n in c.stored}
-    unchanged = given(UNCHANGED)
-    for row, names in zip(
-        rows, [None] * count if unchanged is None else unchanged.to_pylist(), strict=True
-    ):
-        row[UNCHANGED] = [owner[n] for n in names or () if n in owner] or None
-    has_before = [False] * count if before is None else before.is_valid().to_pylist()
-    for row, is_there in zip(rows, has_before, strict=True):
-        row[BEFORE] = {} if is_there else None
-
-    def given_before(name: str) -> pa.Array | None:
-        if before is None or before.type.get_field_index(name) < 0:
-            return None
-        return pc.struct_field(before, name)
-
-    for column in digested.columns:
-        own = values_of(column, given, raw, count)
-        old = values_of(column, given_before, raw, count, OF_BEFORE)
-        is_old = any(given_before(n) is not None for n in column.stored)
-        for number, row in enumerate(rows):
-            is_older = lsn[number] < column.since_lsn
-            row[column.name] = column.missing if is_older else own[number]
-            if is_old and row[BEFORE] is not None:
-                row[BEFORE][column.name] = column.missing if is_older else old[number]
-    return rows

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from ingestd.errors import TableChangedError, TransientError
+from ingestd.errors import IngestdError, OperatorError, TableChangedError, TransientError
 from ingestd.ports import Split
 from ingestd.positions import Lsn
 from ingestd.row_digests import ComparedColumn
+from ingestd.run import compared_parts, verifying
 from ingestd.run.table_verification import VerifySettings
-from ingestd.run.verifying import Verification
+from ingestd.run.verifying import Verification, rest_between
 from ingestd.sink.change_digests import digest_changes
 from ingestd.sink.fold import fold_rows
-from ingestd.verification import Digested, Kind, Outcome, Point, State
+from ingestd.verification import KEY, Digested, Kind, Outcome, Point, State
 from ingestd.verify_display import Untold
 from tests.unit.sink.rows import make_batch, make_table
 
@@ -82,8 +85,9 @@ class Lake:
         columns = tuple(ComparedColumn(c.name, (c.name,), c.type) for c in table.columns)
         return Digested(table, columns, (0,))
 
-    async def survey(self, described: Digested, point: Point) -> Digested:
+    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
         assert point.lsn == 10
+        assert most_linked > 0
         return described
 
     async def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
@@ -98,18 +102,30 @@ class Lake:
         assert table is TABLE
 
 
+def verification(
+    source: Source,
+    lake: Lake,
+    *,
+    wait_s: float = 0.3,
+    sweeps_s: dict[TableId, float | None] | None = None,
+    memory_bytes: int = 1 << 20,
+) -> Verification:
+    settings = VerifySettings(memory_bytes, wait_s=wait_s)
+    return Verification(
+        "source shop", source.open, lake, settings, Untold(), sweeps_s=sweeps_s or {}
+    )
+
+
 async def verified(
     source: Source,
     lake: Lake,
     *,
     wait_s: float = 0.3,
     sweeps_s: dict[TableId, float | None] | None = None,
+    memory_bytes: int = 1 << 20,
 ) -> Outcome:
-    settings = VerifySettings(1 << 20, wait_s=wait_s)
-    verification = Verification(
-        "source shop", source.open, lake, settings, Untold(), sweeps_s=sweeps_s or {}
-    )
-    [outcome] = await verification.run([TABLE])
+    one = verification(source, lake, wait_s=wait_s, sweeps_s=sweeps_s, memory_bytes=memory_bytes)
+    [outcome] = await one.run([TABLE])
     return outcome
 
 
@@ -126,9 +142,86 @@ async def test_it_waits_for_the_lake() -> None:
 async def test_a_lake_that_does_not_get_there_is_told(
     positions: Sequence[int | None], told: str
 ) -> None:
-    with pytest.raises(TransientError, match=told) as found:
-        await verified(Source([ONE]), Lake(ONE, positions=positions))
-    assert found.value.reason == "lake_behind"
+    outcome = await verified(Source([ONE]), Lake(ONE, positions=positions))
+    assert outcome.state is State.NOT_REACHED
+    assert isinstance(outcome.fault, TransientError)
+    assert outcome.fault.reason == "lake_behind"
+    assert told in str(outcome.fault)
+
+
+class Fault(Source):
+    """Fails at the table of this name, each time from the second one."""
+
+    def __init__(self, name: str, fault: IngestdError, *looks: Sequence[dict[str, Any]]) -> None:
+        super().__init__(*looks)
+        self._name = name
+        self._fault = fault
+
+    async def splits(self, table: Table) -> Sequence[Split]:
+        if table.id.name == self._name:
+            raise self._fault
+        return await super().splits(table)
+
+    async def ensure_unreplaced(self, table: Table) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fault", "state"),
+    [
+        (TransientError("cut off", reason="connection_lost"), State.NOT_REACHED),
+        (OperatorError("no room"), State.NOT_COMPARED),
+    ],
+)
+async def test_a_fault_leaves_what_was_found_before(fault: IngestdError, state: State) -> None:
+    tables = [make_table(name) for name in ("a", "b", "c", "d")]
+    source = Fault("b", fault, [ONE])
+    outcomes = await verification(source, Lake(ONE)).run(tables)
+    assert [o.state for o in outcomes] == [State.EQUAL, state, *2 * [State.NOT_REACHED]]
+    assert [o.fault for o in outcomes] == [None, fault, None, None]
+    assert outcomes[2].note == outcomes[3].note == "the verification ended at table public.b"
+
+
+async def test_a_fault_before_anything_was_begun_is_raised() -> None:
+    fault = TransientError("refused", reason="unreachable")
+
+    @asynccontextmanager
+    async def closed(tables: Sequence[Table]) -> AsyncIterator[VerifiedSource]:
+        raise fault
+        yield Source(tables)
+
+    one = Verification(
+        "source shop", closed, Lake(ONE), VerifySettings(1 << 20), Untold(), sweeps_s={}
+    )
+    with pytest.raises(TransientError, match="refused"):
+        await one.run([TABLE])
+
+
+class Linked(Lake):
+    """All of whose rows are linked, as far as it knows."""
+
+    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
+        described = await super().survey(described, point, most_linked=most_linked)
+        matrices = [m async for m in self.changes(described)]
+        return replace(described, linked=np.unique(matrices[0][:, KEY]))
+
+
+async def test_more_linked_changes_than_memory_holds_are_refused() -> None:
+    changes = [{"id": 1, "note": str(n)} for n in range(10)]
+    outcome = await verified(Source(changes[-1:]), Linked(*changes))
+    assert outcome.state is State.EQUAL
+    outcome = await verified(Source(changes[-1:]), Linked(*changes), memory_bytes=1000)
+    assert outcome.state is State.NOT_COMPARED
+    assert outcome.fault is not None
+    assert outcome.fault.remedy == "ingestd verify ... --memory 1MB"
+
+
+def test_looks_at_the_lake_become_rarer() -> None:
+    rests = [0.125]
+    for _ in range(6):
+        rests.append(rest_between(rests[-1], took_s=0.01))
+    assert rests == [0.125, 0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
+    assert rest_between(2.0, took_s=1.5) == 13.5  # most of the time nothing is asked
 
 
 async def test_every_kind_of_difference_is_named() -> None:
@@ -160,6 +253,37 @@ async def test_without_an_exact_position_other_differences_each_time_are_none() 
     source = Source([ONE, OTHER], [ONE | {"note": "z"}, TWO], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=30)
     assert (outcome.state, source.looked) == (State.EQUAL, 2)
+
+
+async def test_more_differences_than_are_kept_are_not_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other ones in each look: a daemon that is some seconds behind a busy table."""
+    monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
+    monkeypatch.setattr(compared_parts, "KEPT", 2)
+    looks = [[{"id": n, "note": f"{look}"} for n in range(1, 5)] for look in range(20)]
+    lake = Lake(*looks[0])
+    outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
+    assert isinstance(outcome.fault, TransientError)
+    assert (outcome.state, outcome.fault.reason) == (State.NOT_REACHED, "not_settled")
+    # those that stay among them are told
+    looks = [[{"id": 0, "note": "z"}, *rows] for rows in looks]
+    monkeypatch.setattr(compared_parts, "KEPT", 4)
+    outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
+    assert outcome.state is State.DIFFERENT
+    assert outcome.counts == {Kind.MISSING: 1}
+
+
+async def test_what_was_kept_of_too_many_differences_hides_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that stays may not be among those that are kept, for one look."""
+    late = [{"id": n, "note": "late"} for n in range(3, 9)]
+    source = Source([ONE, OTHER], [*late, ONE, OTHER], [ONE, OTHER], is_exact=False)
+    monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
+    monkeypatch.setattr(compared_parts, "KEPT", 1)
+    outcome = await verified(source, Lake(ONE, TWO), wait_s=2)
+    assert outcome.state is State.DIFFERENT
 
 
 async def test_without_an_exact_position_what_stays_to_the_end_is_one() -> None:

@@ -15,9 +15,11 @@ import pytest
 
 from ingestd.errors import TableChangedError, TableError
 from ingestd.positions import Lsn
-from ingestd.row_digests import RawText
+from ingestd.row_digests import RawText, key_digests, value_hashes
 from ingestd.run.folded_digests import fold_digests
 from ingestd.schema import Column, Table
+from ingestd.sink import verified_lake
+from ingestd.sink.change_values import values_of_changes
 from ingestd.sink.verified_lake import DeltaVerifiedLake
 from ingestd.verification import KEY, Point
 from ingestd.visibility import Visibility
@@ -27,9 +29,10 @@ from tests.unit.sink.rows import make_table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.verification import Rows
+    from ingestd.verification import Digested, Rows
 
 TABLE = make_table("orders")
+MOST_LINKED = 1000
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ async def rows_at(raw: RawLake, table: Table, point: Point) -> Rows:
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     try:
         await lake.known()
-        digested = await lake.survey(await lake.describe(table), point)
+        digested = await lake.survey(await lake.describe(table), point, most_linked=MOST_LINKED)
         found: Counter[int] = Counter()
         every: list[Any] = []
         async with aclosing(lake.changes(digested)) as changes:
@@ -175,12 +178,50 @@ async def test_a_table_that_is_read_anew_meanwhile_is_noticed(raw: RawLake) -> N
     await asyncio.to_thread(live, raw, TABLE)
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     await lake.known()
-    await lake.survey(await lake.describe(TABLE), everything(raw))
+    await lake.survey(await lake.describe(TABLE), everything(raw), most_linked=0)
     await lake.ensure_whole(TABLE)
     await asyncio.to_thread(raw.record, "snapshotting", TABLE)
     await asyncio.to_thread(live, raw, TABLE)
     with pytest.raises(TableChangedError, match="was read anew"):
         await lake.ensure_whole(TABLE)
     with pytest.raises(TableChangedError, match="was read anew"):
-        await lake.survey(await lake.describe(TABLE), everything(raw))
+        await lake.survey(await lake.describe(TABLE), everything(raw), most_linked=0)
+    await lake.close()
+
+
+def moved(old: int, new: int) -> dict[str, Any]:
+    """A row whose key goes from one to another, without its note."""
+    before = {"_cdc_before": {"id": old}, "_cdc_unchanged": ["note"]}
+    return {"id": new, "_cdc_op": "u", **before}
+
+
+async def test_rows_whose_key_changed_are_folded_with_what_they_were(
+    raw: RawLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that such rows were, only that of the rows that are asked for is looked at."""
+
+    def write() -> None:
+        live(raw, TABLE)
+        commit(raw, TABLE, *({"id": n, "note": f"{n}"} for n in range(20)))
+        for step in (100, 200):
+            commit(raw, TABLE, *(moved(n + step - 100, n + step) for n in range(20)))
+
+    await asyncio.to_thread(write)
+    found = []
+
+    def counted(batch: pa.RecordBatch, digested: Digested) -> Rows:
+        found.extend(batch.column("id").to_pylist())
+        return values_of_changes(batch, digested)
+
+    monkeypatch.setattr(verified_lake, "values_of_changes", counted)
+    lake = DeltaVerifiedLake(str(raw.uri), "shop")
+    await lake.known()
+    described = await lake.describe(TABLE)
+    with pytest.raises(TableError, match="does not fit --memory"):
+        await lake.survey(described, everything(raw), most_linked=79)
+    digested = await lake.survey(described, everything(raw), most_linked=80)
+    assert len(digested.linked) == 60
+    key = int(key_digests([value_hashes([203], pa.int32())], 1)[0])
+    assert await lake.rows_of(digested, {key}) == [{"id": 203, "note": "3"}]
+    assert sorted(found) == [3, 103, 203]
     await lake.close()

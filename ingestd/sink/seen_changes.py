@@ -1,0 +1,92 @@
+"""The changes of a raw table that a point of the source sees, read file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ingestd.changes import TRUNCATE
+from ingestd.sink.change_digests import BEFORE, UNCHANGED
+from ingestd.sink.commit_tail import File
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.store import Store
+from ingestd.sink.verified_columns import Event
+from ingestd.verification import Digested, Point
+
+BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 32 << 20
+"""Of a file's rows as they are stored: fewer are read at a time where they are large."""
+_BUFFER_BYTES = 1 << 20
+PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A table's raw files, pinned; the events of `_tables` then; what of the rows counts."""
+
+    store: Store
+    folder: str
+    files: Sequence[File]
+    events: Sequence[Event]
+    point: Point
+    void: tuple[int, int]
+
+
+def least_lsn(file: File) -> int:
+    """Give the lowest `_cdc_lsn` of a file; -1 where that is not known."""
+    found = file[1].get("minValues", {}).get("_cdc_lsn")
+    return -1 if found is None else int(found)
+
+
+def names_of(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
+    """Give the lake columns that are needed of these columns, and of the changes themselves."""
+    own = (n for i in numbers for n in digested.columns[i].stored)
+    return (*own, *PLACE, BEFORE, UNCHANGED, "_cdc_raw")
+
+
+def batches_of(looked: Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Give the rows that the point sees, above what is void; columns that are there."""
+    for path, statistics in looked.files:
+        high = statistics.get("maxValues", {}).get("_cdc_lsn")
+        if high is not None and high < looked.void[0]:
+            continue
+        where = f"{looked.folder}/{path}"
+        with (
+            storage_faults(looked.store.uri(where)),
+            looked.store.open(where) as source,
+            pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
+        ):
+            present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
+            count = _batch_rows(file.metadata)
+            for batch in file.iter_batches(count, columns=present, use_threads=False):
+                yield _seen(batch, looked)
+
+
+def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    row_bytes = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=0)
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+
+
+def _seen(batch: pa.RecordBatch, looked: Looked) -> pa.RecordBatch:
+    lsn: NDArray[np.int64] = batch.column("_cdc_lsn").to_numpy()
+    xids: Any = batch.column("_cdc_xid")
+    seq: NDArray[np.int64] = batch.column("_cdc_seq").to_numpy()
+    flags = looked.point.sees(lsn, seq, pc.fill_null(xids, -1).to_numpy())
+    if looked.void[0] >= 0:
+        at, number = looked.void
+        flags &= (lsn > at) | ((lsn == at) & (seq > number))
+    return batch if flags.all() else batch.filter(pa.array(flags))
+
+
+def counting(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out the `t` rows, which have been taken account of."""
+    is_row = pc.not_equal(batch.column("_cdc_op"), TRUNCATE)
+    return batch if pc.all(is_row).as_py() is not False else batch.filter(is_row)
