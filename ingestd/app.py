@@ -443,7 +443,7 @@ def verify(
 ) -> VerifyReport:
     """Compare a source's tables (those that `patterns` name, or all) with the lake, row by row.
 
-    Raises ConfigError, OperatorError; TransientError if the lake does not get there in `wait_s`.
+    Raises ConfigError; OperatorError, TransientError if nothing was begun.
     """
     from ingestd.capture.verified_source import Pace  # noqa: PLC0415
     from ingestd.run.table_verification import VerifySettings  # noqa: PLC0415
