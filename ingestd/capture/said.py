@@ -8,11 +8,14 @@ import psycopg
 
 _PLACES = re.compile(r'connection to server (at "[^"]*"(, port \d+)?|on socket "[^"]*") failed: ')
 """libpq's, which are told beside."""
-_OF_A_VALUE = "22"
-"""The class of errors that quote the value that they are about."""
+_OF_A_VALUE = {"22", "HV"}
+"""Classes of errors that quote the value that they are about: conversions, foreign data.
+
+In whatever language and quotes (`lc_messages`), so nothing of their words is told.
+"""
 _WRITTEN_BY_USERS = {"38", "39", "P0"}
 """Classes of what functions of the database raise, in words of their own."""
-_QUOTED = re.compile(r'".*"', re.DOTALL)
+_UNTOLD = "the server's words may be of a row: see its log"
 
 
 def said(error: psycopg.Error) -> str:
@@ -22,12 +25,10 @@ def said(error: psycopg.Error) -> str:
     """
     kind = (error.sqlstate or "")[:2]
     if kind in _WRITTEN_BY_USERS:
-        return (
-            f"a function raised {error.sqlstate} (its words may be of a row: see the server's log)"
-        )
+        return f"a function raised {error.sqlstate} ({_UNTOLD})"
+    if kind in _OF_A_VALUE:
+        return f"{type(error).__name__}, SQLSTATE {error.sqlstate} ({_UNTOLD})"
     text = error.diag.message_primary or str(error)
-    if kind == _OF_A_VALUE:
-        text = _QUOTED.sub('"***"', text)
     return "; ".join(
         part for line in _PLACES.sub("", text).splitlines() if (part := line.strip(" -\t"))
     )

@@ -120,7 +120,7 @@ reference = "snapshot_plus_cdc"
     request_snapshot(daemon.listen, "shop", ["public.birds"], "note::int > 0")
     await_until(lambda: bool(daemon.events("snapshot.failed")), LIMIT_S, daemon.tail)
     [failed] = daemon.events("snapshot.failed")
-    assert failed["reason"] == 'invalid input syntax for type integer: "***"'
+    assert failed["reason"].startswith("InvalidTextRepresentation, SQLSTATE 22P02")
     database.execute("ALTER TABLE birds ALTER COLUMN note TYPE varchar(900)")  # read anew
     for where, text in answers(daemon):
         assert_untold(text, where)
