@@ -36,6 +36,8 @@ from ingestd.verification import (
 )
 
 _SOURCE_WIDTH = 3
+LEAST_LINKED_BYTES = 16 << 20
+"""So much may be taken for changes of linked keys, however little memory there is."""
 _BYTES = 8
 _ROW_BYTES = 60
 """A row takes no less of a table's size."""
@@ -115,7 +117,7 @@ class TableVerification:
         """Compare all rows with the lake, which is there now. Raises TableError and others."""
         point, described = self._source.point, self.digested
         count, memory_bytes = self._rows.count, self._settings.memory_bytes
-        most = memory_bytes // 2 // linked_bytes(described.width)
+        most = self._linked_limit_bytes() // linked_bytes(described.width)
         digested = self._digested = await self._lake.survey(described, point, most_linked=most)
         comparison = Comparison()
         with NumberParts(count + 1, digested.width, memory_bytes // 4) as changes:
@@ -131,9 +133,12 @@ class TableVerification:
             await self._lake.ensure_whole(self._table)
         return comparison
 
+    def _linked_limit_bytes(self) -> int:
+        return max(self._settings.memory_bytes // 2, LEAST_LINKED_BYTES)
+
     def _ensure_fits(self, linked: int, width: int) -> None:
         """Refuse more changes of linked keys than memory holds: they are folded in one part."""
-        if linked * linked_bytes(width) <= self._settings.memory_bytes // 2:
+        if linked * linked_bytes(width) <= self._linked_limit_bytes():
             return
         needed = -(-2 * linked * linked_bytes(width) >> 20)
         raise TableError(

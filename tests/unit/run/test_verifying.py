@@ -13,7 +13,7 @@ from ingestd.errors import IngestdError, OperatorError, TableChangedError, Trans
 from ingestd.ports import Split
 from ingestd.positions import Lsn
 from ingestd.row_digests import ComparedColumn
-from ingestd.run import compared_parts, verifying
+from ingestd.run import compared_parts, table_verification, verifying
 from ingestd.run.table_verification import VerifySettings
 from ingestd.run.verifying import Verification, rest_between
 from ingestd.sink.change_digests import digest_changes
@@ -206,7 +206,10 @@ class Linked(Lake):
         return replace(described, linked=np.unique(matrices[0][:, KEY]))
 
 
-async def test_more_linked_changes_than_memory_holds_are_refused() -> None:
+async def test_more_linked_changes_than_memory_holds_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table_verification, "LEAST_LINKED_BYTES", 0)
     changes = [{"id": 1, "note": str(n)} for n in range(10)]
     outcome = await verified(Source(changes[-1:]), Linked(*changes))
     assert outcome.state is State.EQUAL
