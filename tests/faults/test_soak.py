@@ -29,7 +29,7 @@ def test_a_soak_counts_what_was_survived(
         daemon = make_daemon(lives_config(database, lake))
         try:
             report = Soak(Lives(database, lake, daemon, seed), own_postgres, seed, said.append).run(
-                4
+                4, kills=2
             )
         finally:
             daemon.close()
