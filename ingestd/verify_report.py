@@ -30,9 +30,9 @@ class VerifyReport:
     def exit_code(self) -> int:
         """0: all that was compared is equal, and something was. 75: try again later."""
         states = {o.state for o in self.outcomes if not _is_left_out(o)}
-        if State.DIFFERENT in states or State.NOT_COMPARED in states or not states:
-            return EXIT_DIFFERENT
-        return EXIT_NOT_REACHED if State.NOT_REACHED in states else EXIT_EQUAL
+        if State.NOT_REACHED in states and State.DIFFERENT not in states:
+            return EXIT_NOT_REACHED
+        return EXIT_EQUAL if states == {State.EQUAL} else EXIT_DIFFERENT
 
     def lines(self) -> list[str]:
         """Write it for a person, each table on a line or more."""

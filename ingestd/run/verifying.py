@@ -108,7 +108,7 @@ class Verification:
         return left
 
     def _end(self, tables: Sequence[Table], fault: IngestdError) -> None:
-        """Give the table that was compared the fault; it and the others were not reached."""
+        """Give the table that was compared the fault; the others were not come to."""
         left = [t for t in tables if t.id not in self._outcomes]
         if not left:
             return
@@ -117,7 +117,7 @@ class Verification:
         state = State.NOT_REACHED if isinstance(fault, TransientError) else State.NOT_COMPARED
         for table in left:
             note = f"the verification ended at table {at.id}"
-            self._outcomes[table.id] = Outcome(str(table.id), State.NOT_REACHED, note=note)
+            self._outcomes[table.id] = Outcome(str(table.id), state, note=note)
         self._outcomes[at.id] = Outcome(str(at.id), state, fault=fault)
 
     async def _await_lake(self, point: Point, limit: float) -> None:

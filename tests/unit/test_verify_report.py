@@ -41,6 +41,7 @@ WRONG = Outcome(
         ([EQUAL, REFUSED], 1),
         ([EQUAL, LATE], 75),
         ([WRONG, LATE], 1),
+        ([REFUSED, LATE], 75),
     ],
 )
 def test_the_exit_code_is_that_of_the_worst(outcomes: list[Outcome], code: int) -> None:
