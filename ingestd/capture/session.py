@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.capture.said import said
 from ingestd.capture.tls import Transport, secured, transport
-from ingestd.capture.watched import WatchedConnection
+from ingestd.capture.watched import SERVER, Server, WatchedConnection
 from ingestd.errors import IngestdError, OperatorError, TransientError
 
 SETTINGS: Mapping[str, str] = {
@@ -49,10 +49,10 @@ _MARK = "ingestd.options"
 """Set with the others: a pooler may leave them all out, and say nothing."""
 # None is set if the options have not arrived.
 _NO_TIMEOUTS = sql.SQL(
-    "SELECT pg_catalog.pg_backend_pid(),"
+    "SELECT pg_catalog.pg_backend_pid(), {server},"
     " (SELECT count(pg_catalog.set_config(name, '0', false)) FROM pg_catalog.pg_settings"
     " WHERE name = ANY({}) AND pg_catalog.current_setting({}, true) = 'on')"
-).format(list(_UNTIMED), _MARK)
+).format(list(_UNTIMED), _MARK, server=sql.SQL(SERVER))
 _ALL = sql.SQL(
     "SELECT pg_catalog.set_config(s.name, s.value, false)"
     " FROM unnest({}::text[], {}::text[]) AS s(name, value)"
@@ -138,8 +138,8 @@ async def _open(
     try:
         connection.watch(plain)
         cursor = await connection.execute(_NO_TIMEOUTS)
-        [(pid, settings_made)] = await cursor.fetchall()
-        connection.is_session(int(pid))
+        [(pid, *server, settings_made)] = await cursor.fetchall()
+        connection.is_session(int(pid), Server(*server))
         if not int(settings_made) and "replication" not in parameters:
             await _pin(connection, parameters, settings)
     except BaseException:

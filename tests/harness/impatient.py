@@ -19,7 +19,7 @@ def impatient() -> None:
     retrying.OPERATOR_DELAY_S = OPERATOR_DELAY_S
     retrying.LONGEST_DELAY_S = OPERATOR_DELAY_S
     watched.SILENT_S = watched.AGAIN_S = SILENT_S
-    watched.LOOK_LIMIT_S = 2
+    watched.LOOK_EVERY_S = 0.7
     stream.ASK_AFTER_S = SILENT_S
     main()
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from ingestd.capture import watched
 from ingestd.capture.copy_out import CopyOut
@@ -22,8 +26,9 @@ from ingestd.positions import ZERO
 from tests.harness.flaky_network import STREAM, FlakyNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from ingestd.demo.postgres import PostgresServer
     from tests.harness.databases import Database
 
 LIMIT_S = 60
@@ -44,7 +49,7 @@ def network(database: Database) -> Iterator[FlakyNetwork]:
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "SILENT_S", SHORT_S)
     monkeypatch.setattr(watched, "AGAIN_S", SHORT_S)
-    monkeypatch.setattr(watched, "LOOK_LIMIT_S", 2)
+    monkeypatch.setattr(watched, "LOOK_EVERY_S", 0.7)
     monkeypatch.setattr(watched, "ON_ITS_WAY_S", SHORT_S)
     monkeypatch.setattr(streaming, "ASK_AFTER_S", SHORT_S)
 
@@ -55,8 +60,8 @@ def test_a_silent_peer_is_noticed_within_half_a_minute() -> None:
     assert number["keepalives_idle"] + probes_s <= ALLOWED_S
     assert number["tcp_user_timeout"] / 1000 <= ALLOWED_S
     assert number["connect_timeout"] <= ALLOWED_S
-    away_s = watched.SILENT_S + watched.LOOK_LIMIT_S
-    answering_s = watched.SILENT_S + watched.ON_ITS_WAY_S
+    away_s = watched.SILENT_S + watched.LOOKS * watched.LOOK_EVERY_S
+    answering_s = watched.SILENT_S + 2 * (watched.ON_ITS_WAY_S + watched.LOOK_EVERY_S)
     assert streaming.ASK_AFTER_S + max(away_s, answering_s) < ALLOWED_S - 5
 
 
@@ -133,9 +138,9 @@ async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(
     looks = 0
     look = watched.WatchedConnection._look
 
-    async def counted(self: watched.WatchedConnection) -> watched._Doing:
+    async def counted(self: watched.WatchedConnection, *when: float) -> watched._Doing:
         nonlocal looks
-        doing = await look(self)
+        doing = await look(self, *when)
         looks += 1
         return doing
 
@@ -146,6 +151,158 @@ async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(
     finally:
         database.execute(f"DROP ROLE {user}")
     assert looks > 1
+
+
+# --- what the looks come to -------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    Route = Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def routed(database: Database, route: Route) -> AsyncIterator[str]:
+    """A proxy that decides for each connection, the first being 0; give the DSN through it."""
+    accepted = 0
+    serving: set[asyncio.Task[Any]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            await route(accepted - 1, reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield make_conninfo(database.dsn, host="127.0.0.1", port=port, dbname="postgres")
+    finally:
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving)
+
+
+async def pass_on(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    there, back = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.gather(pump(reader, back), pump(there, writer))
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.closing(writer):
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+
+
+async def refuse_in_russian(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a server does whose `lc_messages` is ru_RU and whose connections are all taken."""
+    encryption = {80877103, 80877104}
+    while struct.unpack("!ii", start := await reader.readexactly(8))[1] in encryption:
+        writer.write(b"N")
+    await reader.readexactly(struct.unpack("!i", start[:4])[0] - len(start))
+    fields = {"S": "ВАЖНО", "V": "FATAL", "C": "53300", "M": "извините, слишком много клиентов"}
+    body = b"".join(f"{name}{text}\0".encode() for name, text in fields.items()) + b"\0"
+    writer.write(b"E" + struct.pack("!i", len(body) + 4) + body)
+    await writer.drain()
+
+
+@pytest.mark.usefixtures("little_patience")
+@pytest.mark.parametrize("how", ["refused", "slow"])
+async def test_one_connection_that_fails_is_no_sign_of_the_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(watched, "LOOK_EVERY_S", 1.0)
+    seen = []
+
+    async def route(n: int, *ends: Any) -> None:
+        seen.append(n)
+        if n != 1:
+            await pass_on(database.server.port, *ends)
+        elif how == "slow":
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(LIMIT_S), routed(database, route) as dsn, await connect(dsn) as one:
+        await one.execute("SELECT pg_sleep(3)")
+    assert len(seen) > 2
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_a_refusal_in_another_language_is_no_sign_of_the_end(database: Database) -> None:
+    seen = []
+
+    async def route(n: int, *ends: Any) -> None:
+        seen.append(n)
+        if n == 0:
+            await pass_on(database.server.port, *ends)
+        else:
+            await refuse_in_russian(*ends)
+
+    async with asyncio.timeout(LIMIT_S), routed(database, route) as dsn, await connect(dsn) as one:
+        await one.execute("SELECT pg_sleep(3)")
+    assert len(seen) > 1
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_what_another_server_says_counts_for_nothing(
+    database: Database, own_postgres: PostgresServer
+) -> None:
+    """A balancer over several servers, that of the session among them or not."""
+    seen = []
+
+    async def route(n: int, *ends: Any) -> None:
+        seen.append(n)
+        await pass_on((database.server if n == 0 else own_postgres).port, *ends)
+
+    async with asyncio.timeout(LIMIT_S), routed(database, route) as dsn, await connect(dsn) as one:
+        await one.execute("SELECT pg_sleep(3)")
+    assert len(seen) > 1
+
+
+def test_a_server_is_known_by_when_it_was_started() -> None:
+    ours = watched.Server(started_us=100, place="10.0.0.1:5432", now_us=200)
+    elsewhere = "10.0.0.2:5432"
+    assert not ours.is_another(watched.Server(100, ours.place, 300))
+    assert not ours.is_another(watched.Server(100, elsewhere, 300))  # it has two addresses
+    assert not ours.is_another(watched.Server(250, ours.place, 300))  # was started anew
+    assert ours.is_another(watched.Server(50, ours.place, 300))  # containers with one address
+    assert ours.is_another(watched.Server(250, elsewhere, 300))
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_a_server_that_may_not_say_is_still_missed(
+    database: Database, network: FlakyNetwork, stranger: str
+) -> None:
+    database.execute("REVOKE SELECT ON pg_catalog.pg_stat_activity FROM PUBLIC")
+    dsn = network.dsn(database.dsn, user=stranger)
+    with structlog.testing.capture_logs() as told:
+        async with asyncio.timeout(LIMIT_S), await connect(dsn) as one:
+            await one.execute("SELECT pg_sleep(3)")
+            network.blackhole()
+            with pytest.raises(psycopg.OperationalError, match="can't be reached by another"):
+                await one.execute("SELECT 1")
+    [line] = told
+    assert line["event"] == "watch.refused"
+    assert "pg_stat_activity" in line["reason"]
+
+
+@pytest.mark.usefixtures("little_patience")
+async def test_it_is_cut_with_no_file_to_be_had(database: Database, network: FlakyNetwork) -> None:
+    one = await connect(network.dsn(database.dsn))
+    await one.execute("SELECT 1")
+    network.blackhole()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(psycopg.OperationalError, match="no answer comes"):
+                await one.execute("SELECT 1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await one.close()
 
 
 # --- the stream -------------------------------------------------------------------------------
