@@ -14,16 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from psycopg import AsyncConnection
 from typer.testing import CliRunner
 
 from ingestd import cli
+from ingestd.capture import pages, verified_source
 from ingestd.demo.comparison import await_caught_up
 from ingestd.schema import TableId
+from ingestd.sink.maintenance_process import maintain
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_raw
 from tests.harness.compare import registry
 from tests.harness.config import polling_config, wal_config
 from tests.harness.databases import fresh_database
+from tests.harness.maintaining import order_of
 from tests.harness.toast_writers import ToastWriters, create_big
 from tests.harness.types import BUILT_IN
 from tests.harness.user_types import SETUP
@@ -32,11 +36,13 @@ from tests.harness.wide_tables import Wide, array_columns_of, columns_of
 from tests.harness.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ingestd.demo.daemon import Daemon
     from ingestd.demo.postgres import PostgresServer
+    from ingestd.ports import Split
+    from ingestd.schema import Table
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
@@ -374,6 +380,95 @@ def test_what_can_not_be_compared_is_told(
     assert code == 75
     assert "is the daemon running" in said
     assert "it did not move meanwhile" in said
+
+
+def test_joined_files_of_a_table_that_was_once_sent_whole(
+    database: Database, make_shop: Any
+) -> None:
+    """They have room for all of an old row, also where only its key was sent."""
+    database.execute(
+        "CREATE TABLE big (id int PRIMARY KEY, payload text, n int)",
+        "ALTER TABLE big ALTER payload SET STORAGE EXTERNAL",
+        "ALTER TABLE big REPLICA IDENTITY FULL",
+    )
+    shop: Shop = make_shop(("public.big",), 'before = "full"')
+    database.execute(
+        "INSERT INTO big SELECT n, repeat(md5(n::text), 200), n FROM generate_series(1, 20) n"
+    )
+    shop.catch_up()
+    database.execute("UPDATE big SET n = n + 1")
+    shop.catch_up()
+    database.execute("ALTER TABLE big REPLICA IDENTITY DEFAULT")
+
+    def identity() -> str:
+        rows = [row for row in registry(shop.lake) if row["table"] == "public.big"]
+        return str(rows[-1]["replica_identity"])
+
+    await_until(lambda: identity() == "d", LIMIT_S, shop.daemon.tail)
+    for change in ("n = n + 1", "id = id + 1000") * 4:
+        database.execute(f"UPDATE big SET {change}")
+        shop.catch_up()
+    assert shop.equal("public.big") == {"public.big": 20}
+    folder = shop.lake / Layout("shop").raw(TableId("public", "big"))
+    files = len(list(folder.glob("*.parquet")))
+    told = list(maintain(json.loads(order_of(shop.lake))))
+    assert len(list(folder.glob("*.parquet"))) > files, told
+    assert shop.equal("public.big") == {"public.big": 20}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_locked_table_is_not_waited_for(
+    database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool
+) -> None:
+    """Neither where its size is asked for, nor where it is read: the snapshot would be kept."""
+    database.execute("CREATE TABLE aa (id int PRIMARY KEY)", "CREATE TABLE bb (id int PRIMARY KEY)")
+    shop: Shop = make_shop(("public.aa", "public.bb"))
+    monkeypatch.setattr(verified_source, "LOCK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pages, "LOCK_TIMEOUT_S", 0.5)
+    splits = verified_source.SourceAtPoint.splits
+    with database.connect(autocommit=False) as holder:
+
+        async def cut(self: verified_source.SourceAtPoint, table: Table) -> Sequence[Split]:
+            if not is_cut:
+                holder.execute("LOCK TABLE aa IN ACCESS EXCLUSIVE MODE")
+            found = await splits(self, table)
+            holder.execute("LOCK TABLE aa IN ACCESS EXCLUSIVE MODE")
+            return found
+
+        monkeypatch.setattr(verified_source.SourceAtPoint, "splits", cut)
+        code, said = shop.verify("--json", "public.aa", "public.bb")
+        holder.rollback()
+    found = by_table(said)
+    assert found["public.bb"]["state"] == "equal"
+    assert found["public.aa"]["state"] == "not compared"
+    assert "holds a lock on it" in found["public.aa"]["fault"]["what"]
+    assert code == 1
+
+
+def test_what_was_compared_before_a_fault_is_told(
+    database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(*(f"CREATE TABLE {n} (id int PRIMARY KEY)" for n in ("aa", "bb", "cc")))
+    shop: Shop = make_shop(("public.aa", "public.bb", "public.cc"))
+    splits = verified_source.SourceAtPoint.splits
+
+    async def cut(self: verified_source.SourceAtPoint, table: Table) -> Sequence[Split]:
+        if table.id.name == "bb":  # the session that holds the snapshot
+            assert isinstance(self._held, AsyncConnection)
+            database.execute(f"SELECT pg_terminate_backend({self._held.info.backend_pid}, 30000)")
+        return await splits(self, table)
+
+    monkeypatch.setattr(verified_source.SourceAtPoint, "splits", cut)
+    code, said = shop.verify("--json", "public.aa", "public.bb", "public.cc")
+    found = by_table(said)
+    assert [found[f"public.{n}"]["state"] for n in ("aa", "bb", "cc")] == [
+        "equal",
+        "not reached",
+        "not reached",
+    ]
+    assert "has ended" in found["public.bb"]["fault"]["what"]
+    assert found["public.cc"]["note"] == "the verification ended at table public.bb"
+    assert code == 75
 
 
 def test_it_reads_no_faster_than_it_may(database: Database, make_shop: Any) -> None:
