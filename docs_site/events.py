@@ -65,6 +65,13 @@ MEANINGS: Mapping[str, str] = {
     "watch.refused": "The server takes no second connection that could be asked what the first one"
     " does, so a connection that hangs alone is not noticed; a server that is out of reach is. Once.",
 }
+OF_JOBS: Mapping[str, str] = {
+    "JOB.moved": "The tables are at another epoch, all in step. `JOB` is `mirror` or `history`.",
+    "mirror.rebuilding": "A mirror is made anew, as `reason` says.",
+    "table.resumed": "A table that had stopped goes on.",
+    "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
+}
+"""The same of the Spark jobs."""
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _NAME = re.compile(r"[a-z_]+\.[a-z_]+\Z")
 _INTRO = """# Log events
@@ -91,13 +98,22 @@ class Event:
     facts: dict[str, None] = field(default_factory=dict)
 
 
-def page(package: Path) -> str:
-    """Give the page. Raises ValueError if an event lacks a meaning, or a meaning its event."""
+def page(daemon: Path, jobs: Path) -> str:
+    """Give the page of both packages.
+
+    Raises ValueError if an event lacks a meaning, or a meaning its event.
+    """
+    return (
+        f"{MADE_BY}{_INTRO}{_table(daemon, MEANINGS)}\n## Of Spark jobs\n\n{_table(jobs, OF_JOBS)}"
+    )
+
+
+def _table(package: Path, meanings: Mapping[str, str]) -> str:
     found = events(package)
     problems = [
-        f"{n}: no meaning in docs_site/events.py" for n in sorted(set(found) - set(MEANINGS))
+        f"{n}: no meaning in docs_site/events.py" for n in sorted(set(found) - set(meanings))
     ]
-    problems += [f"{n}: no such event any more" for n in sorted(set(MEANINGS) - set(found))]
+    problems += [f"{n}: no such event any more" for n in sorted(set(meanings) - set(found))]
     if problems:
         raise ValueError("; ".join(problems))
     rows = [
@@ -105,11 +121,11 @@ def page(package: Path) -> str:
             f"`{name}`",
             " or ".join(sorted(event.levels, key=_LEVELS.index)),
             ", ".join(f"`{fact}`" for fact in event.facts),
-            MEANINGS[name],
+            meanings[name],
         )
         for name, event in sorted(found.items())
     ]
-    return MADE_BY + _INTRO + table(("event", "level", "facts", "meaning"), rows)
+    return table(("event", "level", "facts", "meaning"), rows)
 
 
 def events(package: Path) -> dict[str, Event]:
@@ -144,6 +160,9 @@ def _name(call: ast.Call) -> str | None:
     first = call.args[0] if call.args else None
     if isinstance(first, ast.Constant) and isinstance(first.value, str):
         return first.value if _NAME.match(first.value) else None
+    if isinstance(first, ast.JoinedStr) and isinstance(end := first.values[-1], ast.Constant):
+        name = f"job{end.value!s}"
+        return f"JOB{end.value!s}" if _NAME.match(name) else None  # `mirror.moved`, `history.moved`
     return None
 
 

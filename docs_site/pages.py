@@ -16,7 +16,7 @@ FOLDER = ROOT / "docs" / "reference"
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration.page,
     "metrics.md": metrics.page,
-    "events.md": partial(events.page, ROOT / "ingestd"),
+    "events.md": partial(events.page, ROOT / "ingestd", ROOT / "spark_jobs"),
     "errors.md": partial(errors.page, ROOT),
 }
 """Each made from the code as it is."""

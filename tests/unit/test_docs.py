@@ -53,7 +53,7 @@ def test_an_event_without_a_meaning_is_told(tmp_path: Path) -> None:
     )
     assert list(events.events(tmp_path)["new.event"].facts) == ["table", "reason"]
     with pytest.raises(ValueError, match=r"new\.event: no meaning.*daemon\.started: no such event"):
-        events.page(tmp_path)
+        events.page(tmp_path, tmp_path)
 
 
 def test_an_event_that_is_logged_by_a_chosen_method_has_both_levels(tmp_path: Path) -> None:
