@@ -57,8 +57,8 @@ class MemoryDisk:
     registered: dict[TableId, RegisteredTable] = field(default_factory=dict)
     position: Lsn | None = None
     origin: str | None = None
-    writer: object | None = None
-    """Who committed last: another one's next commit is a conflict."""
+    commits: int = 0
+    """Who has not seen the last one loses the next."""
     fences: int = 0
 
 
@@ -81,7 +81,7 @@ class MemoryLake:
         self.before_commit = before_commit
         self.watermarks: dict[TableId, Lsn] = {}
         self.held: dict[TableId, int] = {}
-        self._seen: object | None = None
+        self._seen = 0
         self._fences = 0
         self._writers: list[MemoryEpochWriter] = []
         self._is_open = False
@@ -92,7 +92,7 @@ class MemoryLake:
         disk = self.disk
         last = disk.epochs[-1] if disk.epochs else None
         epoch = last.epoch if last else 0
-        self._seen, self._fences = disk.writer, disk.fences
+        self._seen, self._fences = disk.commits, disk.fences
         self.watermarks = {
             t: m.watermark for t, m in disk.tables.items() if m.watermark is not None
         }
@@ -117,11 +117,11 @@ class MemoryLake:
         return entry if held is None else replace(entry, resume=held.resume)
 
     async def fence(self) -> None:
-        """Be the last who committed."""
-        if self.disk.writer is not self._seen or self.disk.fences != self._fences:
+        """Have all others see a commit that they had not."""
+        if self.disk.commits != self._seen or self.disk.fences != self._fences:
             raise _claimed("fence")
         self.disk.fences = self._fences = self._fences + 1
-        self.disk.writer = self._seen = self
+        self.disk.commits = self._seen = self._seen + 1
 
     async def adopt(self, origin: str) -> None:
         """Record the origin."""
@@ -197,11 +197,11 @@ class MemoryLake:
         self.before_commit(step)
         if self.disk.fences != self._fences:
             raise _claimed(step)
-        if self.disk.writer is not self._seen:
+        if self.disk.commits != self._seen:
             raise OperatorError(
                 f"{step}: another writer appended", remedy="stop the other daemon of this source"
             )
-        self.disk.writer = self._seen = self
+        self.disk.commits = self._seen = self._seen + 1
 
 
 class MemoryEpochWriter:

@@ -114,7 +114,9 @@ def test_charts_say_in_words_what_they_draw(page: Page, served: PageServer) -> N
     drawn = str(chart.locator("path.line").get_attribute("d"))
     assert drawn.count("L") == 359
     chart.hover(position={"x": 5, "y": 20})
-    expect(source(page).locator(".read").first).to_have_text(re.compile(r"\d\d:\d\d:\d\d\s+.+ s$"))
+    expect(source(page).locator(".read").first).to_have_text(
+        re.compile(r"\d\d:\d\d:\d\d\s+.+ m?s\s*$")
+    )
 
 
 # --- what changes ----------------------------------------------------------------------------

@@ -347,9 +347,21 @@ async def test_record_gives_the_last_state_and_counts_schema_versions(lake: Lake
 
 async def test_one_writer_the_loser_raises(lake: Lake) -> None:
     first, second = await opened(lake), lake.sink()
+    await commit(first, 100, a=(1,))
+    await second.open()
+    await commit(first, 200, a=(2,))
+    with pytest.raises(OperatorError, match="another writer"):
+        await commit(second, 200, a=(2,))
+    assert ids(lake, A) == [1, 2]
+
+
+async def test_one_writer_the_loser_gives_no_rows_to_a_table_that_was_made_meanwhile(
+    lake: Lake,
+) -> None:
+    first, second = await opened(lake), lake.sink()
     await second.open()
     await commit(first, 100, a=(1,))
-    with pytest.raises(OperatorError, match="another writer"):
+    with pytest.raises((OperatorError, TransientError), match="another writer"):
         await commit(second, 100, a=(1,))
     assert ids(lake, A) == [1]
 

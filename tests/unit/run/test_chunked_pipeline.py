@@ -161,7 +161,7 @@ class Source:
         self.task.cancel()
         with suppress(asyncio.CancelledError):
             await self.task
-        self.base.holder = self.disk.writer = None
+        self.base.holder = None
 
     async def settle(self) -> None:
         """Let all transactions end, and the lake have everything."""

@@ -122,7 +122,6 @@ async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int)
         for key in range(2, 8):
             base.commit(put(A, key), put(B, key), put(A, 1, str(key), "u"))
             await until(lambda: task.done() or settled(base, disk))
-    disk.writer = None
     async with running(base, disk):
         base.commit(put(A, 99), put(B, 99))
         await until(lambda: settled(base, disk))
@@ -151,7 +150,6 @@ async def test_first_epoch_lists_what_the_lake_has_beyond_the_last_one_though_no
     row = beyond[0] | {"_cdc_epoch": last.epoch + 1, "_cdc_lsn": int(base.current)}
     held.versions.append(pa.Table.from_pylist([row], held.versions[0].schema))
     held.watermark = base.current
-    disk.writer = None
     async with running(base, disk):
         await until(lambda: len(disk.epochs) > last.epoch)
     assert [(t.table, t.version, t.rows) for t in disk.epochs[-1].tables] == [
@@ -578,7 +576,6 @@ async def test_snapshot_boundary_a_kill_while_a_new_table_is_read() -> None:
         await until(lambda: capture.taken == 2)
         await until(lambda: bool(base.commit(put(A, 3, "", "u"))) and B.id in disk.tables)
     assert disk.registered[B.id].state is TableState.SNAPSHOTTING
-    disk.writer = None
     base.commit(put(B, 1, "", "d"), put(B, 2, "later", "u"))
     async with running(base, disk):
         await until(lambda: settled(base, disk))
