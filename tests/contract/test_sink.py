@@ -739,7 +739,7 @@ async def test_the_keys_that_are_held_are_found_in_the_changes(lake: Lake) -> No
     await writer.commit(summary(200, 205))
     keys = await KeySet.load(sink, A, limit_bytes=1 << 20)
     assert keys is not None
-    assert keys.held(inserts(A, 300, 1, 2, 3, 4).rows).tolist() == [True, False, True, False]
+    assert keys.held(inserts(A, 300, 1, 2, 3, 4)).tolist() == [True, False, True, False]
 
 
 async def test_changes_can_be_left_at_any_time(lake: Lake) -> None:

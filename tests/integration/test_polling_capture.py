@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from ingestd.capture.polling import lake_keys, sweep
+from ingestd.capture.polling import lake_keys, polls, sweep
 from ingestd.capture.polling.capture import PollingCapture
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.settings import PollingSettings
@@ -130,8 +130,16 @@ class Source:
                 self.lake.append(batch)
             self.lake.position = chunk.position
             await self.capture.confirm(chunk.position)
-        rows = [row for batch in batches for row in batch.rows.to_pylist()]
-        return [(row["_cdc_op"], row["id"]) for row in rows]
+        return [
+            (row["_cdc_op"], row[batch.table.key[0]])
+            for batch in batches
+            for row in batch.rows.to_pylist()
+        ]
+
+    async def look(self) -> None:
+        """Discover the table anew; it is not read."""
+        [self.table] = (await self.capture.discover({})).tables
+        await self.capture.prepare([self.table])
 
     async def quiet(self, database: Database) -> None:
         """See that nothing more comes, though a poll looks at what was committed before."""
@@ -252,6 +260,76 @@ async def test_a_sweep_of_many_passes_goes_on_over_a_start(
     assert sorted(gone) == [("d", key) for key in range(1, 201)]
     assert begun[0] == at
     await again.close()
+
+
+async def test_what_a_poll_could_not_look_at_is_swept_again_soon(
+    source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an hour later."""
+    swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "1h"}}
+    lake = MemoryLake()
+    await (await Source(source, lake, table=swept).start()).close()
+    progress = Progress.parse(lake.resume)
+    assert progress is not None
+    lake.resume = replace(progress, swept_at=progress.swept_at - 7200).to_text()
+    source.execute("DELETE FROM t WHERE id = 7")
+    looks = 0
+
+    async def slow_once(connection: Any, *of: Any) -> pa.RecordBatch:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            await connection.execute("SET LOCAL statement_timeout = 1; SELECT pg_sleep(10)")
+        return await sweep.absent(connection, *of)
+
+    monkeypatch.setattr(polls, "absent", slow_once)
+    monkeypatch.setattr(polls, "SWEEP_RETRY_S", 0.1)
+    capture = await Source(source, lake, table=swept).start()
+    assert await capture.changes(1) == [("d", 7)]
+    assert looks == 2
+    await capture.close()
+
+
+async def test_a_key_that_is_renamed_is_known_until_the_table_is_read_anew(
+    source: Database, options: dict[str, Any]
+) -> None:
+    capture = await Source(source, MemoryLake(), **options).start()
+    source.execute("UPDATE t SET at = now() WHERE id = 1")
+    assert await capture.changes(1) == [("u", 1)]
+    source.execute("ALTER TABLE t RENAME id TO number")
+    await capture.look()
+    source.execute("UPDATE t SET at = now() WHERE number = 2", "INSERT INTO t VALUES (100)")
+    assert sorted(await capture.changes(2)) == [("c", 100), ("u", 2)]
+    await capture.close()
+
+
+async def test_the_lag_of_a_table_that_has_just_gone_is_told(
+    source: Database, options: dict[str, Any]
+) -> None:
+    """That it has gone is the discovery's to find."""
+    capture = await Source(source, MemoryLake(), **options).start()
+    source.execute("DROP TABLE t")
+    lag = await capture.capture.lag()
+    assert lag.seconds is not None
+    assert lag.seconds > 0
+    await capture.close()
+
+
+async def test_what_a_sweep_found_may_be_forgotten_while_a_poll_looks_at_it(
+    source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
+    capture = await Source(source, MemoryLake(), table=swept).start()
+
+    async def leaving(*of: Any) -> pa.RecordBatch:
+        gone = await sweep.absent(*of)
+        await capture.capture.prepare([])
+        return gone
+
+    monkeypatch.setattr(polls, "absent", leaving)
+    source.execute("DELETE FROM t WHERE id = 7")
+    assert await capture.changes(1) == [("d", 7)]
+    await capture.close()
 
 
 async def test_what_a_reading_sees_is_known_when_polling_goes_on(

@@ -23,6 +23,7 @@ from ingestd.capture.polling.lake_keys import Part
 from ingestd.capture.polling.sweep import Sweep, absent
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
+from ingestd.changes import TableBatch
 from ingestd.errors import TableChangedError, TransientError
 from ingestd.ports import Split
 from ingestd.schema import Mask
@@ -371,7 +372,8 @@ async def test_keys_that_went_meanwhile_are_no_candidates(database: Database) ->
 
     async def meanwhile(self: Sweep) -> AsyncGenerator[Any, None]:
         async for page in pages(self):
-            keys.take(gone.set_column(index, "_cdc_op", pa.array(["d"])))
+            rows = gone.set_column(index, "_cdc_op", pa.array(["d"]))
+            keys.take(TableBatch(table, rows, rows.nbytes))
             yield page
 
     with mock.patch.object(Sweep, "_pages", meanwhile):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ingestd.capture.polling import sorted_hashes
 from ingestd.capture.polling.key_hashes import key_hashes
 from ingestd.capture.polling.lake_keys import keys_held
-from ingestd.changes import DELETE, TRUNCATE
+from ingestd.changes import DELETE, TRUNCATE, TableBatch
 from ingestd.ports import ChangeLog
 from ingestd.schema import Table
 from ingestd.value_hashes import Hashes
@@ -28,12 +28,12 @@ _NONE: Hashes = np.empty(0, np.uint64)
 class KeySet:
     """The hashes of the keys, sorted; and what came and went since they were last merged.
 
-    That two keys have one hash is possible in principle: see `ingestd.value_hashes`.
+    That two keys have one hash is possible in principle: see `ingestd.value_hashes`. A key's column
+    may be renamed meanwhile: the names are those of the batches that are taken and asked for.
     May be used from several threads.
     """
 
-    def __init__(self, table: Table, hashes: Hashes | None = None) -> None:
-        self.table = table
+    def __init__(self, hashes: Hashes | None = None) -> None:
         self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
         self._recent: list[Hashes] = []
         """Keys that came, in any order, perhaps twice."""
@@ -52,7 +52,7 @@ class KeySet:
         TransientError, OperatorError.
         """
         hashes = await keys_held(log, table, limit_bytes)
-        return None if hashes is None else cls(table, hashes)
+        return None if hashes is None else cls(hashes)
 
     @property
     def nbytes(self) -> int:
@@ -64,14 +64,15 @@ class KeySet:
             self._settle()
             return len(self._hashes) + len(self._added) - len(self._removed)
 
-    def take(self, rows: pa.RecordBatch) -> None:
+    def take(self, batch: TableBatch) -> None:
         """Take change rows, in the order of their positions, that follow those before."""
+        rows = batch.rows
         ops = rows.column("_cdc_op")
         first = _after_last(ops, TRUNCATE)
         if first:
             rows = rows.slice(first)
             ops = rows.column("_cdc_op")
-        hashes = key_hashes(self.table, rows)
+        hashes = key_hashes(batch.table, rows)
         comes = pc.not_equal(ops, DELETE).to_numpy(zero_copy_only=False)
         with self._lock:
             if first:
@@ -88,9 +89,9 @@ class KeySet:
             if len(self._added) + len(self._removed) > max(_FEW, len(self._hashes) // 4):
                 self._merge()
 
-    def held(self, rows: pa.RecordBatch) -> NDArray[np.bool_]:
+    def held(self, batch: TableBatch) -> NDArray[np.bool_]:
         """Say of each of these rows whether its key is held."""
-        return self.holds(key_hashes(self.table, rows))
+        return self.holds(key_hashes(batch.table, batch.rows))
 
     def holds(self, hashes: Hashes) -> NDArray[np.bool_]:
         """Say which of these hashes are those of keys that are held."""

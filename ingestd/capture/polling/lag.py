@@ -11,12 +11,14 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.polling.poll import latest_cursor
 from ingestd.capture.polling.polled_state import PolledState
+from ingestd.errors import TableChangedError
 from ingestd.positions import Lsn
 
 _OF_ONE_TABLE = (
     psycopg.errors.SyntaxErrorOrAccessRuleViolation,
     psycopg.errors.LockNotAvailable,
     psycopg.errors.QueryCanceled,
+    TableChangedError,
 )
 
 
@@ -26,8 +28,8 @@ async def seconds_behind(
     """Give the age of the oldest last poll of a table that may have changed since; 0 if none has.
 
     By its newest cursor where an index tells, else by whether the server, now at `current`, has
-    written anything; a table that is locked may have changed. None without tables. `connection`
-    commits by itself. Raises psycopg.Error.
+    written anything; a table that is locked or gone may have changed. None without tables.
+    `connection` commits by itself. Raises psycopg.Error.
     """
     known: list[float] = []
     for state in states:

@@ -248,17 +248,20 @@ class Polls:
             async with aclosing(self._written(poll, outcome)) as written:
                 async for batch in written:
                     yield batch
-        while state.missing:
-            gone = await absent(poll.connection, table, state.missing[0])
+        while state.missing and state.polled.table == table:
+            candidates = state.missing[0]
+            gone = await absent(poll.connection, table, candidates)
             keys = await self._keys_of(state)
             if keys is not None and gone.num_rows:
                 probe = vanished_rows(table, gone, Place(place.position, place.at))
-                gone = gone.filter(pa.array(keys.held(probe.rows)))
+                gone = gone.filter(pa.array(keys.held(probe)))
             if gone.num_rows:
                 outcome.deleted = True
                 yield vanished_rows(table, gone, place)
-            del state.missing[0]
-        state.swept.set()
+            if state.missing and state.missing[0] is candidates:  # else they were forgotten
+                del state.missing[0]
+        if not state.missing:
+            state.swept.set()
 
     async def _written(self, poll: OnePoll, outcome: Outcome) -> AsyncGenerator[TableBatch, None]:
         """Give the rows that a look finds."""
@@ -352,7 +355,7 @@ class Polls:
         if keys is None:
             return
         for batch in batches:
-            await asyncio.to_thread(keys.take, batch.rows)
+            await asyncio.to_thread(keys.take, batch)
         if keys.nbytes > self.key_bytes_for(state.polled.table.id):
             state.keys = None
 

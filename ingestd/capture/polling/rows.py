@@ -28,7 +28,7 @@ _XIDS = 1 << 32
 class HeldKeys(Protocol):
     """Which keys the lake holds."""
 
-    def held(self, rows: pa.RecordBatch) -> NDArray[np.bool_]:
+    def held(self, batch: TableBatch) -> NDArray[np.bool_]:
         """Say of each of these change rows whether its key is held."""
         ...
 
@@ -94,7 +94,7 @@ class FoundRows:
         batch = table_batch(table, places, self._tuples(table, which), None, self._nbytes(which))
         if keys is None:
             return [batch]
-        ops = np.where(keys.held(batch.rows), UPDATE, INSERT)
+        ops = np.where(keys.held(batch), UPDATE, INSERT)
         rows = _with_ops(batch.rows, pa.array(ops.tolist(), pa.string()))
         return [TableBatch(table, rows, batch.nbytes)]
 
@@ -105,8 +105,8 @@ class FoundRows:
         identity = set(table.identity)
         if keys is not None:
             probe = Place(place.position, place.at).next(DELETE, len(which), None)
-            rows = table_batch(table, probe, self._tuples(table, which, identity), None, 0).rows
-            which = which[keys.held(rows)]
+            asked = table_batch(table, probe, self._tuples(table, which, identity), None, 0)
+            which = which[keys.held(asked)]
             if not len(which):
                 return []
         places = place.next(DELETE, len(which), self.xids[which] % _XIDS)

@@ -18,6 +18,7 @@ from ingestd.capture.polling import key_set, lake_keys, sorted_hashes
 from ingestd.capture.polling.key_hashes import key_hashes
 from ingestd.capture.polling.key_set import KeySet
 from ingestd.capture.polling.lake_keys import parts_held
+from ingestd.changes import TableBatch
 from ingestd.schema import TIMESTAMP, Column, Table, TableId
 
 RAW = pa.map_(pa.string(), pa.string())
@@ -137,6 +138,10 @@ def change_rows(changes: Sequence[Change], places: Sequence[tuple[int, int]]) ->
     )
 
 
+def change_batch(changes: Sequence[Change]) -> TableBatch:
+    return TableBatch(TABLE, change_rows(changes, [(0, 0)] * len(changes)), 0)
+
+
 def fold(changes: Sequence[Change], held: set[int]) -> set[int]:
     held = set(held)
     for op, key in changes:
@@ -155,7 +160,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from("rccuuddt"), st.integers(0, 12)), m
 
 def held_of(keys: KeySet) -> set[int]:
     everything = [("c", key) for key in range(70)]
-    flags = keys.held(change_rows(everything, [(0, 0)] * len(everything)))
+    flags = keys.held(change_batch(everything))
     return {key for key, is_held in enumerate(flags) if is_held}
 
 
@@ -166,15 +171,15 @@ def test_a_set_holds_what_its_changes_leave(
     """Whatever is merged when, and while a sweep looks at it."""
     expected: set[int] = set()
     with mock.patch.object(key_set, "_FEW", few):
-        keys = KeySet(TABLE)
+        keys = KeySet()
         for number, batch in enumerate(batches):
             if number in still:
                 with keys.still() as hashes:
                     before = hashes.tolist()
-                    keys.take(change_rows(batch, [(0, 0)] * len(batch)))
+                    keys.take(change_batch(batch))
                     assert hashes.tolist() == before
             else:
-                keys.take(change_rows(batch, [(0, 0)] * len(batch)))
+                keys.take(change_batch(batch))
             expected = fold(batch, expected)
             assert held_of(keys) == expected
         assert len(keys) == len(expected)

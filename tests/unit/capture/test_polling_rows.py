@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.rows import FoundRows, Place, vanished_rows
+from ingestd.changes import TableBatch
 from ingestd.decode.copy import CopyRows
 from ingestd.decode.types import lake_type
 from ingestd.positions import Lsn
@@ -40,8 +41,9 @@ class Held:
     def __init__(self, *keys: int) -> None:
         self._keys = pa.array(keys, pa.int64())
 
-    def held(self, rows: pa.RecordBatch) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = np.isin(rows.column("id").to_numpy(), self._keys.to_numpy())
+    def held(self, batch: TableBatch) -> NDArray[np.bool_]:
+        ids = batch.rows.column("id").to_numpy()
+        found: NDArray[np.bool_] = np.isin(ids, self._keys.to_numpy())
         return found
 
 
