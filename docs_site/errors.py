@@ -70,7 +70,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
         "HTTP and the commands",
         (
             "ingestd/app.py",
-            "ingestd/cli.py",
+            "ingestd/cli/*.py",
             "ingestd/table_report.py",
             "ingestd/verify_report.py",
             "ingestd/observe/*.py",

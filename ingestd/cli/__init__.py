@@ -1,0 +1,64 @@
+"""The command line. Everything heavy is imported inside the commands: help comes at once.
+
+Exit codes (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong usage or
+config, 75 a transient fault that was given up on. (130: Ctrl-C ended the watching of a snapshot,
+or a verification.)
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from ingestd import __version__
+from ingestd.cli import commands
+from ingestd.cli.faults import exit_code, report_unexpected, reporting
+
+__all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
+
+app = typer.Typer(
+    name="ingestd",
+    help="Postgres changes into a Delta lake, exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Run the command line: the console script `ingestd`."""
+    sys.excepthook = report_unexpected
+    get_command(app)(prog_name="ingestd")  # past Typer.__call__, which has an excepthook of its own
+
+
+def _version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ingestd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=lambda wanted: _version(wanted=wanted), is_eager=True),
+    ] = False,
+) -> None:
+    del version
+
+
+for _command in (
+    commands.run,
+    commands.check,
+    commands.status,
+    commands.snapshot,
+    commands.tables,
+    commands.verify,
+    commands.demo,
+):
+    app.command()(_command)

@@ -1,0 +1,102 @@
+"""What a command's faults become: one to three lines on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import format_exception
+from typing import TYPE_CHECKING
+
+import typer
+
+from ingestd.errors import ConfigError, IngestdError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from ingestd.config import Config
+    from ingestd.redaction import Redactor
+
+EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
+EXIT_INTERRUPTED = 130
+SEVERITY = (EXIT_TRANSIENT, EXIT_OPERATOR, EXIT_USAGE)
+"""Of several faults the last of these is told."""
+
+
+def report_unexpected(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Name a fault that is ours in two lines. Its text is left out: it may quote anything.
+
+    With --debug the traceback is printed, without the secrets of the config.
+    """
+    if "--debug" in sys.argv[1:]:
+        _print_trace(error, _config_named(sys.argv[1:]))
+        return
+    where = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        where = f" in {Path(code.co_filename).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    sys.stderr.write(f"ingestd: unexpected {kind.__name__}{where}; this is a bug\n")
+    sys.stderr.write("  remedy: run it again with --debug and report what it prints\n")
+
+
+@contextmanager
+def reporting(*, debug: bool, config: Path | None = None) -> Iterator[None]:
+    """Turn our errors into one to three lines on stderr and the right exit code."""
+    try:
+        yield
+    except IngestdError as error:
+        known = None if isinstance(error, ConfigError) else config
+        if debug:
+            _print_trace(error, known)
+            raise typer.Exit(exit_code(error)) from None
+        sys.stderr.write(redactor_of(known).text(f"ingestd: {error}") + "\n")
+        raise typer.Exit(exit_code(error)) from None
+
+
+def _config_named(words: Sequence[str]) -> Path | None:
+    """Find the config in a command line that nobody else can be asked about any more."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if word in {"--config", "-c"} and following:
+            return Path(following)
+        if word.startswith("--config="):
+            return Path(word.removeprefix("--config="))
+    return None
+
+
+def _print_trace(error: BaseException, config: Path | None) -> None:
+    try:
+        redactor = redactor_of(config)
+    except IngestdError:
+        redactor = redactor_of(None)
+    sys.stderr.write(redactor.text("".join(format_exception(error))))
+
+
+def redactor_of(config: Path | None) -> Redactor:
+    """Give what takes the config's secrets out of text. Raises ConfigError."""
+    if config is not None:
+        return load(config).redactor
+    from ingestd.redaction import Redactor  # noqa: PLC0415
+
+    return Redactor()
+
+
+def load(config: Path) -> Config:
+    """Read the config. Raises ConfigError."""
+    from ingestd.capture.settings import SETTINGS  # noqa: PLC0415
+    from ingestd.config import load_config  # noqa: PLC0415
+
+    return load_config(config, SETTINGS, os.environ)
+
+
+def exit_code(error: IngestdError) -> int:
+    """Give the exit code of a command that ended with this error."""
+    if isinstance(error, ConfigError):
+        return EXIT_USAGE
+    return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR

@@ -1,0 +1,35 @@
+"""What the commands' options have in common, and how their values are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", help="The config file (TOML).")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name.")]
+
+
+def size_in(text: str, option: str) -> int:
+    """Read a size, in bytes. Raises BadParameter."""
+    from ingestd.quantities import size_bytes  # noqa: PLC0415
+
+    try:
+        return size_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def duration_in(text: str, option: str) -> float:
+    """Read a duration, in seconds. Raises BadParameter."""
+    from ingestd.quantities import seconds  # noqa: PLC0415
+
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error

@@ -1,0 +1,54 @@
+"""Where the daemon is, and what it says of itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ingestd.cli.faults import load
+from ingestd.errors import OperatorError
+
+if TYPE_CHECKING:
+    from ingestd.observe.client import Endpoint
+
+
+def daemon_address(config: Path | None, url: str | None) -> Endpoint:
+    """Say where the daemon listens. Raises ConfigError, OperatorError."""
+    from ingestd.observe.client import endpoint_in, endpoint_of  # noqa: PLC0415
+
+    if (config is None) == (url is None):
+        msg = "give either --config FILE or --url URL"
+        raise typer.BadParameter(msg)
+    if url is not None:
+        try:
+            return endpoint_of(url, os.environ.get("INGESTD_HTTP_TOKEN"))
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--url") from error
+    assert config is not None
+    listen = endpoint_in(load(config).http)
+    if listen is None:
+        raise OperatorError(
+            f'http.listen is "off" in {config}: the daemon can\'t be asked for anything',
+            remedy='set listen = "127.0.0.1:9464" in [http] and start it anew',
+        )
+    return listen
+
+
+def daemon_status(config: Path) -> dict[str, Any] | None:
+    """Ask the daemon that listens where the config says; None if it is not there or another's.
+
+    Raises ConfigError, OperatorError.
+    """
+    from ingestd.observe.client import endpoint_in, fetch_status  # noqa: PLC0415
+
+    loaded = load(config)
+    listen = endpoint_in(loaded.http)
+    if listen is None:
+        return None
+    found = fetch_status(listen)
+    if found is None or set(found["sources"]) != set(loaded.sources):
+        return None
+    return found
