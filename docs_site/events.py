@@ -24,6 +24,8 @@ MEANINGS: Mapping[str, str] = {
     " them; maintenance does it later.",
     "failpoint.reached": "A failpoint acted. Only with `INGESTD_FAILPOINTS` set, in tests.",
     "failpoints.on": "Failpoints are set: this daemon fails on purpose. Never in production.",
+    "http.bad_request": "Requests came that are not HTTP: `count` of them since the last such line, of"
+    " which there is one a minute at most.",
     "http.listening": "Where metrics, health and status are served.",
     "http.open": "Others than this machine can reach it, and something is not protected. `reason`"
     " says what.",

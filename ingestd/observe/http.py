@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
+import time
 from typing import TYPE_CHECKING, Self
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from ingestd.redaction import Redactor
 
 _CLOSE_WITHIN_S = 1.0
+_TELL_EVERY_S = 60.0
+"""How often requests that are not HTTP are logged: whoever reaches the port could fill a disk."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -75,7 +80,11 @@ class HttpServer:
         app.router.add_post("/sources/{source}/snapshot", self._post_snapshot)
         app.router.add_delete("/sources/{source}/snapshot", self._delete_snapshot)
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=_CLOSE_WITHIN_S, handle_signals=False
+            app,
+            logger=_server_log(),
+            access_log=None,
+            shutdown_timeout=_CLOSE_WITHIN_S,
+            handle_signals=False,
         )
 
     @property
@@ -114,7 +123,12 @@ class HttpServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         refusal = self._protection.refusal(request, self._listening)
-        return await handler(request) if refusal is None else refusal
+        if refusal is not None:
+            return refusal
+        try:
+            return await handler(request)
+        except web.RequestPayloadError:  # as one that says it is gzip and is not
+            return web.Response(status=400, text="the body can't be read\n")
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         return web.Response(
@@ -146,6 +160,43 @@ class HttpServer:
     def _listening(self) -> list[str]:
         """The hosts that it listens on."""
         return [str(address[0]) for address in self._runner.addresses]
+
+
+class _BadRequests(logging.Filter):
+    """Tells of requests that are not HTTP in a line a minute, without a traceback.
+
+    Nor what they say: it may be a token. What else aiohttp logs is a fault of ours, and passes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told_at = -_TELL_EVERY_S
+        self._untold = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Hold back what is told here."""
+        error = None if record.exc_info is None else record.exc_info[1]
+        if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
+            return True
+        self._untold += 1
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_EVERY_S:
+            structlog.get_logger("ingestd").warning(
+                "http.bad_request",
+                reason=type(error).__name__,
+                peer=next(iter(record.args), None) if isinstance(record.args, tuple) else None,
+                count=self._untold,
+            )
+            self._told_at, self._untold = now, 0
+        return False
+
+
+def _server_log() -> logging.Logger:
+    """Give what aiohttp's server logs to: one of our own for each server, below the root."""
+    log = logging.Logger("ingestd.http")  # noqa: LOG001 - by name it would be shared, and kept
+    log.parent = logging.getLogger()
+    log.addFilter(_BadRequests())
+    return log
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import logging
 import socket
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+import structlog
 
+from ingestd.config import LogSettings
 from ingestd.errors import OperatorError
 from ingestd.observe.client import fetch_status
 from ingestd.observe.http import HttpServer
+from ingestd.observe.logs import configure
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
 from ingestd.quantities import Address
 from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from ingestd.schema import TableId
 
@@ -128,3 +134,61 @@ def test_no_daemon_is_no_status() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     assert fetch_status(Address("127.0.0.1", port)) is None
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    kept = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure(LogSettings(format="json"), Redactor(), stream)
+    yield stream
+    root.handlers[:], level = kept
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+async def answer_to(server: HttpServer, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+    writer.write(request)
+    try:
+        return await asyncio.wait_for(reader.readline(), 10)
+    finally:
+        writer.close()
+
+
+COMMAND = b"POST /sources/shop/snapshot HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+GZIP = b"Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\n"
+NOT_HTTP = [
+    b"GET /status HTTP/1.1\r\nNo Header\r\n\r\n",
+    b"GET /status HTTP/1.1\r\nAuthorization: Bearer " + b"sesame" * 2000 + b"\r\n\r\n",
+    b"GET /" + b"x" * 20000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    COMMAND + b"Content-Length: x\r\n\r\n",
+    COMMAND + GZIP + b"plain",
+]
+
+
+async def test_requests_that_are_not_http_are_told_in_one_line(
+    logged: io.StringIO, server: HttpServer
+) -> None:
+    for request in NOT_HTTP:
+        assert b" 400 " in await answer_to(server, request)
+    assert (await get(server, "/healthz"))[0] == 200
+    lines = [json.loads(line) for line in logged.getvalue().splitlines()]
+    assert [(x["event"], x["level"], x["count"]) for x in lines] == [
+        ("http.bad_request", "warning", 1)
+    ]
+    assert "exception" not in lines[0]
+    assert "sesame" not in logged.getvalue()
+
+
+async def test_a_fault_of_our_own_is_logged_with_its_place(
+    logged: io.StringIO, server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server._metrics, "text", fails)
+    assert (await get(server, "/metrics"))[0] == 500
+    (line,) = [json.loads(line) for line in logged.getvalue().splitlines()]
+    assert "ZeroDivisionError" in line["exception"]
