@@ -96,6 +96,11 @@ class Metrics:
         self._retained.labels(source).set(_known(lag.retained_bytes))
         self._safe.labels(source).set(_known(lag.safe_bytes))
 
+    def no_lag(self, source: str) -> None:
+        """Show no lag: it is not known. No series, because a NaN in a window hides all of it."""
+        for gauge in (self._lag_bytes, self._lag_seconds, self._retained, self._safe):
+            _remove(gauge, source)
+
     def received(self, source: str, position: Lsn) -> None:
         """Take how far the source has sent."""
         self._received.labels(source).set(position)

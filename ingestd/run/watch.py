@@ -74,8 +74,15 @@ class Watch:
             return
         if self._status.enter(state, self._now()):
             self._metrics.source_state(self.source, state)
+            if state not in _RUNNING:
+                self._not_connected()
             self._log.info("source.state", state=str(state))
             self._tell()
+
+    def _not_connected(self) -> None:
+        """Take that nothing more is measured, and that what was received is given up."""
+        self._metrics.no_lag(self.source)
+        self._metrics.buffered(self.source, 0)
 
     def _tell(self) -> None:
         for listener in self.listeners:
@@ -99,6 +106,7 @@ class Watch:
         state = SourceState.BACKING_OFF if transient else SourceState.STOPPED
         reason = error.reason if isinstance(error, TransientError) else "operator"
         self._metrics.restarted(self.source, reason)
+        self._not_connected()
         if self._status.enter(state, self._now(), error):
             self._metrics.source_state(self.source, state)
             log = self._log.warning if transient else self._log.error
@@ -128,7 +136,8 @@ class Watch:
         self._log.warning("epoch.files_left", reason=error.what)
 
     def not_measured(self, error: IngestdError) -> None:
-        """Take that the lag could not be measured; once until it can be again."""
+        """Take that the lag could not be measured; the log tells it once until it can be again."""
+        self._metrics.no_lag(self.source)
         if self._is_measured:
             self._is_measured = False
             self._log.warning("source.lag_unknown", reason=error.what)

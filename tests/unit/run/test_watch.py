@@ -13,11 +13,11 @@ import structlog
 from structlog.testing import capture_logs
 
 from ingestd.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_schema
-from ingestd.errors import OperatorError, TableError
+from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus, ready
-from ingestd.ports import Discovery, Refused
+from ingestd.ports import Discovery, Lag, Refused
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, TableEvent, TableState, registered
 from ingestd.run.epoch import FillingEpoch, Tally
@@ -331,3 +331,33 @@ async def test_a_durable_epoch_is_shown_with_what_it_took(watched: Watched) -> N
     await commit(watched.watch, A, {}, rows=3)
     [epoch] = watched.status.last_epochs
     assert (epoch.epoch, epoch.rows, epoch.nbytes, epoch.commit_s) == (1, 3, 100, 0.1)
+
+
+LAGS = {"lag_bytes", "lag_seconds", "slot_retained_bytes", "slot_safe_bytes"}
+
+
+def lags(watched: Watched) -> set[str]:
+    samples = [s for f in watched.metrics.registry.collect() for s in f.samples]
+    return {name for name in LAGS if any(s.name == f"ingestd_{name}" for s in samples)}
+
+
+@pytest.mark.parametrize("how", ["failed again", "cannot be asked", "closed"])
+def test_no_lag_is_shown_while_it_is_not_known(watched: Watched, how: str) -> None:
+    error = TransientError("away", reason="unreachable")
+    watched.metrics.buffered("shop", 9)
+    if how == "failed again":
+        watched.watch.failed(error, 1.0)
+    watched.watch.measured(Lag(Lsn(9), Lsn(5), 4, 7, 11), None)
+    assert lags(watched) == LAGS
+    if how == "failed again":
+        watched.watch.failed(error, 1.0)
+    elif how == "closed":
+        watched.watch.enter(SourceState.CLOSED)
+    else:
+        watched.watch.not_measured(error)
+    assert lags(watched) == set()
+    if how != "cannot be asked":
+        value = watched.metrics.registry.get_sample_value
+        assert value("ingestd_buffer_bytes", {"source": "shop"}) == 0
+    watched.watch.measured(Lag(Lsn(9), Lsn(5), 4, 7, 11), None)
+    assert lags(watched) == LAGS
