@@ -44,6 +44,7 @@ from ingestd.ports.connector import (
     SplitManager,
     TableInfo,
 )
+from ingestd.ports.pause import PauseMark
 from ingestd.ports.reference import ReferenceSink, ReferenceState, ReferenceTableSource
 from ingestd.ports.sink import (
     EpochWriter,
@@ -73,6 +74,7 @@ __all__ = [
     "Metadata",
     "PageSink",
     "PageSource",
+    "PauseMark",
     "ReferenceSink",
     "ReferenceState",
     "ReferenceTableSource",

@@ -1,0 +1,104 @@
+"""The mark of a paused source: a file beside its tables (ports.PauseMark)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from ingestd.sink.durable import Durability
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.paths import Layout
+from ingestd.sink.store import Store, open_store
+
+NAME = "_paused"
+"""No schema's folder has this name: a leading `_` is mapped."""
+
+
+class LakePauseMark:
+    """The file `_paused` in a source's folder; it holds since when, as JSON.
+
+    That it is there is what counts: one that a person made, whatever is in it, pauses too.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        durability: Durability | None = None,
+    ) -> None:
+        self._uri = uri
+        self._folder = Layout(source).root
+        self._path = f"{self._folder}/{NAME}"
+        self._storage_options = storage_options
+        self._durability = durability
+        self._store: Store | None = None
+
+    async def since(self) -> datetime | None:
+        """Read the file, if there is one."""
+        return await asyncio.to_thread(self._since)
+
+    async def put(self, now: datetime) -> datetime:
+        """Write the file, if there is none."""
+        return await asyncio.to_thread(self._put, now)
+
+    async def clear(self) -> bool:
+        """Remove the file."""
+        return await asyncio.to_thread(self._clear)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = open_store(self._uri, self._storage_options, self._durability)
+        return self._store
+
+    def _since(self) -> datetime | None:
+        with storage_faults(self._uri):
+            store = self._opened()
+            if store.size(self._path) is None:
+                return None
+            try:
+                with store.open(self._path) as file:
+                    return _told_in(file.read()) or self._written(store)
+            except FileNotFoundError:
+                return None  # it went meanwhile
+
+    def _written(self, store: Store) -> datetime:
+        at = store.written(self._folder).get(NAME)
+        return datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+
+    def _put(self, now: datetime) -> datetime:
+        since = self._since()
+        if since is not None:
+            return since
+        content = json.dumps({"since": now.astimezone(UTC).isoformat()}).encode() + b"\n"
+        with storage_faults(self._uri):
+            store = self._opened()
+            if store.puts_new:
+                store.make_folder(self._folder)
+                if not store.put_new(self._path, content):
+                    return self._since() or now
+                store.sync(self._folder, [])
+            else:
+                with store.create(self._path) as file:
+                    file.write(content)
+        return now
+
+    def _clear(self) -> bool:
+        with storage_faults(self._uri):
+            store = self._opened()
+            was_there = store.size(self._path) is not None
+            store.remove(self._path)
+            if was_there:
+                store.sync(self._folder, [])
+            return was_there
+
+
+def _told_in(content: bytes) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(json.loads(content)["since"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if found.tzinfo is not None else None
