@@ -52,6 +52,8 @@ MEANINGS: Mapping[str, str] = {
     "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
     " person must act). Once for each change of state.",
     "source.lag_unknown": "The lag can't be measured. Once until it can be again.",
+    "source.lake_empty": "There is a slot, and the lake has nothing: all tables are read as at a first"
+    " start.",
     "source.slot_lost": "The stream can't go on where the lake ends; every table is read anew.",
     "source.state": "A source has another state.",
     "source.unknown_error": "An unforeseen error, and where it arose. A fault of the program: please"

@@ -49,7 +49,12 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Nothing in the lake yet, or nothing that a snapshot would not replace."""
+    """Nothing in the lake yet, or nothing that a snapshot would not replace.
+
+    `doubt`: why this may not be the first start after all, though the lake has nothing.
+    """
+
+    doubt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

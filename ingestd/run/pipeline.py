@@ -33,9 +33,9 @@ from typing import Any, TypeVar
 from ingestd.changes import Chunk
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.observe.status import SourceState
-from ingestd.ports import ChangeCapture, Lost, Resumed, Sink
+from ingestd.ports import ChangeCapture, Continuity, Fresh, Lost, Resumed, Sink
 from ingestd.positions import ZERO, Lsn
-from ingestd.recorded import GONE, Committed, TableState
+from ingestd.recorded import GONE, Committed, Notice, TableState
 from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.following import Follower
 from ingestd.run.intake import Intake
@@ -159,8 +159,7 @@ class Pipeline:
         discovery = await self._capture.discover(committed.tables)
         verdict = await self._capture.continuity(committed)
         end = committed.position or ZERO
-        if isinstance(verdict, Lost):
-            committed = self._give_up_position(committed, verdict)
+        committed = self._judged(committed, verdict)
         self._durable = committed.position or ZERO
         book = TableBook(committed, self._policy.resnapshot_rewritten)
         book.update(discovery)
@@ -244,6 +243,28 @@ class Pipeline:
                 remedy='put them back from a copy; or set slot_lost = "resnapshot" and snapshot ='
                 ' "initial" to read them anew',
             )
+
+    def _judged(self, committed: Committed, verdict: Continuity) -> Committed:
+        """Take what the lake holds as the verdict has it; say what it says."""
+        if isinstance(verdict, Lost):
+            return self._give_up_position(committed, verdict)
+        if isinstance(verdict, Fresh) and verdict.doubt is not None:
+            self._begin_in_doubt(verdict.doubt)
+        return committed
+
+    def _begin_in_doubt(self, why: str) -> None:
+        """Say that a lake is begun anew; refuse to where losses are a person's to judge.
+
+        Until the slot is confirmed beyond, a lake that comes back goes on without a gap.
+        """
+        if not self._policy.resnapshot_when_lost:
+            raise OperatorError(
+                f"source {self._watch.source}: {why}",
+                remedy="put the lake back, or correct lake.uri; or, to begin anew, drop the slot "
+                'or set slot_lost = "resnapshot"',
+            )
+        remedy = "if that was not meant: stop, and put the lake back, or correct lake.uri"
+        self._watch.noticed([Notice("source.lake_empty", why, remedy)])
 
     def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
         """Treat every table as not read yet: the old rows serve until the new ones are in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -91,6 +92,66 @@ def test_a_slot_whose_wal_a_new_server_removed_says_so(lake: Path, make_daemon: 
         assert "resnapshot" in failed["remedy"]
         assert slot(shop, "wal_status") == "lost"
         daemon.close()
+
+
+# --- another lake ----------------------------------------------------------------------------
+
+
+def shop_in(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, note text)",
+        "INSERT INTO orders SELECT i, 'first ' || i FROM generate_series(1, 100) i",
+    )
+
+
+@pytest.mark.parametrize("when", ["while it runs", "between two runs"])
+def test_a_lake_that_was_not_mounted_for_a_time_has_no_gap(
+    database: Database, tmp_path: Path, lake: Path, make_daemon: MakeDaemon, when: str
+) -> None:
+    shop_in(database)
+    daemon = make_daemon(config(database, lake, source_extra='slot_lost = "stop"'))
+    daemon.start_ready()
+    assert_equal(database, lake)
+    away = tmp_path / "away"
+    if when == "while it runs":
+        lake.rename(away)
+        database.execute("DELETE FROM orders WHERE id <= 10")
+        assert "that was there is gone" in stopped_for(daemon)["reason"]
+    assert daemon.sigterm() == 0
+    if when == "between two runs":
+        lake.rename(away)
+        database.execute("DELETE FROM orders WHERE id <= 10")
+    confirmed = slot(database, "confirmed_flush_lsn")
+    daemon.start()
+    assert "the lake has nothing of this source" in stopped_for(daemon)["reason"]
+    assert daemon.sigterm() == 0
+    assert slot(database, "confirmed_flush_lsn") == confirmed
+    assert not list(lake.rglob("*.json"))
+    shutil.rmtree(lake, ignore_errors=True)
+    away.rename(lake)
+    daemon.start_ready()
+    assert_equal(database, lake)
+    assert snapshots(lake) == 1
+
+
+def test_a_lake_that_was_removed_is_begun_anew_and_told(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    shop_in(database)
+    daemon = make_daemon(config(database, lake))
+    daemon.start_ready()
+    assert_equal(database, lake)
+    assert daemon.sigterm() == 0
+    assert not daemon.events("source.lake_empty")
+    shutil.rmtree(lake)
+    database.execute("DELETE FROM orders WHERE id <= 10")
+    daemon.start_ready()
+    assert_equal(database, lake)
+    (told,) = daemon.events("source.lake_empty")
+    assert "the lake has nothing of this source" in told["reason"]
+    assert daemon.sigterm() == 0
+    daemon.start_ready()
+    assert len(daemon.events("source.lake_empty")) == 1
 
 
 # --- another server --------------------------------------------------------------------------

@@ -4,7 +4,8 @@ What is compared, in this order, and what it says:
 
     the server's WAL ends below what the lake has     Lost, and refused until it has passed that:
                                                       LSNs would tell nothing
-    nothing in the lake needs continuity              Fresh
+    nothing in the lake needs continuity              Fresh; doubted if there is nothing at all in
+                                                      it, and a slot that we would have made
     another system identifier                         Lost: another server
     another timeline, which does not have all of the  Lost
     lake in its history, or did not keep the slot
@@ -97,7 +98,7 @@ def judge(
     if fault is not None:
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
     if position is None or not committed.needs_continuity:
-        return Fresh()
+        return Fresh(_doubt(slot, settings, committed))
     origin = committed.origin or server.origin
     foreign = _foreign(origin, server)
     if foreign is not None:
@@ -112,6 +113,16 @@ def judge(
         return Lost(f"publication {settings.publication!r} does not exist any more")
     gap = gap_before(slot, settings.slot, position)
     return Resumed() if gap is None else Lost(gap)
+
+
+def _doubt(slot: Slot | None, settings: WalSettings, committed: Committed) -> str | None:
+    """Say why a lake should not be empty: its server is recorded before a slot is made."""
+    if slot is None or not settings.manage or committed.origin is not None:
+        return None
+    return (
+        f"slot {settings.slot!r} was read to {slot.confirmed}, and the lake has nothing of this "
+        "source: its folder is gone or not mounted, or was another one"
+    )
 
 
 def _foreign(origin: str, server: Server) -> str | None:

@@ -87,6 +87,26 @@ def test_a_lake_without_rows_that_count_is_fresh() -> None:
         assert judge(other, SETTINGS, committed, where="x") == Fresh()
 
 
+def test_an_empty_lake_beside_a_slot_of_ours_is_doubted() -> None:
+    verdict = judge(FOUND, SETTINGS, Committed(), where="x")
+    assert isinstance(verdict, Fresh)
+    assert "slot 'shop' was read to 0/500, and the lake has nothing" in str(verdict.doubt)
+
+
+@pytest.mark.parametrize(
+    ("found", "committed", "who"),
+    [
+        (replace(FOUND, slot=None), Committed(), "ours"),
+        (FOUND, Committed(origin="7/1"), "ours"),  # a start that was cut short
+        (FOUND, Committed(), "theirs"),  # somebody makes the slot before the first start
+        (FOUND, lake(tables={}), "ours"),
+    ],
+)
+def test_a_first_start_is_not_doubted(found: Standing, committed: Committed, who: str) -> None:
+    settings = SETTINGS.model_copy(update={"manage": who == "ours"})
+    assert judge(found, settings, committed, where="x") == Fresh()
+
+
 def test_a_snapshot_half_done_needs_continuity_as_well() -> None:
     half = RegisteredTable(ORDERS, 1, 1, TableState.SNAPSHOTTING, None, Lsn(1), progress="0-9")
     assert "does not exist" in reason(replace(FOUND, slot=None), lake(tables={ORDERS: half}))
