@@ -24,7 +24,7 @@ from ingestd.schema import TableId
 _MAX_IDENTIFIER_BYTES = 63
 """NAMEDATALEN - 1 of a standard server."""
 
-_SECRET_PARTS = (
+SECRET_PARTS = (
     "password",
     "sslpassword",
     "oauth_client_secret",
@@ -84,7 +84,7 @@ class PostgresSettings(SourceSettings):
     def secrets(self) -> list[str]:
         """Give the values that nobody may see; of the DSN, its passwords as libpq reads them."""
         parts = conninfo_to_dict(self.dsn.get_secret_value())
-        return [*super().secrets(), *(str(parts[n]) for n in _SECRET_PARTS if n in parts)]
+        return [*super().secrets(), *(str(parts[n]) for n in SECRET_PARTS if n in parts)]
 
     @field_validator("dsn")
     @classmethod

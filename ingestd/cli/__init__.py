@@ -14,7 +14,7 @@ import typer
 from typer.main import get_command
 
 from ingestd import __version__
-from ingestd.cli import commands
+from ingestd.cli import commands, starting
 from ingestd.cli.faults import exit_code, report_unexpected, reporting
 
 __all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
@@ -53,6 +53,7 @@ def _root(
 
 
 for _command in (
+    starting.init,
     commands.run,
     commands.check,
     commands.status,
