@@ -72,6 +72,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
             "ingestd/app.py",
             "ingestd/cli/*.py",
             "ingestd/starter/*.py",
+            "ingestd/drop_command.py",
             "ingestd/table_report.py",
             "ingestd/verify_report.py",
             "ingestd/observe/*.py",

@@ -60,6 +60,7 @@ for _command in (
     commands.snapshot,
     commands.tables,
     commands.verify,
+    starting.drop,
     commands.demo,
 ):
     app.command()(_command)

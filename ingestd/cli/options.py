@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ingestd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ingestd.config import Config
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", help="The config file (TOML).")
@@ -33,3 +38,10 @@ def duration_in(text: str, option: str) -> float:
         return seconds(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def known_source(config: Config, source: str) -> None:
+    """Raise ConfigError if the config has no such source."""
+    if source not in config.sources:
+        there = ", ".join(sorted(config.sources))
+        raise ConfigError(f"sources.{source}: no such source; there is {there}")

@@ -1,4 +1,4 @@
-"""The command that comes first: `init`."""
+"""The commands that come first and last: `init`, `drop`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ingestd.cli.faults import reporting
-from ingestd.cli.options import Debug
+from ingestd.cli.faults import load, reporting
+from ingestd.cli.options import ConfigFile, Debug, SourceName, known_source
 
 _KINDS = ("wal", "polling")
 
@@ -67,3 +67,23 @@ def init(
         from ingestd.starter.init_command import InitCommand  # noqa: PLC0415
 
         InitCommand(source, dsn, lake, tables or [], kind, role, output, yes, force).do()
+
+
+def drop(
+    source: SourceName,
+    *,
+    config: ConfigFile,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Drop a source's slot and publication; ask first. The lake stays.
+
+    A slot that nobody reads keeps WAL until the server's disk is full. What ingestd does not
+    manage is left, and the SQL for it printed.
+    """
+    with reporting(debug=debug, config=config):
+        from ingestd.drop_command import DropCommand  # noqa: PLC0415
+
+        found = load(config)
+        known_source(found, source)
+        raise typer.Exit(DropCommand(found, source).do(is_agreed=yes))
