@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEANINGS: Mapping[str, str] = {
+    "config.needs_restart": "The config was read anew, and these `keys` differ; the old ones hold until"
+    " the daemon is started anew.",
+    "config.pause_unknown": "After a reload it could not be seen in the lake whether a source is"
+    " paused; what was known holds.",
+    "config.refused": "SIGHUP came, and the config file has `problems`, each with its key. Nothing has"
+    " changed.",
+    "config.reloaded": "SIGHUP came, and the config was read anew: which sources are `added`,"
+    " `removed`, `changed` (begun again).",
     "daemon.started": "All is built; the sources begin.",
     "daemon.stopped": "Every source is closed, after SIGTERM or SIGINT.",
     "epoch.committed": "An epoch is durable: raw tables and `_epochs`. Of each epoch one line.",
@@ -51,9 +59,16 @@ MEANINGS: Mapping[str, str] = {
     "source.discovered": "What lake and source have, at each start of a source.",
     "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
     " person must act). Once for each change of state.",
+    "source.held": "What is kept for a paused source, in bytes of WAL: when it is paused, then every"
+    " hour.",
     "source.lag_unknown": "The lag can't be measured. Once until it can be again.",
     "source.lake_empty": "There is a slot, and the lake has nothing: all tables are read as at a first"
     " start.",
+    "source.paused": "Somebody paused the source, `since` then; it delivers nothing until it is"
+    " resumed.",
+    "source.removed": "A reload found the source gone from the config. Its slot stays, and keeps WAL:"
+    " drop it if the source is not to come back.",
+    "source.resumed": "A paused source goes on where it was.",
     "source.slot_lost": "The stream can't go on where the lake ends; every table is read anew.",
     "source.state": "A source has another state.",
     "source.unknown_error": "An unforeseen error, and where it arose. A fault of the program: please"

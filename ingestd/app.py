@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -39,29 +39,35 @@ from ingestd.observe.status import (
     ReferenceStatus,
     SourceState,
     SourceStatus,
+    paused,
     ready,
     to_json,
 )
-from ingestd.ports import Connector, ReferenceTableSource
+from ingestd.ports import Connector, PauseMark, ReferenceTableSource
 from ingestd.recorded import TableState
+from ingestd.reloading import Reloading, share_bytes
 from ingestd.row_limit import READING_PART
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.maintenance import CLEAN_INTERVAL_S, Maintainer, MaintenanceSchedule
 from ingestd.run.maintenance_watch import MaintenanceWatch
+from ingestd.run.one_source import Supervised
+from ingestd.run.paused import Paused
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.run.reference_watch import ReferenceWatch
 from ingestd.run.references import Followed, Keeper, References, Reread
-from ingestd.run.supervisor import Supervised, Supervisor
+from ingestd.run.supervisor import Supervisor
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy
 from ingestd.sink.maintenance_process import MaintenanceProcess
+from ingestd.sink.pause_mark import LakePauseMark
 from ingestd.sink.reference_source import RawReferenceSource
 from ingestd.sink.reference_table import DeltaReferenceTable
 
 if TYPE_CHECKING:
     from ingestd.capture.verified_source import Pace
+    from ingestd.redaction import Redactor
     from ingestd.run.table_verification import VerifySettings
     from ingestd.table_report import SourceReport
     from ingestd.verification import Progress, VerifiedSource
@@ -73,11 +79,13 @@ EXIT_WITHIN_S = 9.5
 
 def run(config_path: Path) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError."""
+    # It is to be read anew by SIGHUP, not ended by it, also before the loop's own handler is there.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     config = _load(config_path)
     logs.configure(config.log, config.redactor, sys.stderr)
     logs.take_what_is_uncaught()
     _arm_failpoints()
-    asyncio.run(_run(config))
+    asyncio.run(_run(config, partial(_load, config_path)))
     return 0
 
 
@@ -91,19 +99,17 @@ def _arm_failpoints() -> None:
         log.warning("failpoints.on", entries=text, remedy=f"unset {failpoints.VARIABLE}")
 
 
-async def _run(config: Config) -> None:
+async def _run(config: Config, load: Callable[[], Config]) -> None:
     log = structlog.get_logger("ingestd")
     asyncio.get_running_loop().set_exception_handler(logs.tell_of_loop)
-    stop = asyncio.Event()
-    _stop_on_signals(stop)
+    stop, hangups = asyncio.Event(), asyncio.Event()
+    _react_to_signals(stop, hangups)
     metrics = Metrics()
     status = DaemonStatus(__version__, datetime.now(UTC))
-    turn = asyncio.Semaphore(1)
-    sources = {
-        name: _supervised(config, name, settings, metrics, status, turn)
-        for name, settings in config.sources.items()
-    }
-    supervisor = Supervisor(sources)
+    building = _Building(metrics, status, config.redactor)
+    supervisor = building.supervisor
+    for name in config.sources:
+        building.source(config, name)
     async with AsyncExitStack() as stack:
         if config.http.listen is not None:
             protection = protection_of(config.http)
@@ -113,41 +119,82 @@ async def _run(config: Config) -> None:
                 status,
                 config.redactor,
                 supervisor,
+                pausing=supervisor,
                 protection=protection,
             )
             await stack.enter_async_context(server)
             log.info("http.listening", address=str(server.address))
             if why := openness(config.http.listen, protection):
                 log.warning("http.open", address=str(server.address), reason=why)
-        log.info("daemon.started", version=__version__, sources=len(sources))
-        _warn_of_weak_tls(config)
-        telling = telling_service_manager(partial(ready, status), config.redactor, stop)
-        await stack.enter_async_context(telling)
+        log.info("daemon.started", version=__version__, sources=len(config.sources))
+        telling = telling_service_manager(
+            partial(ready, status), config.redactor, stop, paused=partial(paused, status)
+        )
+        told = await stack.enter_async_context(telling)
+        reloading = Reloading(config, load, building, supervisor, told.began, told.ended)
+        task = asyncio.create_task(reloading.run(hangups), name="reloading")
+        stack.callback(task.cancel)
         await supervisor.run(stop)
     log.info("daemon.stopped")
 
 
-def _warn_of_weak_tls(config: Config) -> None:
-    """Say once which sources' servers could be anyone, because their DSN says so."""
-    for name, settings in config.sources.items():
-        try:
-            found = transport_of(settings.dsn.get_secret_value())
-        except OperatorError:
-            continue  # the source itself says so
-        if found.is_weak:
-            structlog.get_logger("ingestd").warning(
-                "tls.weak",
-                source=name,
-                mode=found.mode,
-                host=found.host,
-                reason=weakness(found),
-                remedy=REMEDY,
-            )
+class _Building:
+    """Builds sources, those at the start and those of a reload (reloading.Begin)."""
+
+    def __init__(self, metrics: Metrics, status: DaemonStatus, redactor: Redactor) -> None:
+        self.supervisor = Supervisor({})
+        self._metrics = metrics
+        self._status = status
+        self._redactor = redactor
+        self._turn = asyncio.Semaphore(1)
+
+    def log(self, config: Config) -> None:
+        """Have the log as the config says; what was a secret stays one."""
+        self._redactor.learn(config.redactor)
+        logs.configure(config.log, self._redactor, sys.stderr)
+
+    def source(self, config: Config, name: str) -> None:
+        """Build a source and run it. What is shown of it goes on, if it is there already."""
+        settings = config.sources[name]
+        _warn_of_weak_tls(name, settings)
+        known = self._status.sources.get(name)
+        if known is None:
+            known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
+        known.references.clear()
+        built = _supervised(config, name, settings, self._metrics, known, self._turn)
+        self.supervisor.begin(name, built)
+
+    def forget(self, name: str) -> None:
+        """Show nothing of a source any more."""
+        self._status.sources.pop(name, None)
+        self._metrics.forget_source(name)
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    """First signal: stop within the limit, exit code 0. Second: end at once."""
+def _warn_of_weak_tls(name: str, settings: SourceSettings) -> None:
+    """Say if the source's server could be anyone, because its DSN says so."""
+    try:
+        found = transport_of(settings.dsn.get_secret_value())
+    except OperatorError:
+        return  # the source itself says so
+    if found.is_weak:
+        structlog.get_logger("ingestd").warning(
+            "tls.weak",
+            source=name,
+            mode=found.mode,
+            host=found.host,
+            reason=weakness(found),
+            remedy=REMEDY,
+        )
+
+
+def _react_to_signals(stop: asyncio.Event, hangups: asyncio.Event) -> None:
+    """SIGTERM, SIGINT: stop within the limit, exit code 0; a second one: end at once.
+
+    SIGHUP: read the config anew. But if the terminal is gone that the daemon was started on, it
+    says that, and is as SIGTERM: nobody left it running on purpose.
+    """
     loop = asyncio.get_running_loop()
+    had_terminal = os.isatty(2)
 
     def on_signal() -> None:
         if stop.is_set():
@@ -157,8 +204,15 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
         limit.daemon = True
         limit.start()
 
+    def on_hangup() -> None:
+        if not had_terminal or os.isatty(2):
+            hangups.set()
+        elif not stop.is_set():
+            on_signal()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
 
 def _supervised(  # noqa: PLR0917 - of one source
@@ -166,11 +220,9 @@ def _supervised(  # noqa: PLR0917 - of one source
     name: str,
     settings: SourceSettings,
     metrics: Metrics,
-    status: DaemonStatus,
+    source_status: SourceStatus,
     turn: asyncio.Semaphore,
 ) -> Supervised:
-    source_status = SourceStatus(name, since=datetime.now(UTC))
-    status.sources[name] = source_status
     log = structlog.get_logger("ingestd")
     watch = Watch(source_status, metrics, log)
     policy = PipelinePolicy(
@@ -187,12 +239,34 @@ def _supervised(  # noqa: PLR0917 - of one source
         lake = _lake(config, name, writer)
         return Pipeline(connector.capture(lake), lake, policy, watch)
 
+    def make_paused() -> Paused:
+        return Paused(connector.capture, lambda: _lake(config, name, is_claimed=False), watch)
+
     return Supervised(
         make_pipeline,
         watch,
         _references(config, name, settings, source_status, metrics, watch),
         _maintainer(config, name, MaintenanceWatch(metrics, log, watch), turn),
+        _pause_mark(config, name),
+        make_paused,
     )
+
+
+def _pause_mark(config: Config, name: str) -> PauseMark:
+    return LakePauseMark(config.lake.uri, name, storage_options=_storage_options(config))
+
+
+def pause_mark(config_path: Path, source: str) -> PauseMark:
+    """Give what keeps in the lake that a source is paused. Raises ConfigError."""
+    config = _load(config_path)
+    _require_source(config, source)
+    return _pause_mark(config, source)
+
+
+def _require_source(config: Config, source: str) -> None:
+    if source not in config.sources:
+        there = ", ".join(sorted(config.sources))
+        raise ConfigError(f"sources.{source}: no such source; there is {there}")
 
 
 def _maintainer(
@@ -245,7 +319,7 @@ def _reference_table(
         source,
         table,
         storage_options=_storage_options(config),
-        buffer_bytes=_share_bytes(config) // 8,
+        buffer_bytes=share_bytes(config) // 8,
         is_claimed=is_claimed,
     )
 
@@ -258,21 +332,16 @@ def _raw_source(
         source,
         table,
         storage_options=_storage_options(config),
-        memory_bytes=_share_bytes(config) // 16,  # a fold takes several times that
+        memory_bytes=share_bytes(config) // 16,  # a fold takes several times that
     )
     if position is not None:
         made.resume(position)
     return made
 
 
-def _share_bytes(config: Config) -> int:
-    """A source's share of `limits.memory`."""
-    return config.limits.memory // len(config.sources)
-
-
 def _connector(config: Config, name: str, settings: SourceSettings) -> Connector:
     factory = FACTORIES[settings.kind]
-    return factory.create(name, settings, memory_bytes=_share_bytes(config) // READING_PART)
+    return factory.create(name, settings, memory_bytes=share_bytes(config) // READING_PART)
 
 
 def _lake(config: Config, source: str, writer: str = "", *, is_claimed: bool = True) -> DeltaLake:
@@ -280,7 +349,7 @@ def _lake(config: Config, source: str, writer: str = "", *, is_claimed: bool = T
         config.lake.uri,
         source,
         storage_options=_storage_options(config),
-        buffer_bytes=_share_bytes(config) // 6,  # and half as much for open files' footers
+        buffer_bytes=share_bytes(config) // 6,  # and half as much for open files' footers
         writer=writer,
         is_claimed=is_claimed,
     )
@@ -335,6 +404,8 @@ async def _offline(
     capture = _connector(config, name, settings).capture()
     lake = _lake(config, name, is_claimed=False)
     try:
+        if (since := await _pause_mark(config, name).since()) is not None:
+            found.pause(since)
         committed = await lake.open()
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for table in committed.tables.values():
@@ -346,7 +417,10 @@ async def _offline(
             found.confirmed(lag.confirmed_lsn)
         await _offline_references(config, name, settings, found)
     except IngestdError as error:
-        found.enter(SourceState.CLOSED, now, error)
+        if found.state is SourceState.PAUSED:
+            found.reason, found.remedy = error.what, error.remedy
+        else:
+            found.enter(SourceState.CLOSED, now, error)
     finally:
         await lake.close()
         await capture.close()
@@ -385,10 +459,8 @@ def tables(
     from ingestd.table_report import report_to_json, require_schema  # noqa: PLC0415
 
     config = _load(config_path)
-    unknown = [name for name in sources if name not in config.sources]
-    if unknown:
-        there = ", ".join(sorted(config.sources))
-        raise ConfigError(f"sources.{unknown[0]}: no such source; there is {there}")
+    for name in sources:
+        _require_source(config, name)
     names = sources or list(config.sources)
     reports = asyncio.run(_tables(config, names, schema, timeout_s, running))
     if schema is not None:
@@ -449,10 +521,8 @@ def verify(
     from ingestd.run.table_verification import VerifySettings  # noqa: PLC0415
 
     config = _load(config_path)
-    settings = config.sources.get(source)
-    if settings is None:
-        there = ", ".join(sorted(config.sources))
-        raise ConfigError(f"sources.{source}: no such source; there is {there}")
+    _require_source(config, source)
+    settings = config.sources[source]
     assert isinstance(settings, PostgresSettings)
     chosen = VerifySettings(
         memory_bytes or config.limits.memory,
@@ -481,6 +551,11 @@ async def _verify(  # noqa: PLR0917 - of one source
     from ingestd.verify_report import VerifyReport, asked_for  # noqa: PLC0415
 
     where = f"source {name}"
+    if (since := await _pause_mark(config, name).since()) is not None:
+        raise OperatorError(
+            f"{where} is paused since {since:%Y-%m-%d %H:%M:%S} UTC: the lake stays behind it",
+            remedy=f"ingestd resume {name}, then verify",
+        )
     connector = _connector(config, name, settings)
     options = _storage_options(config)
 

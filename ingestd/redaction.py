@@ -131,20 +131,29 @@ def _forms(secret: str) -> Iterable[str]:
     yield re.sub(r"([\\'])", r"\\\1", secret)
 
 
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    # the longest first: a DSN goes whole before its password does
+    ordered = sorted(texts, key=lambda s: (-len(s), s))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
 class Redactor:
     """Replaces known secrets, and whatever looks like a password, by `MASK`.
 
     `known`: the secret values of the config. The object's own repr shows none of them.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_texts")
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         inner = {s for value in known for s in secrets_of(value) if len(s) >= _MIN_LENGTH}
-        found = {form for secret in inner for form in _forms(secret)}
-        # the longest first: a DSN goes whole before its password does
-        ordered = sorted(found, key=lambda s: (-len(s), s))
-        self._known = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self._texts = frozenset(form for secret in inner for form in _forms(secret))
+        self._known = _any_of(self._texts)
+
+    def learn(self, other: Redactor) -> None:
+        """Replace what the other knows too; what was known stays known."""
+        self._texts |= other._texts
+        self._known = _any_of(self._texts)
 
     def __repr__(self) -> str:
         return "Redactor()"

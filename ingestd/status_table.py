@@ -26,6 +26,7 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
     out.print(f"ingestd {status.get('version', '')}, since {_text(status.get('started_at'))}")
     out.print(_sources(status["sources"]))
     for name, source in status["sources"].items():
+        _print_pause(out, name, source)
         _print_faults(out, name, source)
         _print_snapshots(out, name, source)
 
@@ -54,6 +55,16 @@ def _sources(sources: Mapping[str, Mapping[str, Any]]) -> Table:
 def _tables(tables: list[Mapping[str, Any]]) -> str:
     live = sum(t["state"] == "live" for t in tables)
     return f"{live}/{len(tables)} live" if tables else "-"
+
+
+def _print_pause(out: Console, name: str, source: Mapping[str, Any]) -> None:
+    if source["state"] != "paused":
+        return
+    since = _text(source["since"])[:19].replace("T", " ")
+    kept = source["retained_bytes"]
+    wal = "" if kept is None else f"; {size(kept)} of WAL are kept for it"
+    out.print(Text(f"source {name} is paused since {since} UTC{wal}"), soft_wrap=True)
+    out.print(Text(f"  go on with: ingestd resume {name}"), soft_wrap=True)
 
 
 def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ import typer
 from typer.main import get_command
 
 from ingestd import __version__
-from ingestd.cli import commands, starting
+from ingestd.cli import commands, lake, pausing, starting
 from ingestd.cli.faults import exit_code, report_unexpected, reporting
 
 __all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
@@ -58,8 +58,12 @@ for _command in (
     commands.check,
     commands.status,
     commands.snapshot,
+    pausing.pause,
+    pausing.resume,
     commands.tables,
     commands.verify,
+    lake.epochs,
+    lake.peek,
     starting.drop,
     commands.demo,
 ):

@@ -116,6 +116,10 @@ class Daemon:
         process.terminate()
         return self.await_end(limit_s)
 
+    def sighup(self) -> None:
+        """Have it read its config anew, without waiting for that."""
+        self._running().send_signal(signal.SIGHUP)
+
     def sigkill(self) -> None:
         """End it at once."""
         process = self._running()

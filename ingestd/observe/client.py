@@ -1,4 +1,4 @@
-"""Asking a running daemon: for its status, for a snapshot, for the end of one."""
+"""Asking a running daemon: for its status, for a snapshot or its end, for a pause or its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import ssl
 from dataclasses import dataclass, field
+from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ingestd.config import HttpSettings
 
 _LIMIT_S = 2.0
+_MARK_LIMIT_S = 20.0
+"""For what the daemon writes to the lake before it answers."""
 _PORTS = {"http": 80, "https": 443}
 _FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 """Of the certificates in a file the server's own comes first (RFC 8446, section 4.4.2)."""
@@ -138,7 +141,7 @@ def request_snapshot(
     asked: dict[str, object] = {"tables": list(tables)}
     if where is not None:
         asked["where"] = where
-    _command(listen, "POST", source, asked, HTTPStatus.ACCEPTED)
+    _command(listen, "POST", source, "snapshot", asked, HTTPStatus.ACCEPTED)
 
 
 def cancel_snapshot(listen: Address, source: str, tables: Sequence[str]) -> None:
@@ -146,17 +149,42 @@ def cancel_snapshot(listen: Address, source: str, tables: Sequence[str]) -> None
 
     Raises as `request_snapshot`, and OperatorError for a table that has none.
     """
-    _command(listen, "DELETE", source, {"tables": list(tables)}, HTTPStatus.OK)
+    _command(listen, "DELETE", source, "snapshot", {"tables": list(tables)}, HTTPStatus.OK)
 
 
-def _command(
-    listen: Address, method: str, source: str, asked: dict[str, object], done: HTTPStatus
-) -> None:
-    connection = _connection(listen)
+def request_pause(listen: Address, source: str) -> datetime:
+    """Ask the daemon that listens there to pause a source: gives since when it is.
+
+    Raises ConfigError for an unknown source, OperatorError where it takes no commands or the lake
+    can't be written, TransientError if that passes or nothing answers in time.
+    """
+    told = _command(listen, "POST", source, "pause", {}, HTTPStatus.ACCEPTED, _MARK_LIMIT_S)
+    return datetime.fromisoformat(told["since"])
+
+
+def request_resume(listen: Address, source: str) -> bool:
+    """Ask the daemon that listens there to resume a source; False if it was not paused.
+
+    Raises as `request_pause`.
+    """
+    told = _command(listen, "DELETE", source, "pause", {}, HTTPStatus.OK, _MARK_LIMIT_S)
+    return bool(told["was_paused"])
+
+
+def _command(  # noqa: PLR0917 - of one request
+    listen: Address,
+    method: str,
+    source: str,
+    what: str,
+    asked: dict[str, object],
+    done: HTTPStatus,
+    limit_s: float = _LIMIT_S,
+) -> dict[str, Any]:
+    connection = _connection(listen, limit_s)
     try:
         connection.request(
             method,
-            f"/sources/{quote(source, safe='')}/snapshot",
+            f"/sources/{quote(source, safe='')}/{what}",
             json.dumps(asked),
             {"Content-Type": "application/json", **_credentials(listen)},
         )
@@ -174,6 +202,9 @@ def _command(
         connection.close()
     if code != done:
         raise _refusal(listen, code, body)
+    found = json.loads(body)
+    assert isinstance(found, dict)
+    return found
 
 
 def _refusal(
@@ -217,9 +248,9 @@ def _credentials(listen: Address) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
-def _connection(listen: Address) -> http.client.HTTPConnection:
+def _connection(listen: Address, limit_s: float = _LIMIT_S) -> http.client.HTTPConnection:
     host = _EVERYWHERE.get(listen.host, listen.host)
     tls = listen.tls if isinstance(listen, Endpoint) else None
     if tls is not None:
-        return http.client.HTTPSConnection(host, listen.port, timeout=_LIMIT_S, context=tls)
-    return http.client.HTTPConnection(host, listen.port, timeout=_LIMIT_S)
+        return http.client.HTTPSConnection(host, listen.port, timeout=limit_s, context=tls)
+    return http.client.HTTPConnection(host, listen.port, timeout=limit_s)

@@ -14,7 +14,7 @@ from ingestd.quantities import is_loopback
 from ingestd.schema import TableId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from ingestd.redaction import Redactor
 
@@ -45,58 +45,31 @@ class RefusedError(IngestdError):
         self.code = code
 
 
-class SnapshotCommands:
-    """``/sources/{source}/snapshot``: POST asks for a snapshot of tables, DELETE cancels it.
+class SourceCommands:
+    """What commands about a source have in common: who may give them, and how they are answered.
 
-    Body and answer are JSON: ``{"tables": ["public.orders"]}``, and for POST ``"where"`` with an
-    SQL condition, if only the rows are wanted that it holds for. The answer, 202 to POST and 200 to
-    DELETE, is the same with ``source``. Else ``{"error": ..., "remedy": ...}`` with 400 (not that),
-    401 or 403 (`ingestd.observe.protection`, and not on loopback, unless `is_open`), 404 (no such
-    source), 409 (not running now), 415 (not sent as JSON), 422 (no such table, no snapshot of it).
-    Browsers send application/json to another site only where that site allows it, which this one
-    never does. `is_open`: who asks has shown a token, so it may come from anywhere.
+    Answers are JSON: what was done, and ``source``; else ``{"error": ..., "remedy": ...}`` with 400
+    (not that), 401 or 403 (`ingestd.observe.protection`, and not on loopback, unless `is_open`),
+    404 (no such source), 409 (not now), 415 (not sent as JSON), 422 (refused). Browsers send
+    application/json to another site only where that site allows it, which this one never does.
+    `is_open`: who asks has shown a token, so it may come from anywhere.
     """
 
     def __init__(
-        self,
-        control: SnapshotControl,
-        sources: Collection[str],
-        redactor: Redactor,
-        *,
-        is_open: bool = False,
+        self, sources: Collection[str], redactor: Redactor, *, is_open: bool = False
     ) -> None:
         self._is_open = is_open
-        self._control = control
         self._sources = sources
         self._redactor = redactor
 
-    async def request(self, request: web.Request, listening: Sequence[str]) -> web.Response:
-        """Answer a POST; `listening`: the hosts that the server listens on."""
-
-        def act(source: str, body: bytes) -> dict[str, Any]:
-            asked = _asked(body, may_have_where=True)
-            self._control.request_snapshot(source, asked.tables, asked.where)
-            return asked.to_json()
-
-        return await self._answer(request, listening, act, HTTPStatus.ACCEPTED)
-
-    async def cancel(self, request: web.Request, listening: Sequence[str]) -> web.Response:
-        """Answer a DELETE; `listening`: the hosts that the server listens on."""
-
-        def act(source: str, body: bytes) -> dict[str, Any]:
-            asked = _asked(body, may_have_where=False)
-            self._control.cancel_snapshot(source, asked.tables)
-            return asked.to_json()
-
-        return await self._answer(request, listening, act, HTTPStatus.OK)
-
-    async def _answer(
+    async def answer(
         self,
         request: web.Request,
         listening: Sequence[str],
-        act: Callable[[str, bytes], dict[str, Any]],
+        act: Callable[[str, bytes], Awaitable[dict[str, Any]]],
         done: HTTPStatus,
     ) -> web.Response:
+        """Act on a request that may be acted on; `listening`: the hosts that the server is on."""
         source = request.match_info["source"]
         try:
             if not self._is_open:
@@ -104,7 +77,7 @@ class SnapshotCommands:
             _refuse_unless_declared(request)
             if source not in self._sources:
                 raise RefusedError(HTTPStatus.NOT_FOUND, self._no_source(source))
-            answer = act(source, await request.read())
+            answer = await act(source, await request.read())
         except IngestdError as error:
             body = {"error": error.what, "remedy": error.remedy}
             return self._json(_code(error), body)
@@ -116,6 +89,47 @@ class SnapshotCommands:
     def _json(self, code: HTTPStatus, body: object) -> web.Response:
         text = json.dumps(self._redactor.tree(body))
         return web.Response(status=code, text=text + "\n", content_type=_JSON)
+
+
+class SnapshotCommands(SourceCommands):
+    """``/sources/{source}/snapshot``: POST asks for a snapshot of tables, DELETE cancels it.
+
+    Body and answer are JSON: ``{"tables": ["public.orders"]}``, and for POST ``"where"`` with an
+    SQL condition, if only the rows are wanted that it holds for. The answer, 202 to POST and 200 to
+    DELETE, is the same with ``source``. Refused, beside what `SourceCommands` says, with 409 (not
+    running now) and 422 (no such table, no snapshot of it, the source is paused).
+    """
+
+    def __init__(
+        self,
+        control: SnapshotControl,
+        sources: Collection[str],
+        redactor: Redactor,
+        *,
+        is_open: bool = False,
+    ) -> None:
+        super().__init__(sources, redactor, is_open=is_open)
+        self._control = control
+
+    async def request(self, request: web.Request, listening: Sequence[str]) -> web.Response:
+        """Answer a POST; `listening`: the hosts that the server listens on."""
+
+        async def act(source: str, body: bytes) -> dict[str, Any]:
+            asked = _asked(body, may_have_where=True)
+            self._control.request_snapshot(source, asked.tables, asked.where)
+            return asked.to_json()
+
+        return await self.answer(request, listening, act, HTTPStatus.ACCEPTED)
+
+    async def cancel(self, request: web.Request, listening: Sequence[str]) -> web.Response:
+        """Answer a DELETE; `listening`: the hosts that the server listens on."""
+
+        async def act(source: str, body: bytes) -> dict[str, Any]:
+            asked = _asked(body, may_have_where=False)
+            self._control.cancel_snapshot(source, asked.tables)
+            return asked.to_json()
+
+        return await self.answer(request, listening, act, HTTPStatus.OK)
 
 
 def _refuse_unless_local(listening: Sequence[str]) -> None:

@@ -39,6 +39,11 @@ class FreshnessHistogram(Collector):
         self._counts[source] = self._counts.get(source, 0) + counts
         self._sums[source] = self._sums.get(source, 0.0) + float(ages.sum())
 
+    def forget(self, source: str) -> None:
+        """Show nothing of a source any more."""
+        self._counts.pop(source, None)
+        self._sums.pop(source, None)
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Give the metric for a scrape (cumulative counts)."""
         family = HistogramMetricFamily(

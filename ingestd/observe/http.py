@@ -1,4 +1,4 @@
-"""The HTTP side: the page, /metrics, /healthz, /readyz, /status, commands about snapshots."""
+"""The HTTP side: the page, /metrics, /healthz, /readyz, /status, commands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
 from ingestd.observe.commands import SnapshotCommands
 from ingestd.observe.events_feed import EventsFeed
+from ingestd.observe.pause_commands import PauseCommands
 from ingestd.observe.protection import OPEN, Handler, Protection
-from ingestd.observe.status import ready, to_json
+from ingestd.observe.status import paused, ready, to_json
 from ingestd.observe.status_page import add_page
 from ingestd.quantities import Address
 
 if TYPE_CHECKING:
     from ingestd.observe.commands import SnapshotControl
     from ingestd.observe.metrics import Metrics
+    from ingestd.observe.pause_commands import PauseControl
     from ingestd.observe.status import DaemonStatus
     from ingestd.redaction import Redactor
 
@@ -57,6 +59,7 @@ class HttpServer:
         redactor: Redactor,
         control: SnapshotControl,
         *,
+        pausing: PauseControl | None = None,
         protection: Protection = OPEN,
     ) -> None:
         self._listen = listen
@@ -64,9 +67,8 @@ class HttpServer:
         self._status = status
         self._redactor = redactor
         self._protection = protection
-        self._commands = SnapshotCommands(
-            control, status.sources, redactor, is_open=protection.token is not None
-        )
+        is_open = protection.token is not None
+        self._commands = SnapshotCommands(control, status.sources, redactor, is_open=is_open)
         self._feed = EventsFeed(status, redactor)
         self._feeding: asyncio.Task[None] | None = None
         app = web.Application(middlewares=[self._guard])
@@ -79,6 +81,10 @@ class HttpServer:
         add_page(app)
         app.router.add_post("/sources/{source}/snapshot", self._post_snapshot)
         app.router.add_delete("/sources/{source}/snapshot", self._delete_snapshot)
+        if pausing is not None:
+            self._pausing = PauseCommands(pausing, status.sources, redactor, is_open=is_open)
+            app.router.add_post("/sources/{source}/pause", self._post_pause)
+            app.router.add_delete("/sources/{source}/pause", self._delete_pause)
         self._runner = web.AppRunner(
             app,
             logger=_server_log(),
@@ -141,9 +147,10 @@ class HttpServer:
 
     async def _get_ready(self, _: web.Request) -> web.Response:
         is_ready, reasons = ready(self._status)
+        told = ["ready", *paused(self._status)] if is_ready else reasons
+        text = "".join(f"{reason}\n" for reason in told)
         if is_ready:
-            return web.Response(text="ready\n")
-        text = "".join(f"{reason}\n" for reason in reasons)
+            return web.Response(text=self._redactor.text(text))
         return web.Response(status=503, text=self._redactor.text(text))
 
     async def _get_status(self, _: web.Request) -> web.Response:
@@ -155,6 +162,12 @@ class HttpServer:
 
     async def _delete_snapshot(self, request: web.Request) -> web.Response:
         return await self._commands.cancel(request, self._listening)
+
+    async def _post_pause(self, request: web.Request) -> web.Response:
+        return await self._pausing.pause(request, self._listening)
+
+    async def _delete_pause(self, request: web.Request) -> web.Response:
+        return await self._pausing.resume(request, self._listening)
 
     @property
     def _listening(self) -> list[str]:

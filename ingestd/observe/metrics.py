@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from prometheus_client.metrics import MetricWrapperBase
 
     from ingestd.ports import Lag
     from ingestd.positions import Lsn
@@ -43,15 +44,20 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         self._freshness = FreshnessHistogram()
         self.registry.register(self._freshness)
+        self._by_source: list[tuple[MetricWrapperBase, tuple[str, ...]]] = []
         self._build_positions()
         self._build_counts()
         self._build_states()
 
     def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(f"ingestd_{name}", what, ("source", *labels), registry=self.registry)
+        made = Gauge(f"ingestd_{name}", what, ("source", *labels), registry=self.registry)
+        self._by_source.append((made, ("source", *labels)))
+        return made
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"ingestd_{name}", what, ("source", *labels), registry=self.registry)
+        made = Counter(f"ingestd_{name}", what, ("source", *labels), registry=self.registry)
+        self._by_source.append((made, ("source", *labels)))
+        return made
 
     def _build_positions(self) -> None:
         self._lag_bytes = self._gauge("lag_bytes", "WAL from the confirmed position to the end.")
@@ -78,6 +84,7 @@ class Metrics:
             buckets=_COMMIT_BOUNDS,
             registry=self.registry,
         )
+        self._by_source.append((self._commit, ("source",)))
 
     def _build_states(self) -> None:
         self._buffer = self._gauge("buffer_bytes", "Bytes received and not durable yet.")
@@ -95,6 +102,14 @@ class Metrics:
         self._lag_seconds.labels(source).set(_known(lag_seconds))
         self._retained.labels(source).set(_known(lag.retained_bytes))
         self._safe.labels(source).set(_known(lag.safe_bytes))
+
+    def held(self, source: str, lag: Lag) -> None:
+        """Take what is kept for a source that reads nothing: how old its changes are is not known.
+
+        No series of that, so nothing that is about delivery is told by it.
+        """
+        self.lag(source, lag, None)
+        _remove(self._lag_seconds, source)
 
     def no_lag(self, source: str) -> None:
         """Show no lag: it is not known. No series, because a NaN in a window hides all of it."""
@@ -164,6 +179,15 @@ class Metrics:
         """Set a source's state: 1 for it, 0 for all others."""
         for each in SourceState:
             self._source_state.labels(source, each.value).set(each is state)
+
+    def forget_source(self, source: str) -> None:
+        """Show nothing of a source that is not in the config any more."""
+        for metric, names in self._by_source:
+            samples = [sample for family in metric.collect() for sample in family.samples]
+            own = [s.labels for s in samples if s.labels.get("source") == source]
+            for values in {tuple(labels[name] for name in names) for labels in own}:
+                metric.remove(*values)
+        self._freshness.forget(source)
 
     def table_state(self, source: str, table: str, state: TableState) -> None:
         """Set a table's state: 1 for it, 0 for all others."""

@@ -65,8 +65,16 @@ class ServiceManager:
 class Telling:
     """What was told and what is to be told; `now`: of a clock that only goes forward, seconds."""
 
-    def __init__(self, readiness: Readiness, redactor: Redactor, began: float) -> None:
+    def __init__(
+        self,
+        readiness: Readiness,
+        redactor: Redactor,
+        began: float,
+        *,
+        paused: Callable[[], list[str]] = list,
+    ) -> None:
         self._readiness = readiness
+        self._paused = paused
         self._redactor = redactor
         self._gives_up_at = began + READY_WITHIN_S
         self._is_ready_told = False
@@ -91,11 +99,39 @@ class Telling:
             self._is_ready_told = True
             found.append("READY=1")
         words = "delivering" if is_ready else f"not delivering: {'; '.join(reasons)}"
+        if is_ready and (paused := self._paused()):
+            words = f"ready; {'; '.join(paused)}"
         status = " ".join(self._redactor.text(words).split())[:_STATUS_CHARS]
         if status != self._told:
             self._told = status
             found.append(f"STATUS={status}")
         return found
+
+
+class Reloads:
+    """Tells when a reload begins and ends; to nobody where there is no service manager."""
+
+    def __init__(
+        self, manager: ServiceManager | None = None, telling: Telling | None = None
+    ) -> None:
+        self._manager = manager
+        self._telling = telling
+
+    def began(self) -> None:
+        """Say that the config is read anew. The time is for `Type=notify-reload`."""
+        usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
+
+    def ended(self) -> None:
+        """Say that it holds, or was refused: either way the service is as ready as it was."""
+        self._tell("READY=1")
+
+    def _tell(self, *assignments: str) -> None:
+        # A service that has not started yet is not reloaded, and READY=1 would say it has.
+        if self._manager is None or self._telling is None or not self._telling.is_ready_told:
+            return
+        with suppress(OSError):  # `_tell` below says so, once
+            self._manager.tell(*assignments)
 
 
 @asynccontextmanager
@@ -104,30 +140,29 @@ async def telling_service_manager(
     redactor: Redactor,
     stop: asyncio.Event,
     *,
+    paused: Callable[[], list[str]] = list,
     environment: Mapping[str, str] = os.environ,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Reloads]:
     """Tell the service manager, if there is one, for as long as this is entered.
 
-    `stop`: set when the daemon begins to stop.
+    `stop`: set when the daemon begins to stop. `paused`: what is paused, and means no fault.
     """
     manager = ServiceManager.of(environment, os.getpid())
     if manager is None:
-        yield
+        yield Reloads()
         return
-    task = asyncio.create_task(_tell(manager, readiness, redactor, stop), name="service manager")
+    telling = Telling(readiness, redactor, time.monotonic(), paused=paused)
+    task = asyncio.create_task(_tell(manager, telling, stop), name="service manager")
     try:
-        yield
+        yield Reloads(manager, telling)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
 
 
-async def _tell(
-    manager: ServiceManager, readiness: Readiness, redactor: Redactor, stop: asyncio.Event
-) -> None:
+async def _tell(manager: ServiceManager, telling: Telling, stop: asyncio.Event) -> None:
     log = structlog.get_logger("ingestd")
-    telling = Telling(readiness, redactor, time.monotonic())
     sign = [] if manager.watchdog_s is None else ["WATCHDOG=1"]
     # systemd advises half of the period at the most
     most_s = STATUS_INTERVAL_S if manager.watchdog_s is None else manager.watchdog_s / 3

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SourceState(StrEnum):
-    """Where a source stands. Only `STREAMING` delivers changes."""
+    """Where a source stands. Only `STREAMING` delivers changes; `PAUSED` is meant not to."""
 
     STARTING = "starting"
     SNAPSHOTTING = "snapshotting"
@@ -169,6 +169,11 @@ class SourceStatus:
             note_error(self.last_errors, now, error.what, error.remedy)
         return changed
 
+    def pause(self, since: datetime) -> None:
+        """Take that somebody paused it, and since when. No fault, so no error is noted."""
+        self.state, self.since = SourceState.PAUSED, since
+        self.reason, self.remedy = None, f"ingestd resume {self.source}"
+
     def resumed(self, *, epoch: int, end_lsn: Lsn | None) -> None:
         """Take what the lake held at the start."""
         self.epoch = epoch
@@ -269,9 +274,14 @@ class DaemonStatus:
 
 
 def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
-    """Say whether every source delivers all its tables, and if not why not (I8)."""
+    """Say whether every source delivers all its tables, and if not why not (I8).
+
+    A source that somebody paused is not asked for more: see `paused`.
+    """
     reasons = [] if status.sources else ["no sources"]
     for name, source in status.sources.items():
+        if source.state is SourceState.PAUSED:
+            continue
         if source.state is not SourceState.STREAMING:
             why = f": {source.reason}" if source.reason else ""
             reasons.append(f"source {name} is {source.state}{why}")
@@ -286,6 +296,15 @@ def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
     return not reasons, reasons
 
 
+def paused(status: DaemonStatus) -> list[str]:
+    """Say which sources are paused, and since when."""
+    return [
+        f"source {name} is paused since {source.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        for name, source in status.sources.items()
+        if source.state is SourceState.PAUSED
+    ]
+
+
 def to_json(status: DaemonStatus) -> dict[str, Any]:
     """Give the status as JSON values: LSNs as Postgres writes them, times in ISO 8601 UTC."""
     is_ready, reasons = ready(status)
@@ -294,6 +313,7 @@ def to_json(status: DaemonStatus) -> dict[str, Any]:
         "started_at": _time(status.started_at),
         "ready": is_ready,
         "not_ready_because": reasons,
+        "paused": paused(status),
         "sources": {name: source_to_json(s) for name, s in status.sources.items()},
     }
 

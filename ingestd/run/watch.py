@@ -9,7 +9,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,8 @@ from ingestd.run.raw_values import hint
 from ingestd.schema import TableId
 
 _RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
+REMIND_EVERY = timedelta(hours=1)
+"""How often the log tells what a paused source costs."""
 
 
 def _now() -> datetime:
@@ -51,6 +53,7 @@ class Watch:
         self._log = log.bind(source=status.source)
         self._now = now
         self._is_measured = True
+        self._told_held_at: datetime | None = None
         self._refused: frozenset[str] = frozenset()
         self._told_raw: set[tuple[TableId, str]] = set()
         self._partial: set[str] = set()
@@ -87,6 +90,65 @@ class Watch:
     def _tell(self) -> None:
         for listener in self.listeners:
             listener()
+
+    def paused(self, since: datetime) -> None:
+        """Take that somebody paused the source, now or before this daemon was started."""
+        if self._status.state is SourceState.PAUSED:
+            return
+        self._status.pause(since)
+        self._metrics.source_state(self.source, SourceState.PAUSED)
+        self._not_connected()
+        self._is_measured = True
+        self._log.info("source.paused", since=since.isoformat(), remedy=self._status.remedy)
+        self._told_held_at = None
+        self._tell()
+
+    def resumed(self) -> None:
+        """Take that the source is to deliver; nothing is new if it was not paused."""
+        if self._status.state is not SourceState.PAUSED:
+            return
+        paused_s = (self._now() - self._status.since).total_seconds()
+        self._log.info("source.resumed", paused_s=round(paused_s, 1))
+        self.enter(SourceState.STARTING)
+
+    def held(self, lag: Lag) -> None:
+        """Take what is kept for a paused source: told in the log at once, then every hour."""
+        self._is_measured = True
+        now = self._now()
+        self._status.measured(lag, None, now)
+        self._metrics.held(self.source, lag)
+        if lag.confirmed_lsn is not None:
+            self._status.confirmed(lag.confirmed_lsn)
+        due = self._told_held_at is None or now - self._told_held_at >= REMIND_EVERY
+        if due:
+            self._told_held_at = now
+            self._log.info(
+                "source.held",
+                since=self._status.since.isoformat(),
+                lag_bytes=lag.lag_bytes,
+                retained_bytes=lag.retained_bytes,
+                safe_bytes=lag.safe_bytes,
+            )
+
+    @property
+    def knows_lake(self) -> bool:
+        """Whether this daemon has read, or written, what the source's lake holds."""
+        return self._status.end_lsn is not None or bool(self._status.epoch)
+
+    def found(self, committed: Committed) -> None:
+        """Take what the lake holds of a source that was paused before this daemon was started."""
+        self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        for known in committed.tables.values():
+            why = None if known.reason is None else OperatorError(known.reason)
+            self._table(str(known.table), known.state, why, snapshot_lsn=known.snapshot_lsn)
+
+    def refuse_if_paused(self) -> None:
+        """Raise OperatorError while the source is paused: no waiting helps."""
+        if self._status.state is SourceState.PAUSED:
+            what = (
+                f"source {self.source} is paused since {self._status.since:%Y-%m-%d %H:%M:%S} UTC"
+            )
+            raise OperatorError(what, remedy=self._status.remedy)
 
     def not_running(self) -> TransientError | None:
         """Say why the source can't be asked for anything now; None if it can."""

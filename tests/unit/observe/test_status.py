@@ -46,7 +46,10 @@ def stream(source: SourceStatus) -> None:
     )
 
 
-@pytest.mark.parametrize("state", [s for s in SourceState if s is not SourceState.STREAMING])
+FINE = {SourceState.STREAMING, SourceState.PAUSED}
+
+
+@pytest.mark.parametrize("state", [s for s in SourceState if s not in FINE])
 def test_only_a_streaming_source_is_ready(status: DaemonStatus, state: SourceState) -> None:
     status.sources["shop"].enter(state, LATER, OperatorError("slot is gone", remedy="make it"))
     assert ready(status) == (False, [f"source shop is {state}: slot is gone"])

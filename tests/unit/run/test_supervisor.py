@@ -11,9 +11,10 @@ from structlog.testing import capture_logs
 
 from ingestd.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
-from ingestd.run import supervisor as supervising
+from ingestd.run import one_source
+from ingestd.run.one_source import Supervised
 from ingestd.run.retrying import retry_delay_s
-from ingestd.run.supervisor import Supervised, Supervisor
+from ingestd.run.supervisor import Supervisor
 from ingestd.schema import TableId
 from tests.unit.run.fixtures import LIMIT_S, until, watch
 
@@ -38,16 +39,18 @@ class Clock:
 class Waits:
     """Takes the supervisor's waits: notes them, passes the time, and lets `limit` of them by."""
 
-    def __init__(self, clock: Clock, limit: int) -> None:
+    def __init__(self, clock: Clock, limit: int, stop: asyncio.Event) -> None:
         self.delays: list[float] = []
         self._clock = clock
+        self._stop = stop
         self._limit = limit
 
-    async def __call__(self, stop: asyncio.Event, delay_s: float) -> None:
+    async def __call__(self, over: asyncio.Event, delay_s: float) -> None:
         self.delays.append(delay_s)
         self._clock.now += delay_s
         if len(self.delays) >= self._limit:
-            stop.set()
+            self._stop.set()
+            await over.wait()
 
 
 class ScriptedPipeline:
@@ -84,8 +87,8 @@ async def delays_after(
     monkeypatch: pytest.MonkeyPatch, error: Exception, count: int, *, lasted_s: float = 0.0
 ) -> list[float]:
     clock, stop = Clock(), asyncio.Event()
-    waits = Waits(clock, count)
-    monkeypatch.setattr(supervising, "_wait", waits)
+    waits = Waits(clock, count, stop)
+    monkeypatch.setattr(one_source, "_wait", waits)
 
     def attempt(_: asyncio.Event) -> object:
         clock.now += lasted_s
@@ -247,8 +250,8 @@ async def test_i8_reference_tables_that_end_are_logged_and_begin_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop = asyncio.Event()
-    waits = Waits(Clock(), 3)
-    monkeypatch.setattr(supervising, "_wait", waits)
+    waits = Waits(Clock(), 3, stop)
+    monkeypatch.setattr(one_source, "_wait", waits)
     beside = ScriptedReferences(2)
     source = replace(
         supervised("shop", lambda stopping: stopping.wait()),

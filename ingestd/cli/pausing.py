@@ -1,0 +1,75 @@
+"""`ingestd pause` and `ingestd resume`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingestd.cli.faults import load, reporting
+from ingestd.cli.options import Debug, SourceName, duration_in
+from ingestd.cli.running import daemon_address
+
+if TYPE_CHECKING:
+    from ingestd.pause_command import PauseCommand
+
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Or where it is, like http://127.0.0.1:9464; its token is in INGESTD_HTTP_TOKEN, "
+        "and goes to other machines by https only.",
+    ),
+]
+Limit = Annotated[
+    str, typer.Option("--limit", metavar="DURATION", help="How long the daemon may take.")
+]
+
+
+def pause(
+    source: SourceName,
+    *,
+    config: Config = None,
+    url: Url = None,
+    limit: Limit = "30s",
+    debug: Debug = False,
+) -> None:
+    """Deliver nothing of a source until it is resumed; its slot keeps the WAL."""
+    limit_s = duration_in(limit, "--limit")
+    with reporting(debug=debug, config=config):
+        _command(source, config, url).pause(limit_s)
+
+
+def resume(
+    source: SourceName,
+    *,
+    config: Config = None,
+    url: Url = None,
+    limit: Limit = "30s",
+    debug: Debug = False,
+) -> None:
+    """Have a paused source go on where it was."""
+    limit_s = duration_in(limit, "--limit")
+    with reporting(debug=debug, config=config):
+        _command(source, config, url).resume(limit_s)
+
+
+def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
+    """Say what is asked of whom. Raises ConfigError, OperatorError."""
+    from ingestd.pause_command import PauseCommand  # noqa: PLC0415
+
+    if config is None or url is not None:
+        daemon = shlex.join(["--url", str(url)])
+        return PauseCommand(daemon_address(config, url), source, None, None, daemon)
+    from ingestd.app import pause_mark  # noqa: PLC0415
+
+    loaded = load(config)
+    mark = pause_mark(config, source)
+    address = None if loaded.http.listen is None else daemon_address(config, None)
+    return PauseCommand(address, source, set(loaded.sources), mark, shlex.join(["-c", str(config)]))
