@@ -1,7 +1,8 @@
 """How every connection to a source is made, and what its errors mean.
 
 Source of the settings: PostgreSQL documentation, "Client Connection Defaults"; of the codes:
-"PostgreSQL Error Codes". An error while connecting has no code in libpq, only text.
+"PostgreSQL Error Codes". An error while connecting has no code in libpq, only text: `refusals`
+finds the code where the text is in another language.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
+from ingestd.capture.refusals import named
 from ingestd.capture.said import said
 from ingestd.capture.tls import Transport, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
@@ -133,7 +135,10 @@ async def _open(
         connection = await WatchedConnection.connect(**plain, options=options)
     except psycopg.OperationalError as error:
         if not is_pooled or not refuses_options(error):
-            raise
+            told = error if _by_text(str(error)) is not None else await named(error, parameters)
+            if told is error:
+                raise
+            raise told from error
         connection = await WatchedConnection.connect(**plain, options="")
     try:
         connection.watch(plain)

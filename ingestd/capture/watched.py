@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import socket
 import struct
 import sys
@@ -33,6 +32,7 @@ import structlog
 from psycopg import AsyncConnection
 from psycopg.abc import PQGen
 
+from ingestd.capture.refusals import OF_A_SERVER
 from ingestd.capture.said import said
 
 SILENT_S = 7.0
@@ -57,9 +57,6 @@ _SESSION: LiteralString = f"""
 SELECT (SELECT coalesce(wait_event_type IN ('Activity', 'Client'), false)
           FROM pg_catalog.pg_stat_activity WHERE pid = %s), {SERVER}
 """  # noqa: S608 - a constant
-# Severity and message of a server's error, as libpq puts them: in whatever language, with no code,
-# and two spaces between, which its own messages have nowhere.
-_OF_A_SERVER = re.compile(r"\w:  \S")
 _TCP_INFO = struct.Struct("@52xI")
 """Of Linux' struct tcp_info only tcpi_last_data_recv, in milliseconds."""
 _T = TypeVar("_T")
@@ -216,7 +213,7 @@ class WatchedConnection(AsyncConnection[Any]):
             return _Doing.AWAY
         except psycopg.OperationalError as error:
             # Whoever says why it refuses us is there, and says nothing of the session.
-            return _Doing.WORKING if _OF_A_SERVER.search(str(error)) else _Doing.AWAY
+            return _Doing.WORKING if OF_A_SERVER.search(str(error)) else _Doing.AWAY
         asking = asyncio.create_task(self._is_waiting_by(other))
         try:
             # A pooler whose sessions are all taken lets us connect, and wait.

@@ -1,0 +1,82 @@
+"""What a server refuses a connection with, in a language that nobody here reads."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from ingestd.capture.session import classify, connect
+from ingestd.errors import OperatorError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ingestd.errors import IngestdError
+
+
+@asynccontextmanager
+async def refusing(code: str, text: str, severity: str = "FATAL") -> AsyncIterator[str]:
+    """A server that answers each startup message with an ErrorResponse; gives its DSN.
+
+    Source: PostgreSQL documentation, "Message Formats".
+    """
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (length,) = struct.unpack("!I", await reader.readexactly(4))
+        await reader.readexactly(length - 4)
+        fields = {"S": severity, "V": "FATAL", "C": code, "M": text}
+        body = b"".join(f"{k}{v}\0".encode() for k, v in fields.items()) + b"\0"
+        writer.write(b"E" + struct.pack("!I", len(body) + 4) + body)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable"
+
+
+async def refusal(dsn: str) -> IngestdError:
+    with pytest.raises(psycopg.OperationalError) as caught:
+        await connect(dsn)
+    return classify(caught.value, "source shop", dsn)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "severity", "reason"),
+    [
+        ("57P03", "the database system is starting up", "FATAL", "server_restarting"),
+        ("57P03", "das Datenbanksystem startet", "FATAL", "server_restarting"),
+        ("57P03", "データベースシステムは起動処理中です", "致命的エラー", "server_restarting"),
+        ("53300", "désolé, trop de clients sont déjà connectés", "FATAL", "too_many_connections"),
+    ],
+)
+async def test_what_passes_by_itself_is_known_in_any_language(
+    code: str, text: str, severity: str, reason: str
+) -> None:
+    async with refusing(code, text, severity) as dsn:
+        found = await refusal(dsn)
+    assert isinstance(found, TransientError)
+    assert found.reason == reason
+    assert text in found.what
+
+
+async def test_what_does_not_has_its_remedy_in_any_language() -> None:
+    text = "Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen"
+    async with refusing("28P01", text) as dsn:
+        found = await refusal(dsn)
+    assert isinstance(found, OperatorError)
+    assert text in found.what
+    assert 'ALTER ROLE "u" PASSWORD' in str(found.remedy)
+
+
+async def test_what_has_no_code_that_is_known_stays_what_it_is() -> None:
+    async with refusing("XX999", "etwas anderes") as dsn:
+        found = await refusal(dsn)
+    assert isinstance(found, OperatorError)
+    assert "etwas anderes" in found.what
+    assert found.remedy is None
