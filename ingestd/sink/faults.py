@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from ingestd.errors import IngestdError, OperatorError, TransientError
@@ -21,6 +22,8 @@ _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 _FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
 """And delta-kernel, after that, where in its program it was."""
 _CUT_SHORT = re.compile(r"truncated record|EOF while parsing", re.IGNORECASE)
+_DAMAGED = re.compile(r"Parquet (magic bytes|file size)|deserialize thrift|Corrupt", re.IGNORECASE)
+"""What pyarrow says of a Parquet file that is cut short, empty or overwritten."""
 _PASSES = re.compile(
     r"timed? ?out|too many requests|slow ?down|throttl|service unavailable|internal server error"
     r"|\b(?:status|code|http)\W{0,3}(?:429|50[0234])\b|\b(?:429|50[0234]) [A-Z]"
@@ -84,6 +87,12 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     passes = number is None and _PASSES.search(text) and not _STAYS.search(text)
     if number in _ERRNO_PASSES or passes:
         return TransientError(f"lake {uri}: {said}", reason="storage")
+    if _DAMAGED.search(said):
+        return OperatorError(
+            f"lake {uri}: a data file is damaged: {said}",
+            remedy="put it back from a copy; or, of a raw table, remove the table's folder:"
+            " `ingestd run` reads it anew",
+        )
     if _CUT_SHORT.search(said):
         return OperatorError(
             f"lake {uri}: a file of the table's log is cut short: {said}",
@@ -101,4 +110,8 @@ def storage_faults(uri: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
+        raise storage_fault(error, uri) from error
+    except pa.ArrowInvalid as error:
+        if not _DAMAGED.search(str(error)):  # what we asked for was wrong
+            raise
         raise storage_fault(error, uri) from error

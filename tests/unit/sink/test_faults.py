@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ingestd.errors import OperatorError, TransientError
-from ingestd.sink.faults import storage_fault
+from ingestd.sink.faults import storage_fault, storage_faults
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -44,3 +51,26 @@ def test_storage_fault(error: OSError, kind: type[Exception], says: str) -> None
     assert type(fault) is kind
     assert "/lake/x" in str(fault)
     assert says in str(fault)
+
+
+@pytest.mark.parametrize("how", ["empty", "cut short", "without an end", "overwritten"])
+def test_a_data_file_that_is_damaged_is_named(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"a": list(range(1000))}), path)
+    whole = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "cut short": whole[: len(whole) // 2],
+        "without an end": whole[:6],
+        "overwritten": whole[:4] + b"\xaa" * 100 + whole[104:],
+    }
+    path.write_bytes(damaged[how])
+    with pytest.raises(OperatorError) as caught, storage_faults(str(path)):
+        pq.ParquetFile(path).read()
+    assert f"lake {path}: a data file is damaged: " in caught.value.what
+    assert "from a copy" in str(caught.value.remedy)
+
+
+def test_what_we_asked_for_in_vain_is_no_damage() -> None:
+    with pytest.raises(pa.ArrowInvalid), storage_faults("here"):
+        pa.array(["x"]).cast(pa.int64())
