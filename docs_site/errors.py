@@ -73,6 +73,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
             "ingestd/cli/*.py",
             "ingestd/starter/*.py",
             "ingestd/drop_command.py",
+            "ingestd/lake_look.py",
             "ingestd/table_report.py",
             "ingestd/verify_report.py",
             "ingestd/observe/*.py",
