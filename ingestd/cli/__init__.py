@@ -64,8 +64,6 @@ for _command in (
     commands.verify,
     lake.epochs,
     lake.peek,
-    lake.epochs,
-    lake.peek,
     starting.drop,
     commands.demo,
 ):
