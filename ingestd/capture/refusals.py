@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,8 @@ async def named(
     """
     if error.sqlstate is not None or not OF_A_SERVER.search(str(error)):
         return error
-    # psycopg traces on Linux only
+    if sys.platform != "linux":  # where psycopg traces
+        return error
     with contextlib.suppress(TimeoutError, OSError, psycopg.Error, KeyError):
         async with asyncio.timeout(_LIMIT_S):
             kind = lookup(await _code_of_refusal(make_conninfo(**parameters)))

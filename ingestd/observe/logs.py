@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from ingestd.config import LogSettings
     from ingestd.redaction import Redactor
+
+
+_REFUSED_EVERY_S = 60.0
 
 
 class RedactSecrets:
@@ -83,6 +87,26 @@ def take_what_is_uncaught() -> None:
     threading.excepthook = _tell_thread
 
 
+class _RefusedConnections:
+    """When it was last told that no connection can be taken: asyncio says so 100 times a second."""
+
+    def __init__(self) -> None:
+        self._told_at: float | None = None
+
+    def is_told(self, context: Mapping[str, Any]) -> bool:
+        """Whether this is that, and was told not long ago."""
+        if "socket" not in context or not isinstance(context.get("exception"), OSError):
+            return False
+        now = time.monotonic()
+        if self._told_at is not None and now - self._told_at < _REFUSED_EVERY_S:
+            return True
+        self._told_at = now
+        return False
+
+
+_REFUSED = _RefusedConnections()
+
+
 def tell_of_loop(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
     """Say that a task or callback failed and nobody asked: by the log, and not as asyncio does.
 
@@ -90,6 +114,8 @@ def tell_of_loop(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) ->
     with it its error's text, which may quote a row; or the callback, with its arguments.
     """
     del loop
+    if _REFUSED.is_told(context):
+        return
     task = context.get("task") or context.get("future")
     work = task.get_coro() if isinstance(task, asyncio.Task) else None
     structlog.get_logger("ingestd").error(

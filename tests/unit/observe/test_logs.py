@@ -16,6 +16,7 @@ import pytest
 import structlog
 
 from ingestd.config import LogSettings
+from ingestd.observe import logs
 from ingestd.observe.logs import configure, take_what_is_uncaught, tell_of_loop
 from ingestd.positions import Lsn
 from ingestd.redaction import Redactor
@@ -185,3 +186,25 @@ def test_what_nobody_asks_a_task_for_has_no_values(stream: io.StringIO) -> None:
     assert "OSError: with ***" in found[1]["exception"]
     for text in ("canary", "sesame"):
         assert text not in stream.getvalue()
+
+
+def test_connections_that_cannot_be_taken_do_not_fill_the_log(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(LogSettings(), Redactor(), stream)
+    clock = [1000.0]
+    monkeypatch.setattr("ingestd.observe.logs.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(logs, "_REFUSED", logs._RefusedConnections())
+    refused = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(24, "Too many open files"),
+        "socket": object(),
+    }
+    loop = asyncio.new_event_loop()
+    for seconds in (0, 0.1, 59, 61):
+        clock[0] = 1000.0 + seconds
+        tell_of_loop(loop, refused)
+    tell_of_loop(loop, {"message": "another", "exception": OSError(5, "broken")})
+    loop.close()
+    told = [line["what"] for line in lines(stream)]
+    assert told == [refused["message"], refused["message"], "another"]
