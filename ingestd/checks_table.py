@@ -1,8 +1,9 @@
-"""What a preflight found, for a person to read."""
+"""What a preflight found, for a person to read, or as JSON."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -28,3 +29,16 @@ def print_checks(lines: Sequence[CheckLine], redactor: Redactor) -> None:
     failed = sum(line.level == "fail" for line in lines)
     warned = sum(line.level == "warn" for line in lines)
     typer.echo(f"{len(lines)} checks: {failed} failed, {warned} with a warning")
+
+
+def checks_to_json(lines: Sequence[CheckLine]) -> dict[str, Any]:
+    """Give the document of `ingestd check --json`.
+
+    ``{"checks": [{"source", "subject", "level", "detail", "remedy"}], "failed", "warned"}``.
+    """
+    levels = [line.level for line in lines]
+    return {
+        "checks": [asdict(line) for line in lines],
+        "failed": levels.count("fail"),
+        "warned": levels.count("warn"),
+    }

@@ -14,7 +14,8 @@ import typer
 from typer.main import get_command
 
 from ingestd import __version__
-from ingestd.cli import commands, lake, pausing, starting
+from ingestd.cli import commands, lake, pausing, starting, status
+from ingestd.cli.examples import epilog
 from ingestd.cli.faults import exit_code, report_unexpected, reporting
 
 __all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
@@ -23,7 +24,6 @@ app = typer.Typer(
     name="ingestd",
     help="Postgres changes into a Delta lake, exactly once.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -56,7 +56,7 @@ for _command in (
     starting.init,
     commands.run,
     commands.check,
-    commands.status,
+    status.status,
     commands.snapshot,
     pausing.pause,
     pausing.resume,
@@ -67,4 +67,5 @@ for _command in (
     starting.drop,
     commands.demo,
 ):
-    app.command()(_command)
+    _class = status.StatusCommand if _command is status.status else None
+    app.command(cls=_class, epilog=epilog(_command.__name__))(_command)

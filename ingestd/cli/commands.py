@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from ingestd.allocation import give_back_early
+from ingestd.cli import completion
 from ingestd.cli.faults import (
     EXIT_INTERRUPTED,
     EXIT_OPERATOR,
@@ -37,46 +39,31 @@ def run(config: ConfigFile, *, debug: Debug = False) -> None:
         raise typer.Exit(composition.run(config))
 
 
-def check(config: ConfigFile, *, debug: Debug = False) -> None:
+def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Tell what would fail before it fails, each with its remedy."""
     with reporting(debug=debug, config=config):
         from ingestd import app as composition  # noqa: PLC0415
 
         lines = composition.check(config)
         redactor = redactor_of(config)
-    from ingestd.checks_table import print_checks  # noqa: PLC0415
+    from ingestd.checks_table import checks_to_json, print_checks  # noqa: PLC0415
 
-    print_checks(lines, redactor)
+    if as_json:
+        typer.echo(json.dumps(redactor.tree(checks_to_json(lines)), indent=2))
+    else:
+        print_checks(lines, redactor)
     if any(line.level == "fail" for line in lines):
         raise typer.Exit(EXIT_OPERATOR)
 
 
-def status(
-    config: ConfigFile,
-    *,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Show the running daemon or, if none, what slot and lake tell."""
-    with reporting(debug=debug, config=config):
-        found = daemon_status(config)
-        if found is None:
-            from ingestd import app as composition  # noqa: PLC0415
-
-            found = composition.status(config)
-    if as_json:
-        import json  # noqa: PLC0415
-
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        from ingestd.status_table import print_status  # noqa: PLC0415
-
-        print_status(found)
-
-
 def snapshot(
     source: SourceName,
-    tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="As schema.table.")],
+    tables: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE...", help="As schema.table.", autocompletion=completion.tables
+        ),
+    ],
     *,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
@@ -105,7 +92,7 @@ def snapshot(
     ] = "1d",
     debug: Debug = False,
 ) -> None:
-    """Have the running daemon read tables anew; meanwhile the old rows serve."""
+    """Have the running daemon read tables anew. Meanwhile the old rows serve."""
     limit_s = duration_in(limit, "--limit")
     if cancel and where is not None:
         msg = "a snapshot is cancelled whole: leave --where out"
@@ -127,7 +114,12 @@ def tables(
     config: ConfigFile,
     *,
     source: Annotated[
-        str | None, typer.Argument(metavar="[SOURCE]", help="One source; all if not given.")
+        str | None,
+        typer.Argument(
+            metavar="[SOURCE]",
+            help="One source; all if not given.",
+            autocompletion=completion.sources,
+        ),
     ] = None,
     schema: Annotated[
         str | None, typer.Option("--schema", metavar="NAME", help="The tables of one schema.")
@@ -139,7 +131,7 @@ def tables(
     ] = "10s",
     debug: Debug = False,
 ) -> None:
-    """Show schemas, tables and columns, what is captured, and why the rest is not."""
+    """Show tables and columns: what is captured, or why not."""
     timeout_s = duration_in(timeout, "--timeout")
     with reporting(debug=debug, config=config):
         from ingestd import app as composition  # noqa: PLC0415
@@ -152,8 +144,6 @@ def tables(
             running=daemon_status(config),
         )
     if as_json:
-        import json  # noqa: PLC0415
-
         typer.echo(json.dumps(found, indent=2))
     else:
         from ingestd.table_listing import print_tables  # noqa: PLC0415
@@ -171,7 +161,9 @@ def verify(
     tables: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TABLE...]", help="As schema.table, or patterns; all if not given."
+            metavar="[TABLE...]",
+            help="As schema.table, or patterns; all if not given.",
+            autocompletion=completion.tables,
         ),
     ] = None,
     *,
@@ -196,7 +188,7 @@ def verify(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Compare a source with the lake, row by row, at one position; change nothing."""
+    """Compare a source with the lake, row by row. Changes nothing."""
     wait_s = duration_in(wait, "--wait")
     rate = None if limit_rate is None else size_in(limit_rate.removesuffix("/s"), "--limit-rate")
     memory_bytes = None if memory is None else size_in(memory, "--memory")
@@ -222,8 +214,6 @@ def verify(
             raise typer.Exit(EXIT_INTERRUPTED) from None
         redactor = redactor_of(config)
     if as_json:
-        import json  # noqa: PLC0415
-
         typer.echo(json.dumps(redactor.tree(found.to_json()), indent=2))
     else:
         typer.echo(redactor.text("\n".join(found.lines())))
@@ -240,7 +230,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Watch real Postgres changes arrive in Delta tables, on a Postgres of its own."""
+    """Watch changes arrive in Delta tables, on a Postgres of its own."""
     with reporting(debug=debug):
         from ingestd import demo as shop_demo  # noqa: PLC0415
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import shutil
 import sys
+import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exception
@@ -25,6 +28,7 @@ EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
 EXIT_INTERRUPTED = 130
 SEVERITY = (EXIT_TRANSIENT, EXIT_OPERATOR, EXIT_USAGE)
 """Of several faults the last of these is told."""
+_PASTED = re.compile(r"^  remedy: .*(;|ingestd )|^   ")
 
 
 def report_unexpected(
@@ -56,8 +60,33 @@ def reporting(*, debug: bool, config: Path | None = None) -> Iterator[None]:
         if debug:
             _print_trace(error, known)
             raise typer.Exit(exit_code(error)) from None
-        sys.stderr.write(redactor_of(known).text(f"ingestd: {error}") + "\n")
+        sys.stderr.write(_readable(redactor_of(known).text(f"ingestd: {error}")) + "\n")
         raise typer.Exit(exit_code(error)) from None
+
+
+def _readable(text: str) -> str:
+    """Give an error as it is, for a terminal wrapped between words."""
+    if not sys.stderr.isatty():
+        return text
+    return wrapped(text, shutil.get_terminal_size().columns)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Wrap what is for reading; what is there to be pasted, SQL and commands, stays whole."""
+    lines = []
+    for line in text.splitlines():
+        if _PASTED.search(line):
+            lines.append(line)
+        else:
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            lines += textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            ) or [""]
+    return "\n".join(lines)
 
 
 def _config_named(words: Sequence[str]) -> Path | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ingestd.cli import completion
 from ingestd.cli.faults import load, reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, known_source
 
@@ -38,7 +39,10 @@ def epochs(
 
 def peek(
     source: SourceName,
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="As schema.table.")],
+    table: Annotated[
+        str,
+        typer.Argument(metavar="TABLE", help="As schema.table.", autocompletion=completion.tables),
+    ],
     *,
     config: ConfigFile,
     limit: Limit = 20,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingestd.cli import completion
 from ingestd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ ConfigFile = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name.")]
+SourceName = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="The source's name.", autocompletion=completion.sources),
+]
 
 
 def size_in(text: str, option: str) -> int:

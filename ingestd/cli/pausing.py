@@ -40,7 +40,7 @@ def pause(
     limit: Limit = "30s",
     debug: Debug = False,
 ) -> None:
-    """Deliver nothing of a source until it is resumed; its slot keeps the WAL."""
+    """Deliver nothing of a source until it is resumed. Its slot keeps the WAL."""
     limit_s = duration_in(limit, "--limit")
     with reporting(debug=debug, config=config):
         _command(source, config, url).pause(limit_s)

@@ -1,0 +1,69 @@
+"""What the shell may complete: names of sources and tables, from the config and a local lake.
+
+A fault means that nothing is proposed. Nothing is asked of a database.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_DEFAULT_CONFIG = "ingestd.toml"
+
+
+def sources(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401 - click's context, or typer's
+    """Give the names of the sources."""
+    found = _sources(_document(ctx))
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+def tables(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401
+    """Give the tables of the source that is named: those in the lake, and those in the config."""
+    document = _document(ctx)
+    source = str(ctx.params.get("source") or "")
+    section = _sources(document).get(source, {})
+    plain = {p for p in _texts(section.get("tables")) if not set(p) & set("*?[!")}
+    described = section.get("table")
+    named = plain | (set(described) if isinstance(described, dict) else set())
+    lake = document.get("lake")
+    if source and isinstance(lake, dict):
+        named |= _in_lake(str(lake.get("uri", "")), source)
+    return sorted(name for name in named if name.startswith(incomplete))
+
+
+def _document(ctx: Any) -> dict[str, Any]:  # noqa: ANN401
+    path = Path(ctx.params.get("config") or _DEFAULT_CONFIG)
+    with suppress(OSError, ValueError):
+        return tomllib.loads(path.read_text("utf-8"))
+    return {}
+
+
+def _sources(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found = document.get("sources")
+    if not isinstance(found, dict):
+        return {}
+    return {name: section for name, section in found.items() if isinstance(section, dict)}
+
+
+def _texts(value: object) -> list[str]:
+    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
+
+
+def _in_lake(uri: str, source: str) -> set[str]:
+    """Give the tables that a local lake has."""
+    if not uri or "://" in uri:
+        return set()
+    from ingestd.sink.paths import OWN_FOLDERS, Layout  # noqa: PLC0415
+
+    layout = Layout(source)
+    with suppress(OSError):
+        return {
+            str(layout.table_of(schema.name, table.name))
+            for schema in (Path(uri) / layout.root).iterdir()
+            if schema.name not in OWN_FOLDERS and schema.is_dir()
+            for table in schema.iterdir()
+            if table.is_dir()
+        }
+    return set()
