@@ -22,6 +22,7 @@ KINDS = {
     "TableChangedError": "table, read again",
     "TableReplacedError": "table, read again",
     "AppendedByAnotherError": "operator",
+    "DamagedError": "operator",
     "ProtocolError": "operator",
     "ConfigError": "usage",
     "KeyPathError": "usage",

@@ -49,6 +49,10 @@ class OperatorError(IngestdError):
     """Someone must act: wrong password, missing right, wrong setting, disk full, unknown fault."""
 
 
+class DamagedError(OperatorError):
+    """A data file in the lake is not whole, or gone: of one table, so others can be read."""
+
+
 class TableError(OperatorError):
     """One table can't go on; its source can (I8)."""
 

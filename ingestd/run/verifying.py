@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingestd.errors import IngestdError, TableError, TransientError
+from ingestd.errors import DamagedError, IngestdError, TableError, TransientError
 from ingestd.positions import Lsn
 from ingestd.run.compared_parts import KEPT, Comparison
 from ingestd.run.table_verification import TableVerification, VerifySettings, together
@@ -166,7 +166,7 @@ class Verification:
                     if self._may_be_swept(table, comparison):
                         return self._unswept(table, comparison)
                 differences = () if comparison.is_equal else await one.named(comparison)
-            except TableError as error:
+            except (TableError, DamagedError) as error:
                 return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
             found = replace(_outcome(table, comparison), differences=differences)
             return replace(found, changes=one.digested.changes, note=note)

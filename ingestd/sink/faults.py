@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.errors import DamagedError, IngestdError, OperatorError, TransientError
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -72,8 +72,7 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     system = _OS_ERROR.search(text)
     number = int(system[1]) if system else getattr(error, "errno", None)
     if number in _REMEDIES:
-        cause, remedy = _REMEDIES[number]
-        return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
+        return _known(number, uri)
     answer = _ANSWER.search(text)
     told = ": ".join(filter(None, answer.groups())) if answer else text
     told = _FRAMES.sub("", _DECORATION.sub(" ", told))
@@ -88,7 +87,7 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     if number in _ERRNO_PASSES or passes:
         return TransientError(f"lake {uri}: {said}", reason="storage")
     if _DAMAGED.search(said):
-        return OperatorError(
+        return DamagedError(
             f"lake {uri}: a data file is damaged: {said}",
             remedy="put it back from a copy; or, of a raw table, remove the table's folder:"
             " `ingestd run` reads it anew",
@@ -102,6 +101,13 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
         f"lake {uri}: {said}",
         remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
     )
+
+
+def _known(number: int, uri: str) -> OperatorError:
+    cause, remedy = _REMEDIES[number]
+    if number == errno.ENOENT and uri.endswith(".parquet"):
+        return DamagedError(f"lake {uri}: {cause}", remedy=remedy)
+    return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
 
 
 @contextmanager

@@ -445,6 +445,29 @@ def test_a_locked_table_is_not_waited_for(
     assert code == 1
 
 
+@pytest.mark.parametrize("how", ["cut short", "gone"])
+def test_a_damaged_file_is_a_fault_of_its_table_alone(
+    database: Database, make_shop: Any, how: str
+) -> None:
+    for name in ("aa", "bb"):
+        database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY)", f"INSERT INTO {name} SELECT 1"
+        )
+    shop: Shop = make_shop(("public.aa", "public.bb"))
+    for path in (shop.lake / Layout("shop").raw(TableId("public", "aa"))).glob("*.parquet"):
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:100])
+    code, said = shop.verify("--json", "public.aa", "public.bb")
+    found = by_table(said)
+    assert found["public.bb"]["state"] == "equal"
+    assert found["public.aa"]["state"] == "not compared"
+    told = {"cut short": "a data file is damaged", "gone": "that was there is gone"}
+    assert told[how] in found["public.aa"]["fault"]["what"]
+    assert code == 1
+
+
 def test_what_was_compared_before_a_fault_is_told(
     database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
