@@ -1,0 +1,217 @@
+"""SIGHUP: the config is read anew, and only what differs is begun again; on a real server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ingestd.demo.comparison import await_caught_up
+from ingestd.schema import TableId
+from tests.harness.compare import (
+    assert_change_log_is_sound,
+    assert_lake_equals_source,
+    epochs,
+    registry,
+)
+from tests.harness.config import wal_config
+from tests.harness.waiting import await_until
+from tests.harness.workload import Workload
+from tests.integration.test_pause import done
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 90
+T, U = TableId("public", "t"), TableId("public", "u")
+
+
+def section(database: Database, name: str, tables: str, **more: str) -> str:
+    """TOML of one source more."""
+    lines = [
+        f"[sources.{name}]",
+        'kind = "wal"',
+        f'dsn = "{database.dsn}"',
+        f"tables = [{tables}]",
+        f'slot = "{database.name}_{name}"',
+        f'publication = "{database.name}_{name}"',
+        *(f"{key} = {value}" for key, value in more.items()),
+    ]
+    return "\n".join(lines)
+
+
+def config(database: Database, lake: Path, *, max_delay: str = "100ms", **sources: str) -> str:
+    """TOML of sources by name, with their `tables`."""
+    sections = [section(database, name, tables) for name, tables in sources.items()]
+    rim = f'[lake]\nuri = "{lake}"\n[epoch]\nmax_delay = "{max_delay}"\n'
+    return rim + "\n".join(sections)
+
+
+def reload(daemon: Daemon, text: str | None = None, event: str = "config.reloaded") -> Any:
+    """Have it read this config; gives what it logs of that."""
+    if text is not None:
+        daemon.write_config(text)
+    before = len(daemon.events(event))
+    daemon.sighup()
+    await_until(lambda: len(daemon.events(event)) > before, LIMIT_S, daemon.tail)
+    return daemon.events(event)[-1]
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    status = daemon.status() or {"sources": {}}
+    return {name: source["state"] for name, source in status["sources"].items()}
+
+
+def await_states(daemon: Daemon, **wanted: str) -> None:
+    await_until(lambda: states(daemon) == wanted, LIMIT_S, daemon.tail)
+
+
+def began(daemon: Daemon, source: str) -> int:
+    """How often a source's pipeline got as far as its tables."""
+    return sum(e["source"] == source for e in daemon.events("source.discovered"))
+
+
+@pytest.fixture
+def tables(database: Database) -> Database:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT n FROM generate_series(1, 10) n",
+        "INSERT INTO u SELECT n FROM generate_series(1, 10) n",
+    )
+    return database
+
+
+def test_isolated_only_sources_that_differ_are_begun_again(
+    tables: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    daemon = make_daemon(config(tables, lake, shop='"public.t"', other='"public.u"'))
+    daemon.start_ready(LIMIT_S)
+    told = reload(daemon)
+    assert (told["added"], told["removed"], told["changed"]) == ([], [], [])
+
+    wider = config(tables, lake, shop='"public.t", "public.u"', other='"public.u"')
+    assert reload(daemon, wider)["changed"] == ["shop"]
+    await_until(lambda: is_live(lake, "shop", "public.u"), LIMIT_S, daemon.tail)
+    daemon.await_ready(LIMIT_S)
+    assert (began(daemon, "shop"), began(daemon, "other")) == (2, 1)
+
+    told = reload(daemon, config(tables, lake, shop='"public.t", "public.u"'))
+    assert (told["removed"], told["changed"]) == (["other"], [])
+    await_states(daemon, shop="streaming")
+    [removed] = daemon.events("source.removed")
+    assert removed["source"] == "other"
+    _, metrics = daemon.get("/metrics") or (0, "")
+    assert 'source="other"' not in metrics
+    tables.execute("INSERT INTO t VALUES (11)", "INSERT INTO u VALUES (11)")
+
+    told = reload(daemon, wider)
+    assert (told["added"], told["changed"]) == (["other"], []), "the memory is again as it was"
+    await_states(daemon, shop="streaming", other="streaming")
+    assert_lake_equals_source(tables, lake, "shop", slot=f"{tables.name}_shop")
+    assert_lake_equals_source(tables, lake, "other", [U], slot=f"{tables.name}_other")
+    # Three share what two had: those begin again, with less memory (I9).
+    third = config(tables, lake, shop='"public.t", "public.u"', other='"public.u"', more='"*.t"')
+    told = reload(daemon, third)
+    assert (told["added"], sorted(told["changed"])) == (["more"], ["other", "shop"])
+    await_states(daemon, shop="streaming", other="streaming", more="streaming")
+    assert daemon.sigterm() == 0
+
+
+def is_live(lake: Path, source: str, table: str) -> bool:
+    return any(row["table"] == table and row["state"] == "live" for row in registry(lake, source))
+
+
+def test_a_config_that_can_not_be_used_changes_nothing_and_the_log_says_why(
+    tables: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    text = config(tables, lake, shop='"public.t"')
+    daemon = make_daemon(text)
+    daemon.start_ready(LIMIT_S)
+    refused = reload(daemon, text.replace("max_delay", "max_dealy"), "config.refused")
+    assert len(refused["problems"]) == 1
+    assert refused["problems"][0].startswith("epoch.max_dealy: ")
+    assert "max_delay" in refused["problems"][0]
+    assert reload(daemon, "[lake", "config.refused")["problems"]
+
+    fixed = text.replace("[epoch]", '[limits]\nmemory = "256MB"\n[epoch]')
+    fixed = fixed.replace(str(lake), f"{lake}2")
+    reload(daemon, fixed)
+    assert began(daemon, "shop") == 1
+    [told] = daemon.events("config.needs_restart")
+    assert told["keys"] == ["lake.uri", "limits.memory"]
+    tables.execute("INSERT INTO t VALUES (11)")
+    assert_lake_equals_source(tables, lake, tables=[T], slot=f"{tables.name}_shop")
+
+
+def test_the_log_is_as_the_new_config_says(
+    tables: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    text = config(tables, lake, shop='"public.t"')
+    daemon = make_daemon(text)
+    daemon.start_ready(LIMIT_S)
+    daemon.write_config(config(tables, lake, shop='"public.t"', other='"public.u"'))
+    quiet = daemon.config_path.read_text().replace("[log]", '[log]\nlevel = "error"')
+    daemon.config_path.write_text(quiet)
+    daemon.sighup()
+    await_states(daemon, shop="streaming", other="streaming")
+    assert began(daemon, "other") == 0, "what is no error is not logged any more"
+
+
+def test_a_pause_that_was_set_in_the_lake_is_noticed(
+    tables: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    daemon = make_daemon(config(tables, lake, shop='"public.t"'))
+    daemon.start_ready(LIMIT_S)
+    (lake / "shop" / "_paused").write_text("by hand\n")
+    reload(daemon)
+    await_states(daemon, shop="paused")
+    (lake / "shop" / "_paused").unlink()
+    reload(daemon)
+    await_states(daemon, shop="streaming")
+
+
+def await_more_epochs(daemon: Daemon, lake: Path) -> None:
+    was = len(epochs(lake))
+    await_until(lambda: len(epochs(lake)) > was + 2, LIMIT_S, daemon.tail)
+
+
+def await_more_written(writing: Workload) -> None:
+    was = writing.committed
+    await_until(lambda: writing.committed > was + 50, LIMIT_S)
+
+
+@pytest.mark.parametrize("turns", [2, pytest.param(12, marks=pytest.mark.long)])
+def test_exactly_once_under_reloads_and_pauses(
+    workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, turns: int
+) -> None:
+    def text(max_delay: str) -> str:
+        names = f'slot = "{workload_database.name}"\npublication = "{workload_database.name}"\n'
+        return wal_config(
+            lake=lake, dsn=workload_database.dsn, max_delay=max_delay, source_extra=names
+        )
+
+    daemon = make_daemon(text("20ms"))
+    daemon.start()
+    with Workload(workload_database.dsn, seed=seed, transactions=10**6, pause_s=0.005) as writing:
+        for turn in range(turns):
+            await_more_epochs(daemon, lake)
+            assert reload(daemon, text(f"{21 + turn}ms"))["changed"] == ["shop"]
+            done(daemon, "pause", "shop")
+            was = len(epochs(lake))
+            await_more_written(writing)
+            assert len(epochs(lake)) == was, "a paused source delivers nothing"
+            if turn % 2:
+                daemon.sigkill()
+                daemon.start()
+            await_states(daemon, shop="paused")
+            done(daemon, "resume", "shop")
+        assert writing.committed
+    with workload_database.connect() as connection:
+        await_caught_up(connection, workload_database.name, LIMIT_S)
+    assert_lake_equals_source(workload_database, lake, slot=workload_database.name)
+    assert_change_log_is_sound(workload_database, lake)

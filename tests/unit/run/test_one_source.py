@@ -1,0 +1,217 @@
+"""A source's life: delivering, paused, going on, in whatever order it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from ingestd.errors import OperatorError, TransientError
+from ingestd.fakes.pause import FakePauseMark
+from ingestd.observe.status import SourceState
+from ingestd.run.one_source import OneSource, Supervised
+from ingestd.run.supervisor import Supervisor
+from ingestd.schema import TableId
+from tests.unit.run.fixtures import LIMIT_S, until, watch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ingestd.run.pipeline import Pipeline
+    from ingestd.run.watch import Watch
+
+SINCE = datetime(2026, 11, 22, 12, tzinfo=UTC)
+FULL = OperatorError("lake ./lake: the disk is full", remedy="free space there")
+
+
+class Told:
+    """What a source does: pipelines that run until they are stopped, and what runs paused."""
+
+    def __init__(self) -> None:
+        self.mark = FakePauseMark()
+        self.watch: Watch = watch()
+        self.delivering = 0
+        self.attempts = 0
+        self.holding = 0
+        self.source = Supervised(
+            lambda: cast("Pipeline", self),
+            self.watch,
+            mark=self.mark,
+            make_paused=lambda: Held(self),
+        )
+        self.one = OneSource(self.source, jitter=lambda: 0.0, now=lambda: SINCE)
+
+    @property
+    def state(self) -> SourceState:
+        return self.watch._status.state
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """A pipeline's."""
+        assert self.holding == 0
+        self.attempts += 1
+        self.delivering += 1
+        self.watch.enter(SourceState.STREAMING)
+        await stop.wait()
+        await asyncio.sleep(0)  # it finishes its epoch
+        self.delivering -= 1
+
+
+class Held:
+    """What runs while it is paused."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    async def run(self) -> None:
+        assert self._told.delivering == 0, "nothing is held before the pipeline has ended"
+        self._told.holding += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._told.holding -= 1
+
+
+@asynccontextmanager
+async def running(told: Told) -> AsyncIterator[None]:
+    task = asyncio.create_task(told.one.run())
+    try:
+        yield
+    finally:
+        told.one.end()
+        async with asyncio.timeout(LIMIT_S):
+            await task
+    assert told.state is SourceState.CLOSED
+    assert (told.delivering, told.holding) == (0, 0)
+
+
+async def test_a_pause_ends_the_pipeline_and_a_resume_begins_another() -> None:
+    told = Told()
+    async with running(told):
+        await until(lambda: told.delivering == 1)
+        assert await told.one.pause() == SINCE
+        await until(lambda: told.holding == 1)
+        assert (told.state, told.watch._status.since) == (SourceState.PAUSED, SINCE)
+        assert await told.one.resume()
+        await until(lambda: told.delivering == 1)
+        assert told.attempts == 2
+        assert not await told.one.resume()
+        await asyncio.sleep(0)
+        assert told.attempts == 2, "what was not paused is left alone"
+
+
+async def test_a_source_that_was_paused_before_delivers_nothing() -> None:
+    told = Told()
+    told.mark.at = SINCE
+    async with running(told):
+        await until(lambda: told.holding == 1)
+    assert told.attempts == 0
+
+
+async def test_the_last_of_many_commands_holds() -> None:
+    told = Told()
+    async with running(told):
+        for number in range(20):
+            await (told.one.pause() if number % 2 else told.one.resume())
+            for _ in range(number):
+                await asyncio.sleep(0)
+        await until(lambda: told.holding == 1)
+        for number in range(21):
+            await (told.one.pause() if number % 2 else told.one.resume())
+        await until(lambda: told.delivering == 1)
+
+
+async def test_twice_is_as_once_and_is_logged_once() -> None:
+    told = Told()
+    with capture_logs() as logged:
+        async with running(told):
+            await told.one.pause()
+            await until(lambda: told.holding == 1)
+            assert await told.one.pause() == SINCE
+            await until(lambda: told.holding == 1)
+    assert [e["event"] for e in logged].count("source.paused") == 1
+
+
+async def test_a_pause_that_can_not_be_kept_is_refused_and_changes_nothing() -> None:
+    told = Told()
+    async with running(told):
+        await until(lambda: told.delivering == 1)
+        told.mark.error = FULL
+        with pytest.raises(OperatorError, match="the disk is full"):
+            await told.one.pause()
+        told.mark.error = None
+        assert (told.delivering, told.attempts) == (1, 1)
+
+
+async def test_nothing_is_delivered_before_it_is_known_whether_it_is_paused() -> None:
+    told = Told()
+    told.mark.error = TransientError("lake s3://x: slow down", reason="storage")
+    async with running(told):
+        await until(lambda: told.state is SourceState.BACKING_OFF)
+        assert told.attempts == 0
+        told.mark.error = None
+        await until(lambda: told.delivering == 1)
+
+
+async def test_a_pause_takes_a_source_out_of_its_wait_after_a_fault() -> None:
+    told = Told()
+    told.mark.error = FULL  # tried again after a minute
+    async with running(told):
+        await until(lambda: told.state is SourceState.STOPPED)
+        told.mark.error = None
+        await told.one.pause()
+        await until(lambda: told.holding == 1)
+        assert told.watch._status.reason is None
+
+
+async def test_a_look_takes_notice_of_what_somebody_else_did() -> None:
+    told = Told()
+    async with running(told):
+        await until(lambda: told.delivering == 1)
+        await told.one.look()
+        told.mark.at = SINCE
+        await told.one.look()
+        await until(lambda: told.holding == 1)
+        told.mark.at = None
+        await told.one.look()
+        await until(lambda: told.delivering == 1)
+    assert told.attempts == 2
+
+
+async def test_a_paused_source_takes_no_snapshots_and_says_what_to_do() -> None:
+    told, stop = Told(), asyncio.Event()
+    told.mark.at = SINCE
+    supervisor = Supervisor({"shop": told.source})
+    task = asyncio.create_task(supervisor.run(stop))
+    await until(lambda: told.holding == 1)
+    for ask in (supervisor.request_snapshot, supervisor.cancel_snapshot):
+        with pytest.raises(OperatorError, match="shop is paused since 2026-11-22 12:00:00") as said:
+            ask("shop", [TableId("public", "t")])
+        assert said.value.remedy == "ingestd resume shop"
+    stop.set()
+    async with asyncio.timeout(LIMIT_S):
+        await task
+
+
+async def test_one_source_is_ended_and_begun_while_others_go_on() -> None:
+    shop, other, stop = Told(), Told(), asyncio.Event()
+    supervisor = Supervisor({"shop": shop.source, "other": other.source})
+    task = asyncio.create_task(supervisor.run(stop))
+    await until(lambda: shop.delivering == other.delivering == 1)
+    async with asyncio.timeout(LIMIT_S):
+        await supervisor.end("shop")
+    assert (shop.delivering, shop.state) == (0, SourceState.CLOSED)
+    with pytest.raises(TransientError, match="source shop is not there"):
+        await supervisor.pause("shop")
+    again = Told()
+    supervisor.begin("shop", again.source)
+    await until(lambda: again.delivering == 1)
+    assert (other.delivering, other.attempts) == (1, 1)
+    stop.set()
+    async with asyncio.timeout(LIMIT_S):
+        await task
+    supervisor.begin("late", shop.source)
+    assert shop.attempts == 1, "nothing begins while all stop"
