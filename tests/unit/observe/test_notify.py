@@ -170,7 +170,55 @@ async def test_a_manager_that_does_not_listen_is_told_of_once_and_ends_nothing(
     assert [log["event"] for log in logs] == ["service_manager.unreachable"]
 
 
+async def test_a_reload_is_told_from_its_beginning_to_its_end(address: str) -> None:
+    with closing(listening(address)) as manager:
+        async with telling_service_manager(
+            Readiness(), Redactor(), asyncio.Event(), environment={"NOTIFY_SOCKET": address}
+        ) as reloads:
+            await heard_until(manager, "READY=1")
+            reloads.began()
+            told = await heard_until(manager, "RELOADING=1")
+            [time] = [word for word in told if word.startswith("MONOTONIC_USEC=")]
+            assert int(time.partition("=")[2]) > 0
+            reloads.ended()
+            await heard_until(manager, "READY=1")
+
+
+async def rest(manager: socket.socket) -> list[str]:
+    """What waits to be heard: nothing, if it was all in one message."""
+    manager.settimeout(0.0)
+    found: list[str] = []
+    with suppress(BlockingIOError):
+        found = await heard(manager)
+    manager.settimeout(LIMIT_S)
+    return found
+
+
+async def test_a_service_that_has_not_started_is_not_told_to_be_ready_by_a_reload(
+    address: str,
+) -> None:
+    readiness = Readiness("source shop is starting")
+    with closing(listening(address)) as manager:
+        async with telling_service_manager(
+            readiness, Redactor(), asyncio.Event(), environment={"NOTIFY_SOCKET": address}
+        ) as reloads:
+            await heard(manager)
+            reloads.began()
+            reloads.ended()
+            assert await rest(manager) == []
+
+
+def test_a_paused_source_is_named_and_is_no_fault() -> None:
+    paused = ["source shop is paused since 2026-01-02 03:04:05 UTC"]
+    telling = Telling(Readiness(), Redactor(), began=0.0, paused=lambda: paused)
+    assert telling.due(0.0, stopping=False) == ["READY=1", f"STATUS=ready; {paused[0]}"]
+
+
 async def test_without_a_manager_nothing_is_done() -> None:
     before = asyncio.all_tasks()
-    async with telling_service_manager(Readiness(), Redactor(), asyncio.Event(), environment={}):
+    async with telling_service_manager(
+        Readiness(), Redactor(), asyncio.Event(), environment={}
+    ) as reloads:
         assert asyncio.all_tasks() == before
+        reloads.began()
+        reloads.ended()
