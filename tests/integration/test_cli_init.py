@@ -216,22 +216,47 @@ def test_what_is_wrong_is_told(
     assert "hunter2" not in done.output
 
 
-def test_a_password_is_asked_for_where_the_server_wants_one(
+def test_a_password_is_asked_for_and_a_server_as_it_is_installed_is_polled(
     tmp_path: Path, postgres_bindir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGPASSWORD", "")
+    settings = {"wal_level": "replica", "fsync": "off"}
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
-        data = Path(folder) / "data"
-        with PostgresServer(data, bindir=postgres_bindir, password="hunter2") as server:
-            dsn = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
-            done = CliRunner().invoke(
-                cli.app, ["init"], input=f"{dsn}\nhunter2\nmine\n\n\n", env={"PGPASSWORD": ""}
-            )
-            assert done.exit_code == 0, done.output
-            assert "hunter2" not in done.output
-            assert "hunter2" in (tmp_path / "mine.dsn").read_text()
-            assert check(tmp_path / "ingestd.toml").exit_code == 0
-            done = CliRunner().invoke(cli.app, ["init", "other", "--yes", "--force", "--dsn", dsn])
-            assert done.exit_code == 1
-            assert "no password supplied" in done.stderr
-        server.remove()
+        server = PostgresServer(
+            Path(folder) / "data", bindir=postgres_bindir, settings=settings, password="hunter2"
+        )
+        try:
+            with server:
+                dsn = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
+                with server.connect() as connection:
+                    connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+                told = CliRunner().invoke(cli.app, ["init"], input=f"{dsn}\nhunter2\nmine\n\n\n")
+                checked = check(tmp_path / "ingestd.toml")
+                given = ["init", "other", "--yes", "--force", "--dsn", dsn]
+                refused = CliRunner().invoke(cli.app, given)
+        finally:
+            server.remove()
+    assert told.exit_code == 0, told.output
+    assert "hunter2" not in told.output
+    assert "hunter2" in (tmp_path / "mine.dsn").read_text()
+    assert "server: wal_level is 'replica'" in told.stdout
+    assert "remedy: ALTER SYSTEM SET wal_level = 'logical'; then restart" in told.stdout
+    text = (tmp_path / "ingestd.toml").read_text()
+    assert 'kind = "polling"' in text
+    assert '# not kind = "wal", because: server: wal_level is' in text
+    assert checked.exit_code == 0, checked.output
+    assert refused.exit_code == 1
+    assert "no password supplied" in refused.stderr
+
+
+def test_an_empty_database_gets_a_config_for_tables_to_come(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = init(database, database.name, "--yes")
+    assert done.exit_code == 0, done.output
+    assert '"public.*"' in (tmp_path / "ingestd.toml").read_text()
+    checked = check(tmp_path / "ingestd.toml")
+    assert checked.exit_code == 0, checked.output
+    assert "no table matches 'public.*' yet" in checked.stdout
