@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from docs_site import configuration, errors, events, metrics
+from docs_site import commands, configuration, errors, events, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reference"
 PAGES: Mapping[str, Callable[[], str]] = {
+    "commands.md": commands.page,
     "configuration.md": configuration.page,
     "metrics.md": metrics.page,
     "events.md": partial(events.page, ROOT / "ingestd", ROOT / "spark_jobs"),
