@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from ingestd import cli
 from ingestd.demo.comparison import await_caught_up
 from ingestd.schema import TableId
+from ingestd.sink.epochs import SCHEMA as EPOCHS
 from ingestd.sink.read import read_raw
 from tests.harness.config import wal_config
+from tests.harness.object_store import ObjectStoreServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 120.0
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TABLE = TableId("public", "orders")
 MASKS = """
 [sources.shop.table."public.orders"]
@@ -150,6 +155,32 @@ def test_the_last_epochs_are_told_with_and_without_a_daemon(shop: Database, daem
     ]
     assert len(lines) == len(running) + 1
     assert max(map(len, lines)) <= 80
+
+
+def test_a_lake_in_an_object_store_is_looked_into(tmp_path: Path) -> None:
+    with ObjectStoreServer() as server:
+        row: dict[str, Any] = {
+            "epoch": 1,
+            "first_lsn": 1,
+            "end_lsn": 2,
+            "transactions": 1,
+            "rows": 3,
+            "bytes": 4,
+        }
+        row |= {"last_commit_ts": NOW, "committed_at": NOW, "tables": []}
+        rows = pa.Table.from_pylist([row, {**row, "epoch": 2, "end_lsn": 1 << 33}], EPOCHS)
+        uri = f"{server.uri}/shop/_epochs"
+        write_deltalake(uri, rows, storage_options=server.options)
+        text = wal_config(lake=server.uri, dsn="dbname=x", extra=server.config)
+        path = tmp_path / "s3.toml"
+        path.write_text(text)
+        done = CliRunner().invoke(cli.app, ["epochs", "shop", "-c", str(path), "--json"])
+        missing = CliRunner().invoke(cli.app, ["peek", "shop", "public.a", "-c", str(path)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["epochs"]
+    assert [(e["epoch"], e["end_lsn"]) for e in found] == [(2, "2/0"), (1, "0/2")]
+    assert missing.exit_code == 1
+    assert "has no changes of source shop yet" in missing.stderr
 
 
 def test_names_that_are_not_there_are_2(daemon: Daemon) -> None:
