@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ingestd.redaction import Redactor
 
 _CLOSE_WITHIN_S = 1.0
+_HANDSHAKE_S = 5.0
+MAX_CONNECTIONS = 128
+"""Above, the oldest ends: who holds many open must not leave the daemon without files to open."""
 _TELL_EVERY_S = 60.0
 """How often requests that are not HTTP are logged: whoever reaches the port could fill a disk."""
 
@@ -71,6 +74,7 @@ class HttpServer:
         self._commands = SnapshotCommands(control, status.sources, redactor, is_open=is_open)
         self._feed = EventsFeed(status, redactor)
         self._feeding: asyncio.Task[None] | None = None
+        self._listener: asyncio.Server | None = None
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
@@ -96,22 +100,22 @@ class HttpServer:
     @property
     def address(self) -> Address:
         """Where it listens: the real port where the config said 0."""
-        if not self._runner.addresses:
+        if self._listener is None or not self._listener.sockets:
             return self._listen
-        host, port = self._runner.addresses[0][:2]
+        host, port = self._listener.sockets[0].getsockname()[:2]
         return Address(host, port)
 
     async def __aenter__(self) -> Self:
         """Begin to listen."""
         await self._runner.setup()
-        site = web.TCPSite(
-            self._runner,
-            self._listen.host,
-            self._listen.port,
-            ssl_context=self._protection.tls,
-        )
         try:
-            await site.start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._accept,
+                self._listen.host,
+                self._listen.port,
+                ssl=self._protection.tls,
+                ssl_handshake_timeout=_HANDSHAKE_S if self._protection.tls else None,
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise _cannot_listen(self._listen, error) from error
@@ -124,7 +128,18 @@ class HttpServer:
         self._feed.close()
         if self._feeding is not None:
             self._feeding.cancel()
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        """Take a connection; end the oldest if there are too many."""
+        server = self._runner.server
+        assert server is not None
+        for oldest in server.connections[: 1 - MAX_CONNECTIONS]:
+            if oldest.transport is not None:
+                oldest.transport.abort()
+        return server()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -172,7 +187,8 @@ class HttpServer:
     @property
     def _listening(self) -> list[str]:
         """The hosts that it listens on."""
-        return [str(address[0]) for address in self._runner.addresses]
+        sockets = () if self._listener is None else self._listener.sockets
+        return [str(socket.getsockname()[0]) for socket in sockets]
 
 
 class _BadRequests(logging.Filter):

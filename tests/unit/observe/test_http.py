@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -17,7 +18,7 @@ import structlog
 from ingestd.config import LogSettings
 from ingestd.errors import OperatorError
 from ingestd.observe.client import fetch_status
-from ingestd.observe.http import HttpServer
+from ingestd.observe.http import MAX_CONNECTIONS, HttpServer
 from ingestd.observe.logs import configure
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
@@ -134,6 +135,22 @@ def test_no_daemon_is_no_status() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     assert fetch_status(Address("127.0.0.1", port)) is None
+
+
+async def test_who_holds_many_connections_keeps_nobody_out(server: HttpServer) -> None:
+    address = server.address
+    held = []
+    for number in range(3 * MAX_CONNECTIONS):
+        held.append(await asyncio.open_connection(address.host, address.port))
+        if number % 2:
+            held[-1][1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+    assert (await get(server, "/healthz"))[0] == 200
+    for reader, _ in held[:MAX_CONNECTIONS]:  # the oldest were ended
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert not held[-1][0].at_eof()
+    for _, writer in held:
+        writer.close()
 
 
 @pytest.fixture
