@@ -47,7 +47,10 @@ class Shown:
         self._is_ready: bool | None = None
 
     def update(self, status: DaemonStatus, history: History, now: datetime) -> dict[str, Any]:
-        """Give what is new, for JSON: ``sources`` has those only that have something new."""
+        """Give what is new, for JSON: ``sources`` has those only that have something new.
+
+        ``removed``: those that are gone.
+        """
         found: dict[str, Any] = {}
         is_ready, _ = ready(status)
         if self._is_ready is None:
@@ -62,6 +65,10 @@ class Shown:
                 sources[self._redacted.text(name)] = new
         if sources:
             found["sources"] = sources
+        if removed := self._sources.keys() - status.sources.keys():
+            found["removed"] = [self._redacted.text(name) for name in sorted(removed)]
+            for name in removed:
+                del self._sources[name]
         return {"now": round(now.timestamp() * 1000), **found} if found else {}
 
 

@@ -140,6 +140,28 @@ def test_what_happens_is_shown_as_it_happens(page: Page, served: PageServer) -> 
     expect(orders).to_have_count(0)
 
 
+def test_a_source_that_is_paused_and_one_that_goes_are_shown(
+    page: Page, served: PageServer
+) -> None:
+    shop = served.status.sources["shop"]
+    [other] = [name for name in served.status.sources if name != "shop"]
+    page.goto(served.url)
+    lag = Lag(Lsn(2_000_000), Lsn(0), 2_000_000, 3_000_000, None)
+
+    def pause() -> None:
+        shop.pause(datetime.now(UTC))
+        shop.measured(lag, None, datetime.now(UTC))
+
+    served.do(pause)
+    status = page.get_by_role("status").first
+    expect(status).to_have_text("The other source delivers every table; shop: paused")
+    expect(source(page)).to_contain_text("3 MB of WAL are kept for it")
+    expect(source(page)).to_contain_text("Resume it with: ingestd resume shop")
+    served.do(lambda: served.status.sources.pop(other))
+    expect(source(page, other)).to_have_count(0)
+    expect(status).to_have_text("shop: paused")
+
+
 def test_figures_are_not_read_aloud(page: Page, served: PageServer) -> None:
     shop = served.status.sources["shop"]
     page.goto(served.url)

@@ -10,9 +10,10 @@ export class Model {
   }
 
   /** Take a `state` or a `change`. */
-  take({ now, sources, ...about }) {
+  take({ now, sources, removed = [], ...about }) {
     if (now) this.now = now;
     Object.assign(this.about, about);
+    for (const name of removed) this.sources.delete(name);
     for (const [name, told] of Object.entries(sources ?? {})) {
       if (!this.sources.has(name)) this.sources.set(name, new Source(name));
       this.sources.get(name).take(told);

@@ -81,6 +81,9 @@ function due() {
 function draw() {
   if (document.body.dataset.connection === "out") return;
   if (lostAt === null || model.now) summary.draw(told(), allProblems(model));
+  for (const name of views.keys()) {
+    if (!model.sources.has(name)) views.delete(name);
+  }
   for (const [name, source] of model.sources) {
     let view = views.get(name);
     if (view?.source !== source) {
@@ -109,7 +112,9 @@ function taken(view, source) {
 function drawNav() {
   setHidden(nav, model.sources.size < 2);
   if (nav.hidden) return;
-  if (nav.children.length !== model.sources.size) {
+  const names = [...model.sources.keys()].join("\n");
+  if (nav.dataset.names !== names) {
+    nav.dataset.names = names;
     const link = (name) => el("a", { href: `#source-${encodeURIComponent(name)}` }, el("span"), ` ${name}`);
     setChildren(nav, [...model.sources.keys()].map(link));
   }

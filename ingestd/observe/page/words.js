@@ -80,8 +80,11 @@ export function describe(source, now) {
       return made("warn", "Trying again", `${facts.reason ?? "A fault"}. It is tried again by itself.`);
     case "stopped":
       return made("stop", "Stopped", `${facts.reason ?? "A fault"}. It is tried again every minute.`);
-    case "paused":
-      return made("off", "Paused", `Resume it with: ingestd resume ${source.name}`);
+    case "paused": {
+      const kept = facts.retained_bytes == null ? "" : `; ${bytes(facts.retained_bytes)} of WAL are kept for it`;
+      const what = `Somebody paused it ${since(facts.since, now)} ago${kept}.`;
+      return made("off", "Paused", `${what} Resume it with: ingestd resume ${source.name}`);
+    }
     case "closed":
       return made("off", "Closed", "The daemon is ending.");
     default:
@@ -150,6 +153,12 @@ export function overall(model, found) {
   if (!sources.length) return { level: "stop", text: "There are no sources in the config" };
   const told = sources.map((source) => ({ name: source.name, ...describe(source, model.now) }));
   const level = worst([...told, ...found].map((t) => t.level));
+  const paused = sources.filter((source) => source.facts.state === "paused").map(({ name }) => name);
+  if (level === "ok" && paused.length) {
+    const rest = sources.length - paused.length;
+    const those = rest === 1 ? "The other source delivers" : `The other ${rest} sources deliver`;
+    return { level, text: `${those} every table; ${paused.join(", ")}: paused` };
+  }
   const all = sources.length === 1 ? `${sources[0].name} delivers` : `All ${sources.length} sources deliver`;
   const these = told.filter((t) => t.level === level).map((t) => `${t.name}: ${t.word.toLowerCase()}`);
   const urgent = found.filter((problem) => problem.level === "stop").length;

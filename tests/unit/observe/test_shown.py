@@ -46,6 +46,16 @@ def commit(source: SourceStatus, table: str, rows: int = 1) -> None:
     )
 
 
+def test_a_source_that_goes_is_told_once_and_may_come_back() -> None:
+    told = Told()
+    told.update()
+    del told.status.sources["shop"]
+    assert told.update()["removed"] == ["shop"]
+    assert told.update() == {}
+    told.status.sources["shop"] = SourceStatus("shop", T0)
+    assert told.update()["sources"]["shop"]["state"] == "starting"
+
+
 def test_the_first_update_is_all_there_is_and_the_next_is_nothing() -> None:
     told = Told()
     told.shop.table("public.orders", TableState.LIVE, T0)
