@@ -96,6 +96,9 @@ class Watch:
         if self._status.state is SourceState.PAUSED:
             return
         self._status.pause(since)
+        for table in self._status.tables.values():  # what was being read goes on after the pause
+            table.snapshot = None
+            self._metrics.no_snapshot(self.source, table.table)
         self._metrics.source_state(self.source, SourceState.PAUSED)
         self._not_connected()
         self._is_measured = True

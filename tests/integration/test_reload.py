@@ -197,7 +197,10 @@ def test_exactly_once_under_reloads_and_pauses(
 
     daemon = make_daemon(text("20ms"))
     daemon.start()
-    with Workload(workload_database.dsn, seed=seed, transactions=10**6, pause_s=0.005) as writing:
+    workload = Workload(
+        workload_database.dsn, seed=seed, transactions=10**6, limit_s=900, pause_s=0.005
+    )
+    with workload as writing:
         for turn in range(turns):
             await_more_epochs(daemon, lake)
             assert reload(daemon, text(f"{21 + turn}ms"))["changed"] == ["shop"]
