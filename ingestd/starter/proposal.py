@@ -100,9 +100,9 @@ async def propose(
 ) -> Proposal:
     """Choose how to capture the tables of these patterns: the best way with nothing against it.
 
-    Of none such: polling, or the first of the `kind` that is asked for, with what stands against
-    it. Raises ConfigError for patterns that are none, or name a table that is not there;
-    OperatorError where nothing can be captured at all.
+    Of none such, the first of the `kind` that is asked for, with what stands against it. Raises
+    ConfigError for patterns that are none, or name a table that is not there; OperatorError where no
+    kind is asked for and none can be taken.
     """
     ways = WAYS
     if await _is_of_others(dsn, f"ingestd_{source}"):
