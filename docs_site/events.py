@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEANINGS: Mapping[str, str] = {
+    "config.failed": "A reload ended by an error that was not foreseen; some sources may not be begun"
+    " again. A fault of the program: please report it.",
     "config.needs_restart": "The config was read anew, and these `keys` differ; the old ones hold until"
     " the daemon is started anew.",
     "config.pause_unknown": "After a reload it could not be seen in the lake whether a source is"

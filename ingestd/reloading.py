@@ -115,9 +115,22 @@ class Reloading:
             asked.clear()
             self.began()
             try:
-                await self.reload()
+                error = await self._tried()
             finally:
                 self.ended()
+            if error is not None:
+                structlog.get_logger("ingestd").error(
+                    "config.failed",
+                    remedy="start the daemon anew, and report this",
+                    exc_info=error,
+                )
+
+    async def _tried(self) -> Exception | None:
+        try:
+            await self.reload()
+        except Exception as error:  # noqa: BLE001 - the sources go on, and the next SIGHUP counts
+            return error
+        return None
 
     async def reload(self) -> None:
         """Do what is told above; faults are logged."""

@@ -148,6 +148,30 @@ async def test_a_refused_file_changes_nothing(load: Load) -> None:
     assert refused["problems"] == ["epoch.max_dealy: unknown key", "lake.uri: is empty"]
 
 
+async def test_a_fault_of_a_reload_is_told_and_the_next_one_counts(load: Load) -> None:
+    was, begun = load(TWO), Begun()
+    told: list[int] = []
+
+    def wanted() -> Config:
+        if not told[1:]:
+            raise ZeroDivisionError
+        return was
+
+    reloading = Reloading(
+        was, wanted, begun, Supervisor({}), lambda: told.append(1), lambda: told.append(2)
+    )
+    asked = asyncio.Event()
+    with capture_logs() as logged:
+        running = asyncio.create_task(reloading.run(asked))
+        async with asyncio.timeout(10):
+            for count in (2, 4):
+                asked.set()
+                while len(told) < count:  # noqa: ASYNC110 - it is told by a list
+                    await asyncio.sleep(0.001)
+        running.cancel()
+    assert [e["event"] for e in logged] == ["config.failed", "config.reloaded"]
+
+
 async def test_a_source_that_comes_begins_after_one_that_goes(load: Load) -> None:
     begun = Begun()
     supervisor = Supervisor({})
