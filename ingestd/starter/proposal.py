@@ -101,8 +101,8 @@ async def propose(
     """Choose how to capture the tables of these patterns: the best way with nothing against it.
 
     Of none such, the first of the `kind` that is asked for, with what stands against it. Raises
-    ConfigError for patterns that are none, or name a table that is not there; OperatorError where no
-    kind is asked for and none can be taken.
+    ConfigError for patterns that are none, or name a table that is not there; OperatorError where
+    no kind is asked for and none can be taken.
     """
     ways = WAYS
     if await _is_of_others(dsn, f"ingestd_{source}"):
