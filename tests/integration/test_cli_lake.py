@@ -155,6 +155,17 @@ def test_the_last_epochs_are_told_with_and_without_a_daemon(shop: Database, daem
     ]
     assert len(lines) == len(running) + 1
     assert max(map(len, lines)) <= 80
+    # names that are not there
+    for words, said in (
+        (("peek", "shop", "public.ordres"), "did you mean public.orders?"),
+        (("peek", "shop", "orders"), "write it as schema.table"),
+        (("peek", "shpo", "public.orders"), "no such source; there is shop"),
+        (("epochs", "shpo"), "no such source; there is shop"),
+        (("epochs", "shop", "--limit", "0"), "--limit"),
+    ):
+        done = ask(daemon, *words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert said in done.stderr
 
 
 def test_a_lake_in_an_object_store_is_looked_into(tmp_path: Path) -> None:
@@ -181,16 +192,3 @@ def test_a_lake_in_an_object_store_is_looked_into(tmp_path: Path) -> None:
     assert [(e["epoch"], e["end_lsn"]) for e in found] == [(2, "2/0"), (1, "0/2")]
     assert missing.exit_code == 1
     assert "has no changes of source shop yet" in missing.stderr
-
-
-def test_names_that_are_not_there_are_2(daemon: Daemon) -> None:
-    for words, said in (
-        (("peek", "shop", "public.ordres"), "did you mean public.orders?"),
-        (("peek", "shop", "orders"), "write it as schema.table"),
-        (("peek", "shpo", "public.orders"), "no such source; there is shop"),
-        (("epochs", "shpo"), "no such source; there is shop"),
-        (("epochs", "shop", "--limit", "0"), "--limit"),
-    ):
-        done = ask(daemon, *words)
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert said in done.stderr
