@@ -28,15 +28,15 @@ LOOK_EVERY_S = 0.2
 class PauseCommand:
     """A source of the daemon at `address`; None: it serves nothing, if it runs.
 
-    `sources`: those that it must have to be the one meant. `mark`: what is changed where no daemon
-    answers; None where that can't be. `daemon`: the option that names it, for commands that are
-    proposed.
+    `sources`: those that it must have to be the one meant. `open_mark`: gives what is changed where
+    no daemon answers; None where that can't be. `daemon`: the option that names it, for commands
+    that are proposed.
     """
 
     address: Endpoint | None
     source: str
     sources: AbstractSet[str] | None
-    mark: PauseMark | None
+    open_mark: Callable[[], PauseMark] | None
     daemon: str
 
     def pause(self, limit_s: float) -> None:
@@ -48,7 +48,7 @@ class PauseCommand:
         if self._runs():
             self._pause_by_daemon(limit_s)
             return
-        since = asyncio.run(self._mark.put(datetime.now(UTC)))
+        since = asyncio.run(self._mark().put(datetime.now(UTC)))
         if self._runs():  # it has been started meanwhile, and may have looked before
             self._pause_by_daemon(limit_s)
             return
@@ -60,21 +60,20 @@ class PauseCommand:
         if self._runs():
             self._resume_by_daemon(limit_s)
             return
-        was_paused = asyncio.run(self._mark.clear())
+        was_paused = asyncio.run(self._mark().clear())
         if self._runs():
             self._resume_by_daemon(limit_s)
             return
         what = "resumed" if was_paused else "was not paused"
         typer.echo(f"source {self.source}: {what}; {self._nobody}")
 
-    @property
     def _mark(self) -> PauseMark:
-        if self.mark is None:
+        if self.open_mark is None:
             raise OperatorError(
                 f"no ingestd daemon answers on {self.address}",
                 remedy="say with --config where the lake is: it is kept there",
             )
-        return self.mark
+        return self.open_mark()
 
     @property
     def _nobody(self) -> str:

@@ -14,6 +14,7 @@ from ingestd.cli.running import daemon_address
 
 if TYPE_CHECKING:
     from ingestd.pause_command import PauseCommand
+    from ingestd.ports import PauseMark
 
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
@@ -67,9 +68,13 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     if config is None or url is not None:
         daemon = shlex.join(["--url", str(url)])
         return PauseCommand(daemon_address(config, url), source, None, None, daemon)
-    from ingestd.app import pause_mark  # noqa: PLC0415
-
     loaded = load(config)
-    mark = pause_mark(config, source)
+
+    def open_mark() -> PauseMark:
+        from ingestd.app import pause_mark  # noqa: PLC0415 - heavy, and a daemon does without
+
+        return pause_mark(config, source)
+
     address = None if loaded.http.listen is None else daemon_address(config, None)
-    return PauseCommand(address, source, set(loaded.sources), mark, shlex.join(["-c", str(config)]))
+    daemon = shlex.join(["-c", str(config)])
+    return PauseCommand(address, source, set(loaded.sources), open_mark, daemon)

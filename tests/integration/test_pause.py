@@ -134,7 +134,9 @@ def assert_told(daemon: Daemon, since: str) -> None:
     assert "ingestd resume shop" in done(daemon, "status")
 
 
-def test_a_pause_outlives_the_daemon(database: Database, daemon: Daemon, lake: Path) -> None:
+def test_a_pause_outlives_the_daemon_and_needs_none(
+    database: Database, daemon: Daemon, lake: Path
+) -> None:
     done(daemon, "pause", "shop")
     since = shown(daemon)["since"]
     database.execute("INSERT INTO t VALUES (1000, 'd')")
@@ -149,23 +151,11 @@ def test_a_pause_outlives_the_daemon(database: Database, daemon: Daemon, lake: P
     assert daemon.sigterm() == 0
     offline = json.loads(done(daemon, "status", "--json"))["sources"]["shop"]
     assert (offline["state"], offline["since"]) == ("paused", since)
+    assert "resumed; no daemon answers" in done(daemon, "resume", "shop")
+    assert "no daemon answers" in done(daemon, "pause", "shop")
     daemon.start()
     await_paused(daemon)
     done(daemon, "resume", "shop")
-    assert_lake_equals_source(database, lake, slot=database.name)
-
-
-def test_without_a_daemon_the_mark_in_the_lake_is_set(
-    database: Database, daemon: Daemon, lake: Path
-) -> None:
-    assert daemon.sigterm() == 0
-    assert "no daemon answers" in done(daemon, "pause", "shop")
-    database.execute("INSERT INTO t VALUES (1000, 'd')")
-    daemon.start()
-    await_paused(daemon)
-    assert daemon.sigterm() == 0
-    assert "resumed; no daemon answers" in done(daemon, "resume", "shop")
-    daemon.start_ready(LIMIT_S)
     assert_lake_equals_source(database, lake, slot=database.name)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.demo.comparison import await_caught_up
+from ingestd.demo.daemon import module_environment
 from ingestd.schema import TableId
 from tests.harness.compare import (
     assert_change_log_is_sound,
@@ -173,6 +178,28 @@ def test_a_pause_that_was_set_in_the_lake_is_noticed(
     (lake / "shop" / "_paused").unlink()
     reload(daemon)
     await_states(daemon, shop="streaming")
+
+
+def test_a_terminal_that_is_closed_ends_the_daemon(
+    tables: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """That sends SIGHUP too, and nobody left it running on purpose."""
+    daemon = make_daemon(config(tables, lake, shop='"public.t"'))
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ingestd", "run", "-c", daemon.config_path.name],
+        cwd=daemon.folder,
+        env=module_environment(),
+        preexec_fn=lambda: os.login_tty(slave),  # noqa: PLW1509 - it takes no lock
+    )
+    try:
+        os.close(slave)
+        await_until(lambda: states(daemon) == {"shop": "streaming"}, LIMIT_S)
+        os.close(master)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def await_more_epochs(daemon: Daemon, lake: Path) -> None:
