@@ -41,7 +41,12 @@ def print_epochs(document: Mapping[str, Any], console: Console | None = None) ->
         for epoch in document["epochs"]
     ]
     headings = ["epoch", "end_lsn", "txns", "rows", "size", "committed_at", "tables"]
-    Grid(headings, rows, {"epoch", "txns", "rows", "size"}).print(out)
+    grid = Grid(headings, rows, {"epoch", "txns", "rows", "size"})
+    if not out.is_terminal:
+        grid.print(out)
+        return
+    for line in grid.lines():  # what is too long is the names at the end: cut, not folded
+        out.print(Text(line), no_wrap=True, overflow="ellipsis")
 
 
 def _named(names: Sequence[str]) -> str:

@@ -35,11 +35,6 @@ class GivenDsn:
         return "GivenDsn()"
 
     @property
-    def database(self) -> str:
-        """The database it names, empty if it leaves that to libpq."""
-        return str(conninfo_to_dict(self.value).get("dbname") or "")
-
-    @property
     def is_reference(self) -> bool:
         """Whether the config can have it as it is given."""
         return self.text != self.value
