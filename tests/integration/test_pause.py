@@ -83,7 +83,8 @@ def daemon(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
         "CREATE TABLE t (id int PRIMARY KEY, note text)",
         "INSERT INTO t SELECT n, 'a' FROM generate_series(1, 100) n",
     )
-    made = make_daemon(config(database, lake))
+    section = '[sources.shop.table."public.t"]\nreference = "snapshot_plus_cdc"'
+    made = make_daemon(config(database, lake, extra=section))
     made.start_ready(LIMIT_S)
     assert_lake_equals_source(database, lake, slot=database.name)
     return made
@@ -111,6 +112,7 @@ def test_exactly_once_a_source_goes_on_where_it_was_paused(
     done(daemon, "resume", "shop")
     assert_lake_equals_source(database, lake, slot=database.name)
     assert_change_log_is_sound(database, lake)
+    await_shown(daemon, lambda shop: shop["references"][0]["rows"] == 5000)
     [resumed] = daemon.events("source.resumed")
     assert resumed["paused_s"] > 0
     assert "was not paused" in done(daemon, "resume", "shop")
