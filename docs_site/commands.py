@@ -37,7 +37,7 @@ def page() -> str:
 
 def _command(name: str, command: Any) -> Iterator[str]:  # noqa: ANN401 - click's, or typer's own
     yield f"\n## {name}\n\n{inspect.cleandoc(command.help or '')}\n"
-    arguments = " ".join(str(p.metavar) for p in command.params if _is_argument(p))
+    arguments = " ".join(map(_usage, filter(_is_argument, command.params)))
     yield f"\n```sh\n# ingestd {name} [OPTIONS] {arguments}".rstrip() + "\n"
     for example in EXAMPLES[name]:
         yield f"{example}\n"
@@ -45,6 +45,11 @@ def _command(name: str, command: Any) -> Iterator[str]:  # noqa: ANN401 - click'
     options = [p for p in command.params if p.name not in _COMMON and not _is_argument(p)]
     if options:
         yield "\n" + table(["option", "meaning"], map(_option, options))
+
+
+def _usage(argument: Any) -> str:  # noqa: ANN401
+    name = f"{argument.metavar}{'...' if argument.nargs == -1 else ''}"
+    return name if argument.required else f"[{name}]"
 
 
 def _is_argument(parameter: Any) -> bool:  # noqa: ANN401

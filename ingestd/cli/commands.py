@@ -60,9 +60,7 @@ def snapshot(
     source: SourceName,
     tables: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TABLE...", help="As schema.table.", autocompletion=completion.tables
-        ),
+        typer.Argument(metavar="TABLE", help="As schema.table.", autocompletion=completion.tables),
     ],
     *,
     config: Annotated[
@@ -116,7 +114,7 @@ def tables(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SOURCE]",
+            metavar="SOURCE",
             help="One source; all if not given.",
             autocompletion=completion.sources,
         ),
@@ -161,7 +159,7 @@ def verify(
     tables: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TABLE...]",
+            metavar="TABLE",
             help="As schema.table, or patterns; all if not given.",
             autocompletion=completion.tables,
         ),

@@ -16,7 +16,7 @@ _KINDS = ("wal", "polling")
 def init(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[SOURCE]", help="What it is called; like the database if not set."),
+        typer.Argument(metavar="SOURCE", help="What it is called; like the database if not set."),
     ] = None,
     *,
     dsn: Annotated[

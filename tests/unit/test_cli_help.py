@@ -51,6 +51,7 @@ def test_the_list_of_commands_fits_and_cuts_nothing_short() -> None:
 def test_each_help_fits_and_ends_with_an_example_that_is_right(name: str) -> None:
     text = shown(name)
     assert max(map(len, text.splitlines())) <= COLUMNS
+    assert "[[" not in text
     examples = text.partition("Example")[2].splitlines()[1:]
     assert [line.strip() for line in examples] == list(EXAMPLES[name])
     for example in EXAMPLES[name]:
