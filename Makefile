@@ -10,8 +10,8 @@ SHELL := /bin/sh
 # Daemons are started hundreds of times: without bytecode each start takes a quarter longer.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
-SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
-.PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference clean java warm
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+.PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -71,6 +71,10 @@ docs: $(VENV)/.dev ## Build the documentation as a site into build/site
 
 docs-reference: $(VENV)/.dev ## Write docs/reference/ from the code
 	@$(BIN)/python -m docs_site
+
+errors-page: $(VENV)/.dev ## Bring faults about and write docs/errors.md, what is said about them
+	@touch docs/errors.md
+	@INGESTD_WRITE_ERRORS_PAGE=1 $(BIN)/python -m pytest -q tests/integration/test_errors_page.py
 
 package: $(VENV)/.dev ## Build wheel and sdist, look into them, install the wheel as a user does
 	@$(BIN)/python .ci/package.py

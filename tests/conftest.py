@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 _FAILED = pytest.StashKey[bool]()
+_TIERS = ("spark", "faults", "soak", "browser", "deploy", "integration", "contract")
+"""In the order in which they are begun; then all others."""
 
 
 class MakeDaemon(Protocol):
@@ -61,10 +63,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests, and all of Spark's, in one process when several run them."""
-    for item in items:
-        tier = item.path.relative_to(Path(__file__).parent).parts[0]
+    """Keep a file's tests, and all of Spark's, in one process when several run them.
+
+    What takes longest comes first, so that the processes end together.
+    """
+    tiers = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    for item, tier in tiers.items():
         item.add_marker(pytest.mark.xdist_group("spark" if tier == "spark" else str(item.path)))
+    items.sort(key=lambda item: _TIERS.index(tiers[item]) if tiers[item] in _TIERS else len(_TIERS))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -111,8 +111,8 @@ class Supervisor:
     def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
         """Give up the snapshots of these tables, asked for or under way; the old rows stay.
 
-        Raises OperatorError for a table that has none and while the source is paused, TransientError
-        while it does not run.
+        Raises OperatorError for a table that has none and while the source is paused,
+        TransientError while it does not run.
         """
         asked = self._of(source).source
         asked.watch.refuse_if_paused()

@@ -242,6 +242,16 @@ def test_no_replication_attribute_names_the_role(tmp_path: Path, shop: Database)
         assert_fails(found, "CREATE right", "CREATE PUBLICATION .*manage = false")
 
 
+def test_a_role_that_may_read_nothing_is_told_so_beside_a_publication(
+    tmp_path: Path, shop: Database
+) -> None:
+    shop.execute("CREATE PUBLICATION ingestd_shop")
+    with plain_role(shop, "REPLICATION") as dsn:
+        shop.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM r_{shop.name}")
+        found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=dsn))
+    assert_fails(found, "table public.orders .*no right to read it", "GRANT SELECT ON")
+
+
 def test_manage_false_wants_publication_and_slot(tmp_path: Path, shop: Database) -> None:
     config = wal_config(lake="lake", dsn=shop.dsn, source_extra="manage = false")
     found = ingestd(tmp_path, "check", config)

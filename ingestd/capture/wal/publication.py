@@ -317,9 +317,16 @@ async def owners_statement(
     tables: Sequence[TableId],
     lists: ColumnLists = WHOLE,
 ) -> str:
-    """Write what an owner of the tables must run so that the publication has them all."""
+    """Write what an owner of the tables must run so that the publication has them all.
+
+    With none, who owns the publication: that it be ours.
+    """
     if await find_publication(connection, name) is None:
         return create_statement(name, tables, lists).as_string(None) + ";"
+    if not tables:
+        statement = sql.SQL("ALTER PUBLICATION {} OWNER TO {};")
+        role = sql.Identifier(connection.info.user)
+        return statement.format(sql.Identifier(name), role).as_string(None)
     sent = await published(connection, name, connection.info.server_version)
     missing = set(tables) - sent.keys()
     return add_statement(name, missing or tables, lists).as_string(None) + ";"
