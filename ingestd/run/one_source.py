@@ -134,11 +134,11 @@ class OneSource:
         """Return when it has been ended."""
         while not self._is_ended:
             over = self._phase_over = asyncio.Event()
+            self._is_paused = False  # until it is known: a pause that comes meanwhile counts
             since = await self._paused_since(over)
             if over.is_set():
                 continue
             if since is None:
-                self._is_paused = False
                 await self._deliver(over)
             else:
                 self._is_paused = True

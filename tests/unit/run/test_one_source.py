@@ -103,6 +103,29 @@ async def test_a_pause_ends_the_pipeline_and_a_resume_begins_another() -> None:
         assert told.attempts == 2, "what was not paused is left alone"
 
 
+async def test_a_pause_that_comes_while_a_resume_reads_the_mark_holds() -> None:
+    told = Told()
+    told.mark.at = SINCE
+    is_read, goes_on = asyncio.Event(), asyncio.Event()
+    async with running(told):
+        await until(lambda: told.holding == 1)
+        since = told.mark.since
+
+        async def slow() -> datetime | None:
+            found = await since()
+            is_read.set()
+            await goes_on.wait()
+            return found
+
+        told.mark.since = slow  # type: ignore[method-assign]
+        assert await told.one.resume()
+        await is_read.wait()
+        await told.one.pause()
+        goes_on.set()
+        await until(lambda: told.holding == 1)
+        assert told.attempts == 0
+
+
 async def test_a_source_that_was_paused_before_delivers_nothing() -> None:
     told = Told()
     told.mark.at = SINCE
