@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,12 @@ class MakeDaemon(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="of the tests that choose at random; they print it")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach the processes of tests: those of a shell's background job ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks

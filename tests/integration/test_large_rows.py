@@ -72,7 +72,8 @@ def await_confirmed(shop: Database, daemon: Daemon) -> None:
 def assert_stopped_for_size(daemon: Daemon, lake: Path) -> None:
     stopped = await_state(daemon, lake, "big", "stopped")
     assert "a row of 70 MB" in stopped["reason"]
-    event = daemon.events("table.stopped")[-1]
+    # It is in the lake first, then in the log.
+    event = await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)[-1]
     assert event["table"] == "public.big"
     assert "exclude_columns" in str(event)
     assert "limits.memory" in str(event)
