@@ -10,7 +10,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from tests.harness.lives import (
     step_of,
 )
 from tests.harness.maintaining import order_of
+from tests.harness.waiting import await_until
 from tests.harness.workload import create_schema
 
 if TYPE_CHECKING:
@@ -179,14 +179,15 @@ def await_maintained(
 
     The daemon may have joined the files just before, or one of them is larger than all others.
     """
-    deadline = time.monotonic() + 60
-    while True:
+
+    def tried() -> tuple[int, list[dict[str, Any]], list[tuple[str, str]]] | None:
         code, lines, said = maintain(lake, table, entries)
         if {point for point, _ in said} == {point for point, _ in entries}:
             return code, lines, said
         assert code == 0, (entries, lines, said)
-        assert time.monotonic() < deadline, f"{entries} not reached: {lines}, {said}"
-        time.sleep(0.5)
+        return None
+
+    return await_until(tried, 60, f"{entries} to be reached", poll_s=0.5)
 
 
 def maintain(
