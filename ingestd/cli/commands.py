@@ -34,17 +34,17 @@ def run(config: ConfigFile, *, debug: Debug = False) -> None:
         signal.signal(number, lambda *_: os._exit(0))
     give_back_early()
     with reporting(debug=debug, config=config):
-        from ingestd import app as composition  # noqa: PLC0415
+        from ingestd.app import daemon  # noqa: PLC0415
 
-        raise typer.Exit(composition.run(config))
+        raise typer.Exit(daemon.run(config))
 
 
 def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Tell what would fail before it fails, each with its remedy."""
     with reporting(debug=debug, config=config):
-        from ingestd import app as composition  # noqa: PLC0415
+        from ingestd.app import checking  # noqa: PLC0415
 
-        lines = composition.check(config)
+        lines = checking.check(config)
         redactor = redactor_of(config)
     from ingestd.checks_table import checks_to_json, print_checks  # noqa: PLC0415
 
@@ -132,9 +132,9 @@ def tables(
     """Show tables and columns: what is captured, or why not."""
     timeout_s = duration_in(timeout, "--timeout")
     with reporting(debug=debug, config=config):
-        from ingestd import app as composition  # noqa: PLC0415
+        from ingestd.app import tables as listing  # noqa: PLC0415
 
-        found, faults = composition.tables(
+        found, faults = listing.tables(
             config,
             [] if source is None else [source],
             schema=schema,
@@ -192,12 +192,12 @@ def verify(
     memory_bytes = None if memory is None else size_in(memory, "--memory")
     give_back_early()
     with reporting(debug=debug, config=config):
-        from ingestd import app as composition  # noqa: PLC0415
+        from ingestd.app import verifying  # noqa: PLC0415
         from ingestd.verify_display import verify_progress  # noqa: PLC0415
 
         try:
             with verify_progress() as progress:
-                found = composition.verify(
+                found = verifying.verify(
                     config,
                     source,
                     tables or [],

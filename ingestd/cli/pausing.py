@@ -71,7 +71,7 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     loaded = load(config)
 
     def open_mark() -> PauseMark:
-        from ingestd.app import pause_mark  # noqa: PLC0415 - heavy, and a daemon does without
+        from ingestd.app.parts import pause_mark  # noqa: PLC0415 - heavy, and a daemon does without
 
         return pause_mark(config, source)
 

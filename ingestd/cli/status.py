@@ -77,7 +77,7 @@ def _interval(text: str) -> float:
 def _found(config: Path) -> dict[str, Any]:
     found = daemon_status(config)
     if found is None:
-        from ingestd import app as composition  # noqa: PLC0415
+        from ingestd.app import offline  # noqa: PLC0415
 
-        found = composition.status(config)
+        found = offline.status(config)
     return found

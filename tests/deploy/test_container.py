@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.app import EXIT_WITHIN_S
+from ingestd.app.daemon import EXIT_WITHIN_S
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
 

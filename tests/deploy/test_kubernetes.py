@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from ingestd.app import EXIT_WITHIN_S
+from ingestd.app.daemon import EXIT_WITHIN_S
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
 from ingestd.quantities import Address

@@ -45,7 +45,7 @@ class Outcome:
 
 AS_ANOTHER_USER = """
 import os, sys
-import ingestd.app, ingestd.cli
+import ingestd.app.checking, ingestd.app.daemon, ingestd.cli
 user, group = map(int, sys.argv[1:3])
 os.setgroups([]), os.setgid(group), os.setuid(user)
 sys.argv[:3] = ["ingestd"]

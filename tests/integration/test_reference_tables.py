@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.app import check
+from ingestd.app.checking import check
 from ingestd.demo.daemon import module_environment
 from ingestd.observe.client import fetch_status, request_snapshot
 from ingestd.schema import TableId

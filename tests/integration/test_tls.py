@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd import app
+from ingestd.app import checking
 from ingestd.capture.polling.server import detect_transaction_pooler
 from ingestd.capture.session import classify, connect
 from ingestd.errors import OperatorError
@@ -187,7 +187,7 @@ def test_a_daemon_that_verifies(
     assert shop.value(encrypted) > 0
     assert shop.value(unencrypted) == 0
     assert not daemon.events("tls.weak")
-    assert [line for line in app.check(daemon.config_path) if line.subject == "tls"] == []
+    assert [line for line in checking.check(daemon.config_path) if line.subject == "tls"] == []
     assert daemon.sigterm() == 0
 
 
@@ -211,7 +211,7 @@ def test_a_daemon_that_was_told_not_to_says_so_once(
     assert (told["shop"]["mode"], told["shop"]["host"]) == ("require", "other.example")
     assert (told["near"]["mode"], told["near"]["host"]) == ("disable", NAME)
     assert all(event["level"] == "warning" for event in told.values())
-    lines = [line for line in app.check(daemon.config_path) if line.subject == "tls"]
+    lines = [line for line in checking.check(daemon.config_path) if line.subject == "tls"]
     assert [(line.source, line.level) for line in lines] == [("shop", "warn"), ("near", "warn")]
     assert daemon.sigterm() == 0
 
@@ -228,6 +228,6 @@ def test_a_daemon_that_meets_another_server_stops_with_the_remedy(
     assert failed["state"] == "stopped"
     assert "does not match host name" in failed["reason"]
     assert "host=NAME" in failed["remedy"]
-    [fault] = [line for line in app.check(daemon.config_path) if line.level == "fail"]
+    [fault] = [line for line in checking.check(daemon.config_path) if line.level == "fail"]
     assert "does not match host name" in fault.detail
     assert json.dumps(daemon.status()).count("does not match host name") >= 1

@@ -151,13 +151,13 @@ def test_sigterm_ends_a_start_that_waits_for_a_transaction(
 
 STUCK = """
 import functools, pathlib, sys, time
-import ingestd.app as app
+from ingestd.app import daemon, parts
 def stick(step):
     if step == "public.orders":
         pathlib.Path("stuck").touch()
         time.sleep(600)
-app.DeltaLake = functools.partial(app.DeltaLake, before_commit=stick)
-sys.exit(app.run(pathlib.Path("ingestd.toml")))
+parts.DeltaLake = functools.partial(parts.DeltaLake, before_commit=stick)
+sys.exit(daemon.run(pathlib.Path("ingestd.toml")))
 """
 """A daemon whose commits to `orders` hang, as those to a dead network disk would."""
 

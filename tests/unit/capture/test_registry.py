@@ -28,7 +28,7 @@ def test_there_is_none_for_another_kind() -> None:
 
 
 def test_a_daemon_imports_what_it_needs_only() -> None:
-    asked = "import sys, ingestd.app, ingestd.capture.registry as r; r.FACTORIES['wal']"
+    asked = "import sys, ingestd.app.daemon, ingestd.capture.registry as r; r.FACTORIES['wal']"
     program = f"{asked}; print([m for m in {UNASKED!r} if m in sys.modules])"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -1,0 +1,120 @@
+"""The daemon: what `ingestd run` is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from ingestd import __version__, failpoints
+from ingestd.app.parts import load
+from ingestd.app.sources import Building
+from ingestd.config import Config
+from ingestd.observe import logs
+from ingestd.observe.http import HttpServer
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.notify import telling_service_manager
+from ingestd.observe.protection import openness, protection_of
+from ingestd.observe.status import DaemonStatus, paused, ready
+from ingestd.reloading import Reloading
+
+EXIT_WITHIN_S = 9.5
+"""A stop that takes longer ends the process: what is not committed is read again at the start."""
+
+
+def run(config_path: Path) -> int:
+    """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError."""
+    # It is to be read anew by SIGHUP, not ended by it, also before the loop's own handler is there.
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    config = load(config_path)
+    logs.configure(config.log, config.redactor, sys.stderr)
+    logs.take_what_is_uncaught()
+    _arm_failpoints()
+    asyncio.run(_run(config, partial(load, config_path)))
+    return 0
+
+
+def _arm_failpoints() -> None:
+    log = structlog.get_logger("ingestd")
+
+    def tell(point: str, action: str, time: int) -> None:
+        log.warning("failpoint.reached", point=point, action=action, time=time)
+
+    if failpoints.arm(text := os.environ.get(failpoints.VARIABLE, ""), tell):
+        log.warning("failpoints.on", entries=text, remedy=f"unset {failpoints.VARIABLE}")
+
+
+async def _run(config: Config, load: Callable[[], Config]) -> None:
+    log = structlog.get_logger("ingestd")
+    asyncio.get_running_loop().set_exception_handler(logs.tell_of_loop)
+    stop, hangups = asyncio.Event(), asyncio.Event()
+    _react_to_signals(stop, hangups)
+    metrics = Metrics()
+    status = DaemonStatus(__version__, datetime.now(UTC))
+    building = Building(metrics, status, config.redactor)
+    supervisor = building.supervisor
+    for name in config.sources:
+        building.source(config, name)
+    async with AsyncExitStack() as stack:
+        if config.http.listen is not None:
+            protection = protection_of(config.http)
+            server = HttpServer(
+                config.http.listen,
+                metrics,
+                status,
+                config.redactor,
+                supervisor,
+                pausing=supervisor,
+                protection=protection,
+            )
+            await stack.enter_async_context(server)
+            log.info("http.listening", address=str(server.address))
+            if why := openness(config.http.listen, protection):
+                log.warning("http.open", address=str(server.address), reason=why)
+        log.info("daemon.started", version=__version__, sources=len(config.sources))
+        telling = telling_service_manager(
+            partial(ready, status), config.redactor, stop, paused=partial(paused, status)
+        )
+        told = await stack.enter_async_context(telling)
+        reloading = Reloading(config, load, building, supervisor, told.began, told.ended)
+        task = asyncio.create_task(reloading.run(hangups), name="reloading")
+        stack.callback(task.cancel)
+        await supervisor.run(stop)
+    log.info("daemon.stopped")
+
+
+def _react_to_signals(stop: asyncio.Event, hangups: asyncio.Event) -> None:
+    """SIGTERM, SIGINT: stop within the limit, exit code 0; a second one: end at once.
+
+    SIGHUP: read the config anew. But if the terminal is gone that the daemon was started on, it
+    says that, and is as SIGTERM: nobody left it running on purpose.
+    """
+    loop = asyncio.get_running_loop()
+    had_terminal = os.isatty(2)
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+        limit = threading.Timer(EXIT_WITHIN_S, os._exit, (0,))
+        limit.daemon = True
+        limit.start()
+
+    def on_hangup() -> None:
+        if not had_terminal or os.isatty(2):
+            hangups.set()
+        elif not stop.is_set():
+            on_signal()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)

@@ -1,0 +1,82 @@
+"""`ingestd status` where no daemon runs."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ingestd import __version__
+from ingestd.app.parts import connector_of, lake_of, load, pause_mark_of, reference_table_of
+from ingestd.config import UNSTREAMED, Config, SourceSettings
+from ingestd.errors import IngestdError, OperatorError
+from ingestd.observe.status import (
+    DaemonStatus,
+    ReferenceStatus,
+    SourceState,
+    SourceStatus,
+    to_json,
+)
+from ingestd.recorded import TableState
+
+
+def status(config_path: Path) -> dict[str, Any]:
+    """Tell what slot and lake know while no daemon runs: the same shape as /status."""
+    return asyncio.run(_status(load(config_path)))
+
+
+async def _status(config: Config) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    daemon = DaemonStatus(__version__, now)
+    for name, settings in config.sources.items():
+        daemon.sources[name] = await _offline(config, name, settings, now)
+    tree = config.redactor.tree(to_json(daemon))
+    assert isinstance(tree, dict)
+    return tree | {"started_at": None}
+
+
+async def _offline(
+    config: Config, name: str, settings: SourceSettings, now: datetime
+) -> SourceStatus:
+    found = SourceStatus(name, since=now, state=SourceState.CLOSED)
+    capture = connector_of(config, name, settings).capture()
+    lake = lake_of(config, name, is_claimed=False)
+    try:
+        if (since := await pause_mark_of(config, name).since()) is not None:
+            found.pause(since)
+        committed = await lake.open()
+        found.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        for table in committed.tables.values():
+            why = None if table.reason is None else OperatorError(table.reason)
+            found.table(str(table.table), table.state, now, why, snapshot_lsn=table.snapshot_lsn)
+        lag = await capture.lag()
+        found.measured(lag, None)
+        if lag.confirmed_lsn is not None:
+            found.confirmed(lag.confirmed_lsn)
+        await _offline_references(config, name, settings, found)
+    except IngestdError as error:
+        if found.state is SourceState.PAUSED:
+            found.reason, found.remedy = error.what, error.remedy
+        else:
+            found.enter(SourceState.CLOSED, now, error)
+    finally:
+        await lake.close()
+        await capture.close()
+    return found
+
+
+async def _offline_references(
+    config: Config, name: str, settings: SourceSettings, found: SourceStatus
+) -> None:
+    for table, controls in settings.references().items():
+        state = await reference_table_of(config, name, table, is_claimed=False).open()
+        if state is None:
+            continue
+        told, kind = str(table), controls.reference
+        reference = ReferenceStatus(told, kind, TableState.LIVE, found.since)
+        reference.version, reference.rows = state.version, state.rows
+        reference.epoch = state.position
+        found.references[told] = reference
+        if kind in UNSTREAMED:
+            found.table(told, TableState.LIVE, found.since)

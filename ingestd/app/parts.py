@@ -1,0 +1,98 @@
+"""What everything is built of: the config's connectors, lakes and tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ingestd.capture.registry import FACTORIES
+from ingestd.capture.settings import SETTINGS
+from ingestd.config import Config, SourceSettings, load_config
+from ingestd.errors import ConfigError
+from ingestd.ports import Connector, PauseMark, ReferenceTableSource
+from ingestd.reloading import share_bytes
+from ingestd.row_limit import READING_PART
+from ingestd.schema import TableId
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.pause_mark import LakePauseMark
+from ingestd.sink.reference_source import RawReferenceSource
+from ingestd.sink.reference_table import DeltaReferenceTable
+
+
+def load(path: Path) -> Config:
+    """Read the config. Raises ConfigError."""
+    return load_config(path, SETTINGS, os.environ)
+
+
+def require_source(config: Config, source: str) -> None:
+    """Raise ConfigError if there is no such source."""
+    if source not in config.sources:
+        there = ", ".join(sorted(config.sources))
+        raise ConfigError(f"sources.{source}: no such source; there is {there}")
+
+
+def storage_options(config: Config) -> Mapping[str, str] | None:
+    """Give the lake's options as deltalake takes them."""
+    options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
+    return options or None
+
+
+def connector_of(config: Config, name: str, settings: SourceSettings) -> Connector:
+    """Give what reads a source."""
+    factory = FACTORIES[settings.kind]
+    return factory.create(name, settings, memory_bytes=share_bytes(config) // READING_PART)
+
+
+def lake_of(config: Config, source: str, writer: str = "", *, is_claimed: bool = True) -> DeltaLake:
+    """Give a source's raw tables. `is_claimed`: this process alone writes them."""
+    return DeltaLake(
+        config.lake.uri,
+        source,
+        storage_options=storage_options(config),
+        buffer_bytes=share_bytes(config) // 6,  # and half as much for open files' footers
+        writer=writer,
+        is_claimed=is_claimed,
+    )
+
+
+def reference_table_of(
+    config: Config, source: str, table: TableId, *, is_claimed: bool = True
+) -> DeltaReferenceTable:
+    """Give the table that is kept equal to a table of a source."""
+    return DeltaReferenceTable(
+        config.lake.uri,
+        source,
+        table,
+        storage_options=storage_options(config),
+        buffer_bytes=share_bytes(config) // 8,
+        is_claimed=is_claimed,
+    )
+
+
+def raw_source_of(
+    config: Config, source: str, table: TableId, position: int | None
+) -> ReferenceTableSource:
+    """Give a table as its raw table has it, from `position` on."""
+    made = RawReferenceSource(
+        config.lake.uri,
+        source,
+        table,
+        storage_options=storage_options(config),
+        memory_bytes=share_bytes(config) // 16,  # a fold takes several times that
+    )
+    if position is not None:
+        made.resume(position)
+    return made
+
+
+def pause_mark_of(config: Config, name: str) -> PauseMark:
+    """Give what keeps in the lake that a source is paused."""
+    return LakePauseMark(config.lake.uri, name, storage_options=storage_options(config))
+
+
+def pause_mark(config_path: Path, source: str) -> PauseMark:
+    """Give the same of a config file's source. Raises ConfigError."""
+    config = load(config_path)
+    require_source(config, source)
+    return pause_mark_of(config, source)

@@ -1,0 +1,170 @@
+"""Sources as the daemon runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from datetime import UTC, datetime
+from functools import partial
+
+import structlog
+
+from ingestd.app.parts import (
+    connector_of,
+    lake_of,
+    pause_mark_of,
+    raw_source_of,
+    reference_table_of,
+    storage_options,
+)
+from ingestd.capture.reference import CopiedReferenceSource
+from ingestd.capture.session import transport_of
+from ingestd.capture.tls import REMEDY, weakness
+from ingestd.config import UNSTREAMED, Config, SourceSettings
+from ingestd.errors import OperatorError
+from ingestd.observe import logs
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import DaemonStatus, SourceStatus
+from ingestd.redaction import Redactor
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.maintenance import CLEAN_INTERVAL_S, Maintainer, MaintenanceSchedule
+from ingestd.run.maintenance_watch import MaintenanceWatch
+from ingestd.run.one_source import Supervised
+from ingestd.run.paused import Paused
+from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.run.reference_watch import ReferenceWatch
+from ingestd.run.references import Followed, Keeper, References, Reread
+from ingestd.run.supervisor import Supervisor
+from ingestd.run.watch import Watch
+from ingestd.schema import TableId
+from ingestd.sink.maintenance import MaintenancePolicy
+from ingestd.sink.maintenance_process import MaintenanceProcess
+
+
+class Building:
+    """Builds sources, those at the start and those of a reload (reloading.Begin)."""
+
+    def __init__(self, metrics: Metrics, status: DaemonStatus, redactor: Redactor) -> None:
+        self.supervisor = Supervisor({})
+        self._metrics = metrics
+        self._status = status
+        self._redactor = redactor
+        self._turn = asyncio.Semaphore(1)
+
+    def log(self, config: Config) -> None:
+        """Have the log as the config says; what was a secret stays one."""
+        self._redactor.learn(config.redactor)
+        logs.configure(config.log, self._redactor, sys.stderr)
+
+    def source(self, config: Config, name: str) -> None:
+        """Build a source and run it. What is shown of it goes on, if it is there already."""
+        settings = config.sources[name]
+        _warn_of_weak_tls(name, settings)
+        known = self._status.sources.get(name)
+        if known is None:
+            known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
+        known.references.clear()
+        built = _supervised(config, name, settings, self._metrics, known, self._turn)
+        self.supervisor.begin(name, built)
+
+    def forget(self, name: str) -> None:
+        """Show nothing of a source any more."""
+        self._status.sources.pop(name, None)
+        self._metrics.forget_source(name)
+
+
+def _warn_of_weak_tls(name: str, settings: SourceSettings) -> None:
+    """Say if the source's server could be anyone, because its DSN says so."""
+    try:
+        found = transport_of(settings.dsn.get_secret_value())
+    except OperatorError:
+        return  # the source itself says so
+    if found.is_weak:
+        structlog.get_logger("ingestd").warning(
+            "tls.weak",
+            source=name,
+            mode=found.mode,
+            host=found.host,
+            reason=weakness(found),
+            remedy=REMEDY,
+        )
+
+
+def _supervised(  # noqa: PLR0917 - of one source
+    config: Config,
+    name: str,
+    settings: SourceSettings,
+    metrics: Metrics,
+    source_status: SourceStatus,
+    turn: asyncio.Semaphore,
+) -> Supervised:
+    log = structlog.get_logger("ingestd")
+    watch = Watch(source_status, metrics, log)
+    policy = PipelinePolicy(
+        epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
+        snapshot=getattr(settings, "snapshot", "initial") == "initial",
+        resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
+        resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
+    )
+
+    connector = connector_of(config, name, settings)
+    writer = uuid.uuid4().hex
+
+    def make_pipeline() -> Pipeline:
+        lake = lake_of(config, name, writer)
+        return Pipeline(connector.capture(lake), lake, policy, watch)
+
+    def make_paused() -> Paused:
+        return Paused(connector.capture, lambda: lake_of(config, name, is_claimed=False), watch)
+
+    return Supervised(
+        make_pipeline,
+        watch,
+        _references(config, name, settings, source_status, metrics, watch),
+        _maintainer(config, name, MaintenanceWatch(metrics, log, watch), turn),
+        pause_mark_of(config, name),
+        make_paused,
+    )
+
+
+def _maintainer(
+    config: Config, name: str, watch: MaintenanceWatch, turn: asyncio.Semaphore
+) -> Maintainer | None:
+    settings = config.maintenance
+    if settings.compact is None and settings.retention is None:
+        return None
+    policy = MaintenancePolicy(settings.target_bytes, settings.retention)
+    lake = MaintenanceProcess(
+        config.lake.uri, name, policy, storage_options=storage_options(config)
+    )
+    cleans = None if settings.retention is None else CLEAN_INTERVAL_S
+    return Maintainer(lake, MaintenanceSchedule(settings.compact, cleans), watch, turn)
+
+
+def _references(  # noqa: PLR0917 - of one source
+    config: Config,
+    name: str,
+    settings: SourceSettings,
+    status: SourceStatus,
+    metrics: Metrics,
+    watch: Watch,
+) -> References | None:
+    tables = settings.references()
+    if not tables:
+        return None
+    kinds = {table: found.reference for table, found in tables.items()}
+    log = structlog.get_logger("ingestd")
+    told = ReferenceWatch(status, metrics, log, watch, kinds)
+    keepers: dict[TableId, Keeper] = {}
+    for table, found in tables.items():
+        sink = reference_table_of(config, name, table)
+        if found.reference in UNSTREAMED:
+            refresh_s = found.refresh_s if found.reference == "snapshot_only" else None
+            copied = partial(CopiedReferenceSource, name, settings, table)
+            keepers[table] = Reread(table, copied, sink, told, refresh_s)
+        else:
+            folded = partial(raw_source_of, config, name, table)
+            keepers[table] = Followed(table, folded, sink, told)
+    asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
+    return References(keepers, told, asked)
