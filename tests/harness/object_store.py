@@ -101,6 +101,14 @@ class ObjectStoreServer:
         """Answer the next such requests by 500, and do nothing."""
         self._steer("fault", kind="break", method=method, path=path, times=times)
 
+    def overwrite(self, times: int = 1) -> None:
+        """Do the next puts of commits that are refused where there is one, whatever is there."""
+        self._steer("fault", kind="overwrite", method="PUT", path="_delta_log/", times=times)
+
+    def know_no_conditions(self, times: int = 1) -> None:
+        """Answer the next puts of commits by 501 NotImplemented."""
+        self._steer("fault", kind="unknown", method="PUT", path="_delta_log/", times=times)
+
     def recover(self) -> int:
         """Forget the faults that are still to come; give how many have been since the last time."""
         [[came]] = self._steer("recover")

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 _EXPIRED = "<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+_UNKNOWN = "<Error><Code>NotImplemented</Code><Message>A header is unknown</Message></Error>"
 _SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
+_ANSWERS = {
+    "refuse": (_SLOW_DOWN, 503),
+    "expire": (_EXPIRED, 403),
+    "break": ("", 500),
+    "unknown": (_UNKNOWN, 501),
+}
+"""What is answered without doing anything, by the kind of fault."""
 
 
 class Layer:
@@ -45,12 +53,10 @@ class Layer:
             self._requests.append((method, path))
             latency_s, fault = self._latency_s, self._fault_of(method, path)
         time.sleep(latency_s)
-        if fault == "refuse":
-            return Response(_SLOW_DOWN, 503)(environ, start)
-        if fault == "expire":
-            return Response(_EXPIRED, 403)(environ, start)
-        if fault == "break":
-            return Response("", 500)(environ, start)
+        if fault in _ANSWERS:
+            return Response(*_ANSWERS[fault])(environ, start)
+        if fault == "overwrite":
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         if fault == "lose":
             done = Response.from_app(self._app, environ)
             assert done.status_code < 300, done.status

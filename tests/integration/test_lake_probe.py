@@ -1,0 +1,83 @@
+"""`ingestd check` of a lake in an S3 store: whether commits are refused where there is one (I5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.sink.probe import probe
+from ingestd.sink.store import open_store
+from tests.harness.object_store import ObjectStoreServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LATENCY_S = 0.05
+"""So that two commits that are raced meet."""
+MANY = 1000
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ObjectStoreServer]:
+    with ObjectStoreServer() as server:
+        server.delay(LATENCY_S)
+        yield server
+
+
+@pytest.fixture
+def store(running: ObjectStoreServer) -> ObjectStoreServer:
+    running.begin_anew()
+    running.recover()
+    return running
+
+
+def left_in(store: ObjectStoreServer) -> list[str]:
+    files = open_store(store.uri, store.options)
+    return [*files.files(""), *files.folders("")]
+
+
+def test_one_writer_a_store_that_refuses_is_told_from_one_that_overwrites(
+    store: ObjectStoreServer,
+) -> None:
+    good = probe(store.uri, store.options)
+    store.overwrite(MANY)
+    bad = probe(store.uri, store.options)
+    store.recover()
+
+    assert (good.level, good.detail) == ("ok", "writable")
+    assert bad.level == "fail"
+    assert "does not refuse a commit where there is one already" in bad.detail
+    assert left_in(store) == []
+
+
+def test_one_writer_a_store_that_knows_no_conditional_put_is_told(
+    store: ObjectStoreServer,
+) -> None:
+    store.know_no_conditions(MANY)
+    found = probe(store.uri, {**store.options, "max_retries": "1"})
+    store.recover()
+
+    assert found.level == "fail"
+    assert "If-None-Match" in found.detail
+    assert left_in(store) == []
+
+
+def test_the_step_that_failed_is_named_and_the_stores_own_words(store: ObjectStoreServer) -> None:
+    store.expire("POST", "_ingestd_probe_")  # of the file: a put in parts
+
+    found = probe(store.uri, store.options)
+
+    assert store.faults_left() == []
+    assert found.level == "fail"
+    assert "can't write" in found.detail
+    assert "ExpiredToken" in found.detail
+    assert "credentials" in str(found.remedy)
+    assert left_in(store) == []
+
+
+def test_a_bucket_that_is_not_there_is_told(store: ObjectStoreServer) -> None:
+    found = probe("s3://nosuch/lake", store.options)
+
+    assert found.level == "fail"
+    assert "NoSuchBucket" in found.detail

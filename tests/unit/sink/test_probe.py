@@ -1,0 +1,71 @@
+"""`ingestd check` of a local lake."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from ingestd.sink.probe import probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_nothing_is_left_of_a_look_at_a_lake_that_is_not_there_yet(tmp_path: Path) -> None:
+    found = probe(str(tmp_path / "a" / "b" / "lake"))
+
+    assert (found.level, found.detail) == ("ok", "writable")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lake_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "lake" / "shop").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+
+    assert probe(str(tmp_path / "lake")).level == "ok"
+    assert probe(str(tmp_path / "empty")).level == "ok"
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")) == [
+        "empty",
+        "lake",
+        "lake/shop",
+    ]
+
+
+def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    found = probe(str(tmp_path / "file" / "lake"))
+
+    assert found.level == "fail"
+    assert "a file stands where a folder should be" in found.detail
+    assert found.remedy
+
+
+def test_a_file_system_without_hard_links_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+
+    found = probe(str(tmp_path / "lake"))
+
+    assert found.level == "fail"
+    assert "no hard links" in found.detail
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_writer_a_commit_that_takes_the_place_of_another_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", os.replace)
+
+    found = probe(str(tmp_path / "lake"))
+
+    assert found.level == "fail"
+    assert "overwrite each other" in found.detail
+    assert list(tmp_path.iterdir()) == []
