@@ -15,14 +15,13 @@ the commits.
 
 from __future__ import annotations
 
-import errno
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from ingestd.errors import IngestdError, OperatorError, TransientError
@@ -37,12 +36,11 @@ from ingestd.sink.commit_actions import (
     Interposed,
     commit_text,
     judge,
-    resume_in,
     writer_of,
 )
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
-from ingestd.sink.torn import set_aside_torn
+from ingestd.sink.table_log import RESUMES, TableLog
 
 CHECKPOINT_INTERVAL = 20
 """A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
@@ -53,11 +51,6 @@ REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when others without data (OPTIMIZE) come between."""
 
-_RESUMES = "ingestd.resumes"
-"""Table property: its commits have such texts. No others need be opened to look for one."""
-_PLAIN_WRITER = 2
-_PLAIN_FEATURES = {"appendOnly", "invariants", "timestampNtz"}
-"""Writer version and features that ask nothing of a commit which only adds files."""
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
 
@@ -69,18 +62,7 @@ class Creation:
     configuration: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What of a version has to be known to append to it."""
-
-    schema: pa.Schema
-    configuration: Mapping[str, str]
-    is_plain: bool
-
-
 Work = Callable[[], None]
-GiveUp = Callable[[int], None]
-"""Called with a version whose commit is not whole; raises if it can't be done without."""
 
 
 def _at_once(work: Work) -> None:
@@ -91,11 +73,8 @@ class AppendedByAnotherError(OperatorError):
     """Another writer appended since the log was read."""
 
 
-class AppendLog:
-    """The table in `folder` of `store`. All calls block; one at a time, from any thread.
-
-    `app_id`: the Delta app transaction its commits carry. Raises what `storage_fault` makes of an
-    error, and OperatorError when another writer appended.
+class AppendLog(TableLog):
+    """See TableLog. Raises OperatorError too, when another writer appended.
 
     `later`: runs what need not be waited for (checkpoints), in order, in whatever thread; what it
     raises is raised by the next append. `writer`: the process that commits, one of its own without.
@@ -110,152 +89,11 @@ class AppendLog:
         *,
         writer: str = "",
     ) -> None:
-        self.store = store
-        self.folder = folder
-        self.app_id = app_id
+        super().__init__(store, folder, app_id)
         self._writer = writer or uuid.uuid4().hex
         self._later = later
-        self._table: DeltaTable | None = None
-        self._state: _State | None = None
-        self._app_version: int | None = None
-        self._knows_app_version = False
-        self._version = -1
         self._commits = 0
         self._fault: IngestdError | None = None
-        self.set_aside: list[str] = []
-        """Files that `load` set aside, by their names before."""
-
-    @property
-    def uri(self) -> str:
-        """Where it is."""
-        return self.store.uri(self.folder)
-
-    @property
-    def exists(self) -> bool:
-        """Whether `load` found it or a commit made it."""
-        return self._state is not None
-
-    @property
-    def version(self) -> int:
-        """The Delta version last read or committed, -1 if there is no table."""
-        return self._version
-
-    @property
-    def handle(self) -> DeltaTable:
-        """Deltalake's handle, at `version`; opened anew after appends.
-
-        At that version even if there are later ones, which nobody has judged yet (I5).
-        """
-        assert self._state is not None, f"{self.uri} does not exist"
-        if self._table is None:
-            self._table = self._present(self._version)
-        return self._table
-
-    def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the newest version; with `give_up` as at a start, after whatever ended the last run.
-
-        Then a newest commit that is not whole is set aside, and a checkpoint that is not (see
-        `torn`), once `give_up` was called with the commit's version: if it raises, all stays.
-        """
-        self._table = self._open() if give_up is None else self._open_mended(give_up)
-        self._version = -1 if self._table is None else self._table.version()
-        self._commits = 0
-        self._read_state()
-
-    def _open_mended(self, give_up: GiveUp) -> DeltaTable | None:
-        if not self.store.syncs:
-            return self._open()
-        while True:  # a commit and a checkpoint at most
-            try:
-                table = self._open()
-            except OperatorError:
-                found = set_aside_torn(self, give_up)
-                if not found:
-                    raise
-            else:
-                if table is None:
-                    return None
-                found = set_aside_torn(self, give_up, newest=table.version())
-                if not found:
-                    return table
-            self.set_aside += found
-
-    def newest_commit(self) -> str | None:
-        """Read the newest commit; None if there is none, or it went with old ones."""
-        if self._version < 0 or self.store.size(self._log_file(self._version)) is None:
-            return None
-        return self._commit_json(self._version)
-
-    def _open(self, version: int | None = None) -> DeltaTable | None:
-        """Give a handle at that version or the newest, None if there is no table."""
-        options = self.store.storage_options
-        try:
-            return DeltaTable(self.uri, version=version, storage_options=options)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise storage_fault(error, self.uri) from error
-
-    def _present(self, version: int | None = None) -> DeltaTable:
-        table = self._open(version)
-        if table is None:
-            raise storage_fault(FileNotFoundError(errno.ENOENT, "no table"), self.uri)
-        return table
-
-    def _read_state(self) -> None:
-        self._knows_app_version = False
-        table = self._table
-        if table is None:
-            self._state = None
-            return
-        with storage_faults(self.uri):
-            self._state = _State(
-                pa.schema(table.schema().to_arrow()),
-                dict(table.metadata().configuration),
-                _is_plain(table),
-            )
-
-    def schema(self) -> pa.Schema | None:
-        """Arrow schema, None if there is no table."""
-        return None if self._state is None else self._state.schema
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether commits which add and remove files need nothing that we do not know of."""
-        return self._state is not None and self._state.is_plain
-
-    def app_version(self) -> int | None:
-        """Version of the app transaction: the watermark.
-
-        Looked up when asked for: a store is asked for each commit since the checkpoint.
-        """
-        if self._state is None:
-            return None
-        if not self._knows_app_version:
-            with storage_faults(self.uri):
-                self._app_version = self.handle.transaction_version(self.app_id)
-            self._knows_app_version = True
-        return self._app_version
-
-    def resume(self) -> str:
-        """Read the text that the newest commit of ours carries; empty if it has none.
-
-        Commits without an app transaction of ours (OPTIMIZE, new columns) are looked through; what
-        the log has not any more is none.
-        """
-        if _RESUMES not in self.configuration():
-            return ""
-        for number in range(self._version, -1, -1):
-            if self.store.size(self._log_file(number)) is None:
-                return ""
-            found = resume_in(self._commit_json(number), self.app_id)
-            if found is not None:
-                return found
-        return ""
-
-    def configuration(self) -> dict[str, str]:
-        """Table properties."""
-        return {} if self._state is None else dict(self._state.configuration)
 
     def create(
         self,
@@ -314,8 +152,8 @@ class AppendLog:
 
     def expect_resumes(self) -> None:
         """Have `resume` look for such texts from now on: once in a table's life, a commit."""
-        if _RESUMES not in self.configuration():
-            self.set_properties({_RESUMES: "true"})
+        if RESUMES not in self.configuration():
+            self.set_properties({RESUMES: "true"})
 
     def append(
         self, fragments: Sequence[Fragment], app_version: int | None = None, resume: str = ""
@@ -537,49 +375,13 @@ class AppendLog:
         self._commits += 1
         has_checkpoint = (self._version + 1) % CHECKPOINT_INTERVAL == 0  # nothing else to read then
         if self._table is None or anew or has_checkpoint or self._commits >= REOPEN_EVERY:
+            self._commits = 0
             self.load()
             return
         with storage_faults(self.uri):
             self._table.update_incremental()
         self._version = self._table.version()
         self._read_state()
-
-    def _commit_json(self, version: int) -> str:
-        with storage_faults(self.uri), self.store.open(self._log_file(version)) as file:
-            return bytes(file.read()).decode()
-
-    def _log_file(self, version: int) -> str:
-        return f"{self.folder}/_delta_log/{version:020}.json"
-
-    def settle(self) -> None:
-        """Make durable what `load` read: a kill may have come between a commit and its fsync (I1).
-
-        Only the last commit can be meant: each is made durable before the next.
-        """
-        if self.exists:
-            self._sync(self._version)
-
-    def _sync(self, version: int) -> None:
-        """Make the log durable, up to this commit (I1)."""
-        if not self.store.syncs:
-            return  # to look which of the files there are would cost a store six requests
-        log = f"{self.folder}/_delta_log"
-        commit, checkpoint = f"{version:020}.json", f"{version:020}.checkpoint.parquet"
-        with storage_faults(self.uri):
-            # A kill may have come between a checkpoint and the pointer to it.
-            written = (commit, checkpoint, "_last_checkpoint")
-            names = [n for n in written if self.store.size(f"{log}/{n}") is not None]
-            self.store.sync(log, names)
-            if version == 0:
-                self.store.sync(self.folder, [])
-
-
-def _is_plain(table: DeltaTable) -> bool:
-    """Whether a commit that adds files needs nothing that this module does not know of."""
-    protocol = table.protocol()
-    if protocol.min_writer_version <= _PLAIN_WRITER:
-        return True
-    return set(protocol.writer_features or ["?"]) <= _PLAIN_FEATURES
 
 
 def _add(fragment: Fragment) -> AddAction:

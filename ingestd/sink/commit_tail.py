@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingestd.sink.append_log import AppendLog
 from ingestd.sink.commit_actions import actions_of, parse_statistics
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.read import list_files
 from ingestd.sink.store import Store
+from ingestd.sink.table_log import TableLog
 
 File = tuple[str, Mapping[str, Any]]
 """Path inside the table, and statistics."""
@@ -58,7 +58,7 @@ class CommitTail:
 class EpochEnd:
     """The number of the last epoch, followed by the commits of `_epochs`."""
 
-    def __init__(self, log: AppendLog) -> None:
+    def __init__(self, log: TableLog) -> None:
         self._log = log
         self._tail: CommitTail | None = None
         self._last = 0

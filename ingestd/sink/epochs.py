@@ -11,9 +11,10 @@ from ingestd.changes import CommittedEpoch
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, GiveUp
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.read import read_files
+from ingestd.sink.table_log import GiveUp
 
 ORIGIN = "ingestd.origin"
 """Table property with the server's system identifier."""
@@ -81,7 +82,7 @@ class EpochTable:
         return found
 
     def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the last epoch, the position and the origin; `give_up`: see `AppendLog.load`."""
+        """Read the last epoch, the position and the origin; `give_up`: see `TableLog.load`."""
         self._log.load(give_up)
         self.last_epoch, self.end_lsn, self.position = 0, None, None
         self.origin = self._log.configuration().get(ORIGIN)

@@ -8,9 +8,9 @@ Steps of a piece, and what a kill at each of them leaves::
     checkpoint                      none: the next one
 
 The commit carries dataChange=false and no app transaction: streaming readers pass it by, and
-`append_log.judge` finds no data in it (I5). It goes to the version after the one that was looked
-at, or fails; then it is looked whether the files are still there (they always are, unless another
-compaction took them: give way) and tried again. Appends never conflict with it.
+`commit_actions.judge` finds no data in it (I5). It goes to the version after the one that was
+looked at, or fails; then it is looked whether the files are still there (they always are, unless
+another compaction took them: give way) and tried again. Appends never conflict with it.
 
 Rows stay in the order in which they were appended, and the columns that had bounds have bounds
 again, so that a reader skips as before. Memory is bounded by a row group, not by a file.

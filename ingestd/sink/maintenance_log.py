@@ -8,7 +8,7 @@ back versions can be read and how far behind a streaming reader may be.
 ====================  ===========================================================================
 never goes            why
 ====================  ===========================================================================
-the newest commit     `AppendLog.resume` (where polling stands) and `ReferenceLog.content` (the
+the newest commit     `TableLog.resume` (where polling stands) and `ReferenceLog.content` (the
 with data or an app   digest of all rows) are in it; commits after it are kept as well
 transaction
 app transactions      watermarks: in every checkpoint, without last_updated

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ingestd.errors import OperatorError
 from ingestd.recorded import Notice
-from ingestd.sink.append_log import AppendLog
 from ingestd.sink.commit_actions import appended_by_another
+from ingestd.sink.table_log import TableLog
 
 
 def never_refuse(_version: int) -> None:
@@ -15,7 +15,7 @@ def never_refuse(_version: int) -> None:
     """
 
 
-def cut_short(log: AppendLog, version: int) -> OperatorError:
+def cut_short(log: TableLog, version: int) -> OperatorError:
     """Say that a commit is not whole which can't be done without."""
     return OperatorError(
         f"lake table {log.uri}: commit {version} is not whole, and what came after it was"
@@ -25,7 +25,7 @@ def cut_short(log: AppendLog, version: int) -> OperatorError:
     )
 
 
-def notices_of(log: AppendLog) -> list[Notice]:
+def notices_of(log: TableLog) -> list[Notice]:
     """Say what was found of a log at its opening that a person should know. Blocks."""
     set_aside, log.set_aside = log.set_aside, []
     found = [

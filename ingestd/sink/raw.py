@@ -24,12 +24,12 @@ from ingestd.sink.append_log import (
     AppendedByAnotherError,
     AppendLog,
     Creation,
-    GiveUp,
 )
 from ingestd.sink.evolution import SchemaConflictError, additions, evolved
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.read import read_each
 from ingestd.sink.statistics import has_statistics
+from ingestd.sink.table_log import GiveUp, TableLog
 
 POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_ts")
 _EPOCH = EPOCH_FIELD.name
@@ -84,7 +84,7 @@ class RawTable:
         self._admitted: pa.Schema | None = None
 
     def load(self, give_up: GiveUp | None = None) -> None:
-        """Read what the lake holds; `give_up`: see `AppendLog.load`. Blocks."""
+        """Read what the lake holds; `give_up`: see `TableLog.load`. Blocks."""
         self.log.load(give_up)
         self.plan = self.log.schema()
         version = self.log.app_version()
@@ -151,8 +151,8 @@ class RawTable:
                 return True
         return False
 
-    def _newest(self) -> AppendLog:
-        log = AppendLog(self.log.store, self.log.folder, self.log.app_id)
+    def _newest(self) -> TableLog:
+        log = TableLog(self.log.store, self.log.folder, self.log.app_id)
         log.load()
         return log
 

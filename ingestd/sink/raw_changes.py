@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ingestd.sink.append_log import AppendLog
 from ingestd.sink.commit_tail import File
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.last_rows import NEEDED
 from ingestd.sink.read import conform
 from ingestd.sink.reference_definition import ReferenceDefinition
+from ingestd.sink.table_log import TableLog
 from ingestd.value_hashes import row_hashes
 
 Position = tuple[int, int]
@@ -27,7 +27,7 @@ POSITION = pa.schema([("_cdc_op", pa.string()), ("_cdc_lsn", pa.int64()), ("_cdc
 
 
 def read_changes(
-    raw: AppendLog,
+    raw: TableLog,
     file: File,
     schema: pa.Schema,
     epoch: int,

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from ingestd.changes import TRUNCATE
 from ingestd.errors import TableError, TransientError
 from ingestd.schema import TableId
-from ingestd.sink.append_log import AppendLog
 from ingestd.sink.commit_tail import CommitTail, EpochEnd, File, commit_path
 from ingestd.sink.jobs import Jobs
 from ingestd.sink.last_rows import last_rows
@@ -37,6 +36,7 @@ from ingestd.sink.read import list_files, read_files
 from ingestd.sink.reference_definition import ReferenceDefinition, read_definition
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
 from ingestd.sink.store import open_store
+from ingestd.sink.table_log import TableLog
 
 MEMORY_BYTES = 64 << 20
 """Arrow bytes of change rows folded at once: it takes some three times as much for a moment."""
@@ -80,9 +80,9 @@ class RawReferenceSource:
         self._memory_bytes = memory_bytes
         self._batch_rows = batch_rows
         self._store = open_store(uri, storage_options)
-        self._raw = AppendLog(self._store, layout.raw(table), layout.app_id(table))
-        self._tables = AppendLog(self._store, layout.tables, layout.app_id())
-        self._epochs = EpochEnd(AppendLog(self._store, layout.epochs, layout.app_id()))
+        self._raw = TableLog(self._store, layout.raw(table), layout.app_id(table))
+        self._tables = TableLog(self._store, layout.tables, layout.app_id())
+        self._epochs = EpochEnd(TableLog(self._store, layout.epochs, layout.app_id()))
         self._jobs = Jobs(at_once=1)
         self._definition: ReferenceDefinition | None = None
         self._plan: _Plan | None = None

@@ -12,10 +12,11 @@ from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.schema import TIMESTAMP, Column, TableId, delta_type
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, GiveUp
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.sink.evolution import additions
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.read import read_files
+from ingestd.sink.table_log import GiveUp
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -67,7 +68,7 @@ class RegistryTable:
         return self._log.exists
 
     def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the last row of every table; `give_up`: see `AppendLog.load`."""
+        """Read the last row of every table; `give_up`: see `TableLog.load`."""
         self._log.load(give_up)
         self._last, self._tables = {}, {}
         if not self._log.exists:

@@ -35,6 +35,7 @@ from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
 from ingestd.sink.registry import RegistryTable
 from ingestd.sink.seen_changes import PLACE, Looked, batches_of, counting, least_lsn, names_of
 from ingestd.sink.store import open_store
+from ingestd.sink.table_log import TableLog
 from ingestd.sink.verified_columns import (
     Event,
     compared_columns,
@@ -57,7 +58,7 @@ class DeltaVerifiedLake:
     ) -> None:
         self._layout = Layout(source)
         self._store = open_store(uri, storage_options)
-        self._epochs = AppendLog(self._store, self._layout.epochs, self._layout.app_id())
+        self._epochs = TableLog(self._store, self._layout.epochs, self._layout.app_id())
         self._tables = AppendLog(self._store, self._layout.tables, self._layout.app_id())
         self._jobs = Jobs(at_once=1)
         self._events: Mapping[str, Sequence[Event]] = {}
@@ -165,7 +166,7 @@ class DeltaVerifiedLake:
         return found
 
     def _files(self, table: Table) -> list[File]:
-        raw = AppendLog(self._store, self._layout.raw(table.id), self._layout.app_id(table.id))
+        raw = TableLog(self._store, self._layout.raw(table.id), self._layout.app_id(table.id))
         raw.load()
         return [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
 

@@ -13,11 +13,11 @@ from deltalake import DeltaTable, write_deltalake
 from ingestd.errors import OperatorError
 from ingestd.positions import Lsn
 from ingestd.recorded import GONE, TableEvent, TableState
-from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Fsync
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.read import read_raw
 from ingestd.sink.store import LocalStore
+from ingestd.sink.table_log import TableLog
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ async def test_rows_that_another_wrote_while_nobody_looked_are_told(
 def test_a_log_is_not_mended_by_whoever_only_reads_it(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", pa.table({"id": [1]}))
     cut(newest(tmp_path, "t"), 0.5)
-    reader = AppendLog(LocalStore(tmp_path, Fsync()), "t", "app")
+    reader = TableLog(LocalStore(tmp_path, Fsync()), "t", "app")
     with pytest.raises(OperatorError):
         reader.load()
     assert len(list(log(tmp_path, "t").iterdir())) == 1
