@@ -15,7 +15,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
+from ingestd.observe.answers import RequestHandler, add_headers
 from ingestd.observe.commands import SnapshotCommands
+from ingestd.observe.connections import Connections
 from ingestd.observe.events_feed import EventsFeed
 from ingestd.observe.pause_commands import PauseCommands
 from ingestd.observe.protection import OPEN, Handler, Protection
@@ -31,21 +33,8 @@ if TYPE_CHECKING:
     from ingestd.redaction import Redactor
 
 _CLOSE_WITHIN_S = 1.0
-_HANDSHAKE_S = 5.0
-MAX_CONNECTIONS = 128
-"""Above, the oldest ends: who holds many open must not leave the daemon without files to open."""
 _TELL_EVERY_S = 60.0
 """How often requests that are not HTTP are logged: whoever reaches the port could fill a disk."""
-
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "Server": "ingestd",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
 
 
 class HttpServer:
@@ -75,6 +64,7 @@ class HttpServer:
         self._feed = EventsFeed(status, redactor)
         self._feeding: asyncio.Task[None] | None = None
         self._listener: asyncio.Server | None = None
+        self._connections = Connections(self._make_protocol, protection.tls)
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
@@ -89,12 +79,9 @@ class HttpServer:
             self._pausing = PauseCommands(pausing, status.sources, redactor, is_open=is_open)
             app.router.add_post("/sources/{source}/pause", self._post_pause)
             app.router.add_delete("/sources/{source}/pause", self._delete_pause)
+        self._log = _server_log()
         self._runner = web.AppRunner(
-            app,
-            logger=_server_log(),
-            access_log=None,
-            shutdown_timeout=_CLOSE_WITHIN_S,
-            handle_signals=False,
+            app, logger=self._log, shutdown_timeout=_CLOSE_WITHIN_S, handle_signals=False
         )
 
     @property
@@ -109,13 +96,7 @@ class HttpServer:
         """Begin to listen."""
         await self._runner.setup()
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._accept,
-                self._listen.host,
-                self._listen.port,
-                ssl=self._protection.tls,
-                ssl_handshake_timeout=_HANDSHAKE_S if self._protection.tls else None,
-            )
+            self._listener = await self._connections.listen(self._listen)
         except OSError as error:
             await self._runner.cleanup()
             raise _cannot_listen(self._listen, error) from error
@@ -131,15 +112,14 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
+        self._connections.end()
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        """Take a connection; end the oldest if there are too many."""
+    def _make_protocol(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None
-        for oldest in server.connections[: 1 - MAX_CONNECTIONS]:
-            if oldest.transport is not None:
-                oldest.transport.abort()
-        return server()
+        loop = asyncio.get_running_loop()
+        no_log = None  # of each request
+        return RequestHandler(server, loop=loop, logger=self._log, access_log=no_log)  # type: ignore[arg-type]
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -229,9 +209,7 @@ def _server_log() -> logging.Logger:
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    for name, value in _HEADERS.items():
-        if name == "Server" or name not in response.headers:  # aiohttp names itself there
-            response.headers[name] = value
+    add_headers(response)
 
 
 def _tell_failed(feeding: asyncio.Task[None]) -> None:

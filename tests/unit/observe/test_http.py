@@ -17,8 +17,10 @@ import structlog
 
 from ingestd.config import LogSettings
 from ingestd.errors import OperatorError
+from ingestd.observe.answers import HEADERS
 from ingestd.observe.client import fetch_status
-from ingestd.observe.http import MAX_CONNECTIONS, HttpServer
+from ingestd.observe.connections import MAX_CONNECTIONS
+from ingestd.observe.http import HttpServer
 from ingestd.observe.logs import configure
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
@@ -169,7 +171,7 @@ async def answer_to(server: HttpServer, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
     writer.write(request)
     try:
-        return await asyncio.wait_for(reader.readline(), 10)
+        return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     finally:
         writer.close()
 
@@ -183,6 +185,19 @@ NOT_HTTP = [
     COMMAND + b"Content-Length: x\r\n\r\n",
     COMMAND + GZIP + b"plain",
 ]
+
+
+ODD = [*NOT_HTTP, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET http://x:99999999/ HTTP/1.1\r\n\r\n"]
+
+
+@pytest.mark.parametrize("request_", ODD, ids=range(len(ODD)))
+async def test_what_is_no_request_is_answered_as_guardedly_as_all_else(
+    server: HttpServer, request_: bytes
+) -> None:
+    first, *headers = (await answer_to(server, request_)).decode().splitlines()
+    assert " 400 " in first
+    assert {f"{name}: {value}" for name, value in HEADERS.items()} <= set(headers)
+    assert len([header for header in headers if header.startswith("Server:")]) == 1
 
 
 async def test_requests_that_are_not_http_are_told_in_one_line(
