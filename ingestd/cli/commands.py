@@ -23,7 +23,18 @@ from ingestd.cli.faults import (
     redactor_of,
     reporting,
 )
-from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, duration_in, size_in
+from ingestd.cli.options import (
+    AsJson,
+    ConfigFile,
+    DaemonConfig,
+    DaemonUrl,
+    Debug,
+    SourceName,
+    TableNames,
+    duration_in,
+    known_source,
+    size_in,
+)
 from ingestd.cli.running import daemon_address, daemon_status
 
 
@@ -58,23 +69,10 @@ def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) 
 
 def snapshot(
     source: SourceName,
-    tables: Annotated[
-        list[str],
-        typer.Argument(metavar="TABLE", help="As schema.table.", autocompletion=completion.tables),
-    ],
+    tables: TableNames,
     *,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url",
-            metavar="URL",
-            help="Or where it is, like http://127.0.0.1:9464; its token is in INGESTD_HTTP_TOKEN, "
-            "and goes to other machines by https only.",
-        ),
-    ] = None,
+    config: DaemonConfig = None,
+    url: DaemonUrl = None,
     where: Annotated[
         str | None,
         typer.Option("--where", metavar="SQL", help="Read only the rows that this holds for."),
@@ -96,10 +94,13 @@ def snapshot(
         msg = "a snapshot is cancelled whole: leave --where out"
         raise typer.BadParameter(msg, param_hint="--cancel")
     with reporting(debug=debug, config=config):
+        loaded = None if config is None else load(config)
+        if loaded is not None:
+            known_source(loaded, source)  # that is so whether the daemon runs or not
         address = daemon_address(config, url)
         from ingestd.snapshot_command import SnapshotCommand  # noqa: PLC0415
 
-        sources = None if config is None else set(load(config).sources)
+        sources = None if loaded is None else set(loaded.sources)
         daemon = shlex.join(["--url", str(url)] if config is None else ["-c", str(config)])
         command = SnapshotCommand(address, source, tables, sources, daemon)
         if cancel:

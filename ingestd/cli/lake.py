@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ingestd.cli import completion
 from ingestd.cli.faults import load, reporting
-from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, known_source
+from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, TableName, known_source
 
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")]
 
@@ -39,10 +38,7 @@ def epochs(
 
 def peek(
     source: SourceName,
-    table: Annotated[
-        str,
-        typer.Argument(metavar="TABLE", help="As schema.table.", autocompletion=completion.tables),
-    ],
+    table: TableName,
     *,
     config: ConfigFile,
     limit: Limit = 20,

@@ -16,11 +16,32 @@ if TYPE_CHECKING:
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", help="The config file (TOML).")
 ]
+DaemonConfig = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
+]
+DaemonUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Or where it is, like http://127.0.0.1:9464; its token is in INGESTD_HTTP_TOKEN, "
+        "and goes to other machines by https only.",
+    ),
+]
+"""One of the two says which daemon is asked."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SourceName = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="The source's name.", autocompletion=completion.sources),
+]
+TableName = Annotated[
+    str,
+    typer.Argument(metavar="TABLE", help="As schema.table.", autocompletion=completion.tables),
+]
+TableNames = Annotated[
+    list[str],
+    typer.Argument(metavar="TABLE", help="As schema.table.", autocompletion=completion.tables),
 ]
 
 

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingestd.cli.faults import load, reporting
-from ingestd.cli.options import Debug, SourceName, duration_in
+from ingestd.cli.options import DaemonConfig, DaemonUrl, Debug, SourceName, duration_in
 from ingestd.cli.running import daemon_address
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ingestd.pause_command import PauseCommand
     from ingestd.ports import PauseMark
 
-Config = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
-]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help="Or where it is, like http://127.0.0.1:9464; its token is in INGESTD_HTTP_TOKEN, "
-        "and goes to other machines by https only.",
-    ),
-]
 Limit = Annotated[
     str, typer.Option("--limit", metavar="DURATION", help="How long the daemon may take.")
 ]
@@ -36,8 +25,8 @@ Limit = Annotated[
 def pause(
     source: SourceName,
     *,
-    config: Config = None,
-    url: Url = None,
+    config: DaemonConfig = None,
+    url: DaemonUrl = None,
     limit: Limit = "30s",
     debug: Debug = False,
 ) -> None:
@@ -50,8 +39,8 @@ def pause(
 def resume(
     source: SourceName,
     *,
-    config: Config = None,
-    url: Url = None,
+    config: DaemonConfig = None,
+    url: DaemonUrl = None,
     limit: Limit = "30s",
     debug: Debug = False,
 ) -> None:

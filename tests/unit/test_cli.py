@@ -417,6 +417,19 @@ def test_no_daemon_is_named_with_its_address(tmp_path: Path) -> None:
     assert result.stderr.startswith(f"ingestd: no ingestd daemon answers on {address}\n")
 
 
+@pytest.mark.parametrize("more", [[], ["--cancel"]])
+def test_an_unknown_source_is_told_before_the_daemon_that_does_not_run(
+    tmp_path: Path, more: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    config = config_at(tmp_path, address)
+    words = ["snapshot", "nosuch", "public.orders", "-c", config, *more]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 2
+    assert result.stderr == "ingestd: sources.nosuch: no such source; there is shop\n"
+
+
 def test_snapshots_under_way_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     shop = SourceStatus("shop", T0)
     shop.table("public.orders", TableState.SNAPSHOTTING, T0)
