@@ -200,7 +200,10 @@ def _limit(bound: float, hint: Any) -> str:  # noqa: ANN401
 def _default(model: type[Section], name: str) -> str:
     if found := _DEFAULTS_BY_USE.get((model.__name__, name)):
         return f"`{found}`"
-    value, kind = model.model_fields[name].default, _type(model, name)
+    value, kind = (
+        model.model_fields[name].get_default(call_default_factory=True),
+        _type(model, name),
+    )
     if value is PydanticUndefined:
         return "required"
     if value is None or value in ({}, []):

@@ -55,7 +55,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
     (
         "The config file",
         (
-            "ingestd/config.py",
+            "ingestd/config/*.py",
             "ingestd/quantities.py",
             "ingestd/references.py",
             "ingestd/capture/settings.py",

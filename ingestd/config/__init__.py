@@ -1,0 +1,47 @@
+"""The configuration: a TOML file, checked whole before anything starts (design section 4).
+
+Sizes: MB is 10^6 bytes, MiB 2^20. A relative `lake.uri` is relative to the working directory of
+the daemon; a relative `file:` path to the folder of the config file.
+"""
+
+from __future__ import annotations
+
+from ingestd.config.daemon import (
+    DEFAULT_TARGET_BYTES,
+    EpochSettings,
+    HttpSettings,
+    LakeSettings,
+    LimitSettings,
+    LogSettings,
+    MaintenanceSettings,
+)
+from ingestd.config.file import Config, load_config
+from ingestd.config.section import Secret, Section
+from ingestd.config.sources import (
+    DEFAULT_REFRESH_S,
+    NO_CONTROLS,
+    UNSTREAMED,
+    SourceSettings,
+    TableSettings,
+    included,
+)
+
+__all__ = [
+    "DEFAULT_REFRESH_S",
+    "DEFAULT_TARGET_BYTES",
+    "NO_CONTROLS",
+    "UNSTREAMED",
+    "Config",
+    "EpochSettings",
+    "HttpSettings",
+    "LakeSettings",
+    "LimitSettings",
+    "LogSettings",
+    "MaintenanceSettings",
+    "Secret",
+    "Section",
+    "SourceSettings",
+    "TableSettings",
+    "included",
+    "load_config",
+]

@@ -1,0 +1,156 @@
+"""The sections of the daemon: lake, epochs, limits, maintenance, HTTP, log."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from ingestd.config.section import Section
+from ingestd.config_errors import KeyPathError
+from ingestd.quantities import Address, Seconds, SecondsOrOff, SizeBytes, address
+
+_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "file")
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}={0,2}\Z")
+"""RFC 6750, section 2.1; shorter ones can be guessed."""
+
+
+def _sendable(value: SecretStr) -> SecretStr:
+    if not _TOKEN.match(value.get_secret_value()):
+        msg = "is not a token: 16 or more of A-Z a-z 0-9 . _ ~ + / -, as of: openssl rand -hex 32"
+        raise ValueError(msg)
+    return value
+
+
+def _pem_path(value: str) -> str:
+    if not value or "\n" in value or "-----" in value:
+        msg = "is not a path; name the PEM file, without 'file:'"
+        raise ValueError(msg)
+    return value
+
+
+Token = Annotated[SecretStr, AfterValidator(_sendable)]
+PemPath = Annotated[str, AfterValidator(_pem_path)]
+
+
+class LakeSettings(Section):
+    """`uri`: a local path, or a URI that deltalake knows. `storage_options`: passed to it."""
+
+    uri: str
+    """Where the Delta tables go: a folder, or `s3://`, `gs://`, `az://`, `abfss://` and their
+    like."""
+    storage_options: dict[str, SecretStr] = Field(default_factory=dict)
+    """Passed to deltalake as they are; their values are never shown."""
+
+    @field_validator("uri")
+    @classmethod
+    def _usable(cls, uri: str) -> str:
+        scheme, separator, rest = uri.partition("://")
+        if not uri.strip() or (separator and not rest):
+            msg = "is empty; write a path or a URI like 's3://bucket/prefix'"
+            raise ValueError(msg)
+        if separator and scheme not in _SCHEMES:
+            msg = f"unknown scheme; use a path or one of {', '.join(_SCHEMES)}"
+            raise ValueError(msg)
+        if "%" in uri and scheme in (uri, "file"):
+            msg = "deltalake can't use a local path with '%' in it; choose another"
+            raise ValueError(msg)
+        return uri.rstrip("/") or "/"
+
+
+class EpochSettings(Section):
+    """When an epoch closes: `max_delay` seconds after its first change, or at `max_bytes`."""
+
+    max_delay: Seconds = 5.0
+    """An epoch closes at most this long after its first change."""
+    max_bytes: SizeBytes = 64_000_000
+    """An epoch closes when it has this many bytes."""
+
+
+class LimitSettings(Section):
+    """`memory`: bytes for buffers and decoding, of the whole process."""
+
+    memory: SizeBytes = Field(default=512_000_000, ge=64_000_000)
+    """For buffers and decoding, in the whole process, shared by its sources."""
+
+
+class MaintenanceSettings(Section):
+    """What is done to the lake beside the epochs (docs/maintenance.md).
+
+    `compact`: how often small files are joined, in seconds; None: never. `target_file_size`: bytes
+    of a file that is not joined any more, up to which files are. `retention`: how many seconds of
+    versions can be read; None: all.
+    """
+
+    compact: SecondsOrOff = 3600.0
+    """How often small files of the lake are joined."""
+    target_file_size: SizeBytes | None = Field(default=None, ge=1_000_000, le=2_000_000_000)
+    """How large such files become; a file below a quarter of it is small."""
+    retention: SecondsOrOff = 7 * 86400.0
+    """How long versions of the lake's tables can be read; at least 10m, off keeps all."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MaintenanceSettings:
+        if self.compact is None and self.target_file_size is not None:
+            why = 'is for joining files, and compact = "off" joins none; take one of them out'
+            raise KeyPathError(("target_file_size",), why)
+        if self.retention is not None and self.retention < LEAST_RETENTION_S:
+            why = "readers that are further behind lose their place; at least 10m, or 'off'"
+            raise KeyPathError(("retention",), why)
+        return self
+
+    @property
+    def target_bytes(self) -> int | None:
+        """Size of files that small ones become; None: they stay."""
+        if self.compact is None:
+            return None
+        return DEFAULT_TARGET_BYTES if self.target_file_size is None else self.target_file_size
+
+
+LEAST_RETENTION_S = 600.0
+DEFAULT_TARGET_BYTES = 128_000_000
+
+
+class HttpSettings(Section):
+    """`listen`: where /metrics, /healthz, /readyz and /status are; None: nowhere.
+
+    `token`: what all but /healthz ask for. `tls_cert`, `tls_key`: PEM files, relative to the
+    working directory of the daemon.
+    """
+
+    listen: Annotated[Address | None, BeforeValidator(address)] = Address("127.0.0.1", 9464)
+    """Where /metrics, /healthz, /readyz, /status and the page are served; off serves nothing."""
+    token: Token | None = None
+    """What requests have to bring (`Authorization: Bearer ...`); not asked for /healthz."""
+    tls_cert: PemPath | None = None
+    """PEM file of the certificate, relative to the working directory; needs `tls_key`."""
+    tls_key: PemPath | None = None
+    """PEM file of its key, not encrypted; needs `tls_cert`."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> HttpSettings:
+        for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise KeyPathError((name,), f"needs {other!r} too")
+        if self.listen is None:
+            for name in ("token", "tls_cert"):
+                if getattr(self, name) is not None:
+                    raise KeyPathError((name,), 'is for what listen = "off" does not serve')
+        return self
+
+
+class LogSettings(Section):
+    """`format`: auto is json when not a terminal."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged."""
+    format: Literal["auto", "json", "pretty"] = "auto"
+    """auto is json when stderr is not a terminal."""

@@ -1,0 +1,172 @@
+"""The whole file: read, checked, its secrets known."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError
+
+from ingestd.config.daemon import (
+    EpochSettings,
+    HttpSettings,
+    LakeSettings,
+    LimitSettings,
+    LogSettings,
+    MaintenanceSettings,
+)
+from ingestd.config.section import Section
+from ingestd.config.sources import SourceSettings
+from ingestd.config_errors import Problem, describe, problems_of
+from ingestd.errors import ConfigError
+from ingestd.redaction import Redactor, secrets_in_environment
+from ingestd.references import KeyPath, Resolver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,54}\Z")
+_SECRET_OPTION = re.compile(r"key|secret|token|password|credential|sas|account", re.IGNORECASE)
+_TELLING_LENGTH = 8
+"""A shorter word (a region, 'true') is no secret by itself."""
+
+
+class Config(Section):
+    """The whole file, checked. `redactor` knows every secret in it."""
+
+    lake: LakeSettings
+    """Where the tables go."""
+    epoch: EpochSettings = EpochSettings()
+    """When an epoch closes."""
+    limits: LimitSettings = LimitSettings()
+    """What the process may take."""
+    maintenance: MaintenanceSettings = MaintenanceSettings()
+    """What is done to the lake beside the epochs (docs/maintenance.md)."""
+    http: HttpSettings = HttpSettings()
+    """Where it can be asked, and by whom."""
+    log: LogSettings = LogSettings()
+    """What is logged, and how."""
+    sources: dict[str, SourceSettings] = Field(min_length=1)
+    """The databases: a section each, by name."""
+    _redactor: Redactor = PrivateAttr(default_factory=Redactor)
+
+    @property
+    def redactor(self) -> Redactor:
+        """Takes this config's secrets out of any text."""
+        return self._redactor
+
+
+def load_config(
+    path: Path, sources: Mapping[str, type[SourceSettings]], environ: Mapping[str, str]
+) -> Config:
+    """Read and check a config file. `sources`: a kind's settings model, by `kind`.
+
+    Raises ConfigError with every fault found, one line each, that begins with the key's path and
+    shows no secret.
+    """
+    document = _read(path)
+    resolver = Resolver(path.parent, environ)
+    resolved = resolver.resolve(document)
+    if not isinstance(resolved, dict):
+        raise TypeError(resolved)
+    problems = [Problem(at, why) for at, why in resolver.errors.items()]
+    found = _sources(resolved.pop("sources", {}), sources, problems)
+    problems += _shared(found)
+    config: Config | None = None
+    # a placeholder keeps "no sources" from being said of sources that are only wrong
+    stand_in = SourceSettings(kind="", dsn=SecretStr("-"), tables=["-.-"])
+    try:
+        config = Config.model_validate({**resolved, "sources": found or {"-": stand_in}})
+    except ValidationError as error:
+        problems += problems_of(error, Config, ())
+    if problems or config is None:
+        raise ConfigError("\n".join(describe(problems, document, resolver)))
+    _hide(config, resolver, environ)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        msg = f"{path}: the config file can't be read: {error.strerror}"
+        raise ConfigError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"{path}: not UTF-8 text"
+        raise ConfigError(msg) from error
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{path}: not TOML: {error}"
+        raise ConfigError(msg) from error
+
+
+def _sources(
+    sections: object, kinds: Mapping[str, type[SourceSettings]], problems: list[Problem]
+) -> dict[str, SourceSettings]:
+    if not isinstance(sections, dict) or not sections:
+        problems.append(Problem(("sources",), "none configured; add a section [sources.NAME]"))
+        return {}
+    found: dict[str, SourceSettings] = {}
+    for name, section in sections.items():
+        at: KeyPath = ("sources", name)
+        if not _SOURCE_NAME.match(name):
+            why = "a source's name is 1-55 of a-z, 0-9 and _, and begins with a letter or digit"
+            problems.append(Problem(at, why))
+        elif not isinstance(section, dict):
+            problems.append(Problem(at, "must be a section [sources.NAME]"))
+        elif (model := kinds.get(str(section.get("kind", "")))) is None:
+            available = ", ".join(repr(kind) for kind in sorted(kinds))
+            what = "unknown or not available" if "kind" in section else "is missing"
+            problems.append(Problem((*at, "kind"), f"{what}; available: {available}"))
+        else:
+            try:
+                found[name] = model.model_validate({**model.defaults(name), **section})
+            except ValidationError as error:
+                problems += problems_of(error, model, at)
+    return found
+
+
+def _shared(sources: Mapping[str, SourceSettings]) -> list[Problem]:
+    problems = []
+    owners: dict[object, str] = {}
+    for name, settings in sources.items():
+        claim = settings.exclusive()
+        if claim is not None and (owner := owners.setdefault(claim, name)) != name:
+            why = f"the same as in sources.{owner}, on the same database"
+            problems.append(Problem(("sources", name, claim[0]), why))
+    return problems
+
+
+def _hide(config: Config, resolver: Resolver, environ: Mapping[str, str]) -> None:
+    """Mask what came by reference in reprs, and tell the redactor every secret."""
+    known = [secret for source in config.sources.values() for secret in source.secrets()]
+    known += secrets_in_environment(environ)
+    if config.http.token is not None:
+        known.append(config.http.token.get_secret_value())
+    for name, option in config.lake.storage_options.items():
+        value = option.get_secret_value()
+        # a region or "true" is no secret; masking it would mask half of every log line
+        if _SECRET_OPTION.search(name) or len(value) >= _TELLING_LENGTH:
+            known.append(value)
+    for at, value in resolver.values.items():
+        section, name = _field_at(config, at)
+        section._hidden.add(name)  # noqa: SLF001 - a Section's own, as this module's
+        is_free_text = type(section).model_fields[name].annotation is str
+        if is_free_text and len(value) >= _TELLING_LENGTH:
+            known.append(value)
+    config._redactor = Redactor(known)  # noqa: SLF001
+
+
+def _field_at(config: Config, at: KeyPath) -> tuple[Section, str]:
+    """Give the innermost section on the way to a key, and the name of its field there."""
+    section: Section = config
+    name = str(at[0])
+    held: Any = config
+    for part in at:
+        if isinstance(held, Section):
+            section, name = held, str(part)
+            held = getattr(held, name)
+        elif isinstance(held, dict | list):
+            held = held[part]  # type: ignore[index] # a key path that was validated
+    return section, name
