@@ -18,7 +18,8 @@ from ingestd.changes import EpochSummary
 from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.ports import ChangeCapture, Connector, Discovery, Fresh, Lost
 from ingestd.recorded import Committed, TableState
-from ingestd.run.tables import TableBook, left_of
+from ingestd.run.table_entry import left_of
+from ingestd.run.tables import TableBook
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from spark_jobs.backfill_reading import BackfillPolicy, BackfillReading, SplitRunner

@@ -15,7 +15,7 @@ from ingestd.errors import IngestdError
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState
-from ingestd.run.tables import progress_of
+from ingestd.run.table_entry import progress_of
 from ingestd.schema import Table, TableId
 from ingestd.sink.filling import with_epoch
 from ingestd.sink.fragments import FragmentWriter

@@ -30,66 +30,8 @@ from ingestd.recorded import (
     registered,
     registered_columns,
 )
+from ingestd.run.table_entry import TableEntry
 from ingestd.schema import Table, TableId
-
-_FIRST, _LAST, _AGAIN, _MARKED = "first", "last", "again", "|"
-"""How `_tables` says where a reading has its `t`, before what is left of it.
-
-Again: last, and the table was whole when somebody asked for it.
-"""
-
-
-def progress_of(left: str, *, is_marked: bool) -> str:
-    """Write for `_tables` what somebody else left of a reading, which a daemon goes on with.
-
-    `is_marked`: its `t` is in the lake; else it comes last.
-    """
-    return (_FIRST if is_marked else _LAST) + _MARKED + left
-
-
-def left_of(progress: str) -> str:
-    """Give what `_tables` says is left of a reading (`Snapshot.left`)."""
-    return progress.partition(_MARKED)[2]
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A table of the last discovery.
-
-    `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
-    none is under way; a later one makes an earlier one void. `point`: where they are read.
-    `last`: transaction of the stream's last change of it; `told`: of the last that told of columns.
-    `rewritten`: why its old rows are not what the source has, until that is recorded.
-    `is_postponed`: the source can't send it yet. `version`: what the stream brought last, which is
-    as `compared` says. `progress`: what a reading before left (`Snapshot.left`), or this one so
-    far; `owes_marker`: its `t` comes last. `is_new`: the source has sent its changes only since a
-    moment ago. `is_asked`: it was whole when somebody asked for it to be read, since its snapshot
-    at `whole_at`. `has_gap`: changes of it were missed since its reading began. `failures`:
-    readings that it was altered in.
-    """
-
-    table: Table
-    is_stopped: bool = False
-    is_wanted: bool = False
-    load: int | None = None
-    point: Lsn | None = None
-    last: Lsn | None = None
-    told: Lsn | None = None
-    rewritten: str | None = None
-    is_postponed: bool = False
-    version: Table | None = None
-    compared: RegisteredTable | None = None
-    progress: str = ""
-    owes_marker: bool = True
-    is_new: bool = False
-    is_asked: bool = False
-    whole_at: Lsn | None = None
-    has_gap: bool = False
-    failures: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return not (self.is_stopped or self.is_wanted or self.load is not None)
 
 
 @dataclass(slots=True)
@@ -102,7 +44,7 @@ class TableBook:
     committed: Committed
     resnapshot_rewritten: bool = True
     known: dict[TableId, RegisteredTable] = field(init=False)
-    _entries: dict[TableId, _Entry] = field(init=False, default_factory=dict)
+    _entries: dict[TableId, TableEntry] = field(init=False, default_factory=dict)
     _discovery: Discovery = field(init=False)
     _is_recorded: bool = field(init=False, default=False)
     _gone: set[TableId] = field(init=False, default_factory=set)
@@ -128,16 +70,14 @@ class TableBook:
         for table in discovery.tables:
             entry = before.get(table.id)
             if entry is None or entry.table.oid != table.oid:
-                entry = _Entry(table, is_new=bool(before))
-                marker, entry.progress = self._kept(table)
-                entry.owes_marker, entry.is_asked = marker != _FIRST, marker == _AGAIN
+                entry = TableEntry(table, is_new=bool(before))
+                entry.resume(self.known.get(table.id))
             elif entry.is_stopped and _definition(entry.table) != _definition(table):
                 entry.is_stopped = False
             entry.table, entry.is_postponed = table, False
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
             if self._has_gap(table.id):
-                entry.is_wanted, entry.is_asked, entry.progress = True, False, ""
-                entry.has_gap = True
+                entry.miss()
                 entry.is_new |= table.id in discovery.interrupted
             entry.is_wanted |= entry.load is None and not self._is_live(table)
             self._entries[table.id] = entry
@@ -145,14 +85,6 @@ class TableBook:
     def _has_gap(self, name: TableId) -> bool:
         is_rewritten = self.resnapshot_rewritten and name in self._discovery.rewritten
         return is_rewritten or name in self._discovery.interrupted
-
-    def _kept(self, table: Table) -> tuple[str, str]:
-        """Say where a reading that an earlier run began has its `t`, and what it left."""
-        known = self.known.get(table.id)
-        if known is None or known.oid != table.oid or known.state is not TableState.SNAPSHOTTING:
-            return "", ""
-        marker, _, left = known.progress.partition(_MARKED)
-        return marker, left
 
     def _is_live(self, table: Table) -> bool:
         """Whether the lake has it live: this very table, not one before it of the same name."""
@@ -171,10 +103,7 @@ class TableBook:
             if name not in self._entries:
                 self._refuse_unknown(name)
         for name in chosen:
-            entry = self._entries[name]
-            if entry.is_whole:
-                entry.is_asked, entry.whole_at = True, self._snapshot_lsn(name)
-            entry.is_wanted, entry.is_stopped, entry.progress = True, False, ""
+            self._entries[name].ask(self._snapshot_lsn(name))
 
     def _refuse_unknown(self, name: TableId) -> NoReturn:
         for refused in self._discovery.refused:
@@ -220,8 +149,7 @@ class TableBook:
             if entry.is_whole:
                 continue
             if entry.is_asked:
-                entry.is_wanted, entry.load, entry.progress = False, None, ""
-                entry.is_asked, entry.point = False, entry.whole_at
+                entry.cancel()
                 whole.append(entry.table)
             else:
                 others.append(name)
@@ -248,8 +176,8 @@ class TableBook:
         if entry is None or entry.is_stopped:
             return None
         is_kept = entry.is_whole or bool(entry.progress)
-        entry.is_wanted, entry.progress, entry.is_asked, entry.is_new = True, "", False, True
-        entry.has_gap = True
+        entry.miss()
+        entry.is_new = True
         return entry.table if is_kept else None
 
     def read_again(self, name: TableId, *, from_the_start: bool) -> int:
@@ -260,7 +188,7 @@ class TableBook:
         entry = self._entries.get(name)
         if entry is None:
             return 0
-        entry.load, entry.point, entry.is_wanted = None, None, True
+        entry.fail()
         if from_the_start:
             entry.progress = ""
         entry.failures += 1
@@ -294,7 +222,7 @@ class TableBook:
         now = (registered_columns(table), table.replica_identity, table.storage)
         return then != now or self._entries[table.id].rewritten is not None
 
-    def _is_stale(self, entry: _Entry) -> bool:
+    def _is_stale(self, entry: TableEntry) -> bool:
         """Whether the stream has told of columns since the discovery: the next one tells more."""
         is_newer = entry.told is not None and entry.told >= self._discovery.lsn
         return is_newer and self._differs(entry.table, self.known.get(entry.table.id))
@@ -336,10 +264,7 @@ class TableBook:
         loads = {}
         for entry in self._of(tables):
             self._loads += 1
-            entry.is_wanted, entry.has_gap, entry.rewritten = False, False, None
-            entry.load, entry.point = self._loads, None
-            if not entry.progress:
-                entry.owes_marker = entry.table.id in self._with_rows
+            entry.begin(self._loads, has_rows=entry.table.id in self._with_rows)
             loads[entry.table.id] = self._loads
         return loads
 
@@ -396,7 +321,7 @@ class TableBook:
         if entry is None or entry.load != load or entry.is_wanted or entry.progress == left:
             return None  # asked for again: what this reading leaves is void
         entry.progress = left
-        return self._latest(entry)
+        return entry.latest(self.lsn)
 
     def is_read_by(self, name: TableId, load: int) -> bool:
         """Whether rows of this reading are to be taken: no later one, no stop has come between."""
@@ -428,32 +353,22 @@ class TableBook:
         """Take that all rows of these readings are durable; give the tables that are whole now."""
         read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
         for entry in read.values():
-            entry.load, entry.progress, entry.failures = None, "", 0
-            if entry.is_wanted:  # again: it is whole until then, unless something was missed
-                entry.is_asked, entry.whole_at = not entry.has_gap, entry.point
-            else:
-                entry.is_new = entry.is_asked = False
-        return [self._latest(e) for e in read.values() if e.is_whole]
-
-    def _latest(self, entry: _Entry) -> Table:
-        """Give its columns as the stream told after the discovery, or as that did."""
-        if entry.version is None or entry.told is None or entry.told < self._discovery.lsn:
-            return entry.table
-        return replace(entry.version, storage=entry.table.storage)
+            entry.end()
+        return [e.latest(self.lsn) for e in read.values() if e.is_whole]
 
     def give_up(self, loads: Mapping[TableId, int]) -> None:
         """Take that readings failed: their tables are to be read again, or what was left."""
         for name, load in loads.items():
             entry = self._entries.get(name)
             if entry is not None and entry.load == load:
-                entry.load, entry.point, entry.is_wanted = None, None, True
+                entry.fail()
 
     @property
     def is_loading(self) -> bool:
         """Whether a table's rows are to be read, or are not durable yet."""
         return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())
 
-    def _of(self, tables: Sequence[Table]) -> list[_Entry]:
+    def _of(self, tables: Sequence[Table]) -> list[TableEntry]:
         return [self._entries[t.id] for t in tables if t.id in self._entries]
 
     # --- the stream ---------------------------------------------------------------------------
@@ -522,8 +437,7 @@ class TableBook:
             self._gone.discard(name)
             return Table(name, self.known[name].oid if name in self.known else 0, ())
         entry = self._entries[name]
-        entry.is_stopped, entry.is_wanted, entry.load, entry.point = True, True, None, None
-        entry.progress, entry.is_asked = "", False
+        entry.stop()
         return entry.table
 
     # --- events -------------------------------------------------------------------------------
@@ -543,10 +457,7 @@ class TableBook:
         entry = self._entries.get(name)
         if entry is None or state is not TableState.SNAPSHOTTING:
             return ""
-        if not (entry.progress or entry.is_asked):
-            return ""
-        marker = _AGAIN if entry.is_asked else _LAST if entry.owes_marker else _FIRST
-        return marker + _MARKED + entry.progress
+        return entry.recorded_progress
 
     def _snapshot_lsn(self, name: TableId) -> Lsn | None:
         entry, known = self._entries.get(name), self.known.get(name)

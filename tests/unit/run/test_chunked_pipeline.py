@@ -20,7 +20,7 @@ from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.fakes.snapshot import Reach
 from ingestd.recorded import TableEvent, TableState
 from ingestd.run.pipeline import Pipeline
-from ingestd.run.tables import left_of
+from ingestd.run.table_entry import left_of
 from ingestd.schema import Column, with_before
 from tests.unit.run.fixtures import LIMIT_S, A, lake_rows, policy, source_rows, until, watch
 
