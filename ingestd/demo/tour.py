@@ -192,12 +192,15 @@ def _print_next(stage: _Stage) -> None:
         "from ingestd.sink.read import read_raw",
         f"read_raw({json.dumps(str(stage.lake))}, {SOURCE!r}, TableId('public', 'payments'))",
     )
-    say("  python\n" + "".join(f"    >>> {line}\n" for line in snippet))
+    program = _program()
+    python = "python" if program == "ingestd" else sys.executable
+    say(f"  {python}\n" + "".join(f"    >>> {line}\n" for line in snippet))
     count = "select _cdc_op, count(*) from delta_scan"
     say(f"  duckdb -c \"{count}('{_raw_path(stage)}') group by 1\"")
     say("\n  pyspark, with the session of spark_jobs.session.local_session:")
     say(f"    spark.readStream.format('delta').load('{_raw_path(stage)}')")
-    say("\n  your own database: config.example.toml, then ingestd check and ingestd run")
+    say(f"\n  your own database: {program} init, which asks for it and writes a config;")
+    say(f"  then {program} check and {program} run, as it says")
 
 
 # --- setting the stage -------------------------------------------------------------------------
@@ -241,6 +244,13 @@ kind = "wal"
 dsn = {json.dumps(stage.dsn)}
 tables = ["public.*"]
 """
+
+
+def _program() -> str:
+    """Give what ingestd is called by where the demo was called from."""
+    if shutil.which("ingestd") is not None:
+        return "ingestd"
+    return sys.argv[0] if Path(sys.argv[0]).name == "ingestd" else "python -m ingestd"
 
 
 def _raw_path(stage: _Stage) -> str:
