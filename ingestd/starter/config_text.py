@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingestd.grid import printable
+from ingestd.starter.store_options import store_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from ingestd.starter.proposed_cursors import ProposedCursor
 
 _WIDTH = 77
 _EXAMPLE = "public.orders"
@@ -31,7 +34,7 @@ class FirstConfig:
 
     `database`: what it is for, in words. `dsn`: as it is written. `manage` None: for polling.
     `why_not_wal`: what keeps a database from being read by its WAL, and the remedies. `table`: one
-    that is captured, for examples.
+    that is captured, for examples. `cursors`: for polling.
     """
 
     source: str
@@ -44,10 +47,12 @@ class FirstConfig:
     left_out: Sequence[LeftOut] = ()
     why_not_wal: Sequence[tuple[str, str | None]] = ()
     table: str | None = None
+    cursors: Sequence[ProposedCursor] = ()
 
     def text(self) -> str:
         """Write the TOML."""
-        parts = [self._head(), self._lake(), _RIM, self._source(), self._table()]
+        cursors = [self._cursor(cursor) for cursor in self.cursors]
+        parts = [self._head(), self._lake(), _RIM, self._source(), *cursors, self._table()]
         return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
     def _head(self) -> Iterator[str]:
@@ -57,10 +62,7 @@ class FirstConfig:
     def _lake(self) -> Iterator[str]:
         yield "[lake]"
         yield f"uri = {toml(self.lake)}"
-        yield from _comment("A folder, or s3://bucket/prefix, gs://, abfss://. For a store:")
-        yield "# [lake.storage_options]"
-        yield '# AWS_REGION = "eu-central-1"'
-        yield '# AWS_SECRET_ACCESS_KEY = "env:AWS_SECRET_ACCESS_KEY"'
+        yield from store_options(self.lake)
 
     def _source(self) -> Iterator[str]:
         yield f"[sources.{self.source}]"
@@ -103,10 +105,23 @@ class FirstConfig:
         else:
             yield "manage = false            # they are there; ingestd alters neither"
 
+    def _cursor(self, cursor: ProposedCursor) -> Iterator[str]:
+        mark = ""
+        if cursor.index is not None:
+            yield from _comment("By an index it could be polled without a look at the whole table:")
+            yield from _remedy(cursor.index)
+            mark = "# "
+        yield f"{mark}[sources.{self.source}.table.{toml(str(cursor.table))}]"
+        yield f"{mark}cursor = {toml(cursor.column)}     # does it grow with every write?"
+        yield '# detect_deletes = "1h"     # how often to look for rows that are gone'
+
     def _table(self) -> Iterator[str]:
-        yield from _comment("What is special about a table:")
-        yield f"# [sources.{self.source}.table.{toml(self.table or _EXAMPLE)}]"
-        if self.manage is None:
+        if self.cursors:
+            yield from _comment("What else the section of a table may say:")
+        else:
+            yield from _comment("What is special about a table:")
+            yield f"# [sources.{self.source}.table.{toml(self.table or _EXAMPLE)}]"
+        if self.manage is None and not self.cursors:
             yield '# cursor = "updated_at"     # a column that grows with every write, indexed'
             yield '# detect_deletes = "1h"     # how often to look for rows that are gone'
         yield '# exclude_columns = ["note"]'

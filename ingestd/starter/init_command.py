@@ -20,6 +20,7 @@ from ingestd.redaction import Redactor
 from ingestd.starter.config_text import FirstConfig, LeftOut
 from ingestd.starter.given_dsn import GivenDsn, given_dsn, write_secret
 from ingestd.starter.proposal import Database, Proposal, look_at, pattern_of, propose
+from ingestd.starter.proposed_cursors import ProposedCursor, proposed_cursors
 from ingestd.table_listing import print_tables
 
 if TYPE_CHECKING:
@@ -188,7 +189,14 @@ def _config(
         plain,
         why_not_wal=[(f"{b.subject}: {b.detail}", b.remedy) for b in proposal.why_not_wal],
         table=str(proposal.tables[0]) if proposal.tables else None,
+        cursors=_cursors(proposal),
     )
+
+
+def _cursors(proposal: Proposal) -> Sequence[ProposedCursor]:
+    if proposal.way["kind"] != "polling" or not proposal.tables:
+        return ()
+    return asyncio.run(proposed_cursors(proposal.settings, proposal.tables))
 
 
 def _print_next(proposal: Proposal, output: Path) -> None:

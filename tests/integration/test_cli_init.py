@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,6 +194,54 @@ def test_polling_is_taken_where_the_wal_can_not_be_read(
     assert done.exit_code == 0, done.output
     assert "mend what is named above" in done.stdout
     assert 'kind = "wal"' in (tmp_path / "ingestd.toml").read_text()
+
+
+def test_a_polled_table_gets_the_cursor_that_its_index_offers(
+    shop: Database, tmp_path: Path
+) -> None:
+    shop.execute(
+        "CREATE TABLE invoices (id int PRIMARY KEY, last_name text, made_at timestamptz,"
+        ' updated_at timestamptz, "Changed ""At""" timestamp NOT NULL)',
+        'CREATE INDEX ON invoices ("Changed ""At""")',
+        "CREATE INDEX ON invoices (made_at)",
+        "CREATE INDEX ON invoices (updated_at) WHERE id > 7",
+        "CREATE TABLE payments (id int PRIMARY KEY, modified date)",
+    )
+    done = init(shop, "old", "--yes", "--kind", "polling", "--tables", "public.*")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "ingestd.toml").read_text()
+    tables = tomllib.loads(text)["sources"]["old"]["table"]
+    assert tables == {"public.invoices": {"cursor": 'Changed "At"'}}
+    assert check(tmp_path / "ingestd.toml").exit_code == 0
+    # what is offered for others works as it stands
+    [index] = [ln.strip("# ") for ln in text.splitlines() if "CREATE INDEX" in ln]
+    shop.execute(index)
+    done = init(shop, "old", "--yes", "--force", "--kind", "polling", "--tables", "public.*")
+    assert done.exit_code == 0, done.output
+    tables = tomllib.loads((tmp_path / "ingestd.toml").read_text())["sources"]["old"]["table"]
+    assert tables["public.payments"] == {"cursor": "modified"}
+
+
+@pytest.mark.parametrize(
+    ("lake", "option"),
+    [
+        ("s3://bucket/lake", "AWS_REGION"),
+        ("s3a://bucket/lake", "AWS_SECRET_ACCESS_KEY"),
+        ("gs://bucket/lake", "GOOGLE_SERVICE_ACCOUNT"),
+        ("abfss://box@account.dfs.core.windows.net/lake", "AZURE_STORAGE_ACCOUNT_KEY"),
+    ],
+)
+def test_a_lake_in_a_store_has_a_section_to_fill_in(
+    shop: Database, tmp_path: Path, lake: str, option: str
+) -> None:
+    done = init(shop, "shop", "--yes", "--lake", lake)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "ingestd.toml").read_text()
+    assert tomllib.loads(text)["lake"] == {"uri": lake, "storage_options": {}}
+    filled = "".join(
+        ln.removeprefix("# ") if option in ln else ln for ln in text.splitlines(keepends=True)
+    )
+    assert option in tomllib.loads(filled)["lake"]["storage_options"]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ingestd.capture.catalog import ColumnRow
+from ingestd.capture.indexes import IndexRow
 from ingestd.capture.polling.polled import Cursor, CursorKind
 from ingestd.errors import TableError
 from ingestd.references import key_path
@@ -22,6 +23,8 @@ _KINDS: Mapping[int, CursorKind] = {
     2950: "uuid",
 }
 """By OID of the type; a domain is as its base."""
+_LIKELY = ("updat", "modif", "chang", "last")
+"""In the name of a column that may well grow with every write."""
 SERVING = "timestamp, timestamptz, date, smallint, integer, bigint, numeric, uuid (version 7)"
 
 
@@ -49,6 +52,17 @@ def cursor_of(
             raise TableError(table, what, remedy=f"{remedy} through the whole table")
         kinds.append(kind)
     return Cursor(tuple(wanted), kinds[0])
+
+
+def likely_cursors(columns: Iterable[ColumnRow]) -> list[ColumnRow]:
+    """Give the times among the columns that by their names may well grow with every write."""
+    times = (c for c in columns if _KINDS.get(c.type_oid) == "time")
+    return [c for c in times if any(part in c.name.lower() for part in _LIKELY)]
+
+
+def is_indexed(indexes: Iterable[IndexRow], column: int) -> bool:
+    """Whether the rows can be had in the order of the column of this number."""
+    return any(i.is_ordered and not i.is_partial and i.columns[0] == column for i in indexes)
 
 
 def named(table: TableId, key: str, name: str, columns: Sequence[ColumnRow]) -> ColumnRow:

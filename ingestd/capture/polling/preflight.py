@@ -16,7 +16,7 @@ from ingestd.capture.findings import Findings, column_notes, lasting, sized
 from ingestd.capture.indexes import IndexRow
 from ingestd.capture.metadata import PostgresMetadata
 from ingestd.capture.patterns import missing_tables, unmatched
-from ingestd.capture.polling.cursors import at
+from ingestd.capture.polling.cursors import at, is_indexed, likely_cursors
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.server import (
     PolledServer,
@@ -45,8 +45,6 @@ _UUIDS = """
 SELECT bool_and(substr(v::text, 15, 1) = '7')
   FROM (SELECT {column} AS v FROM {table} WHERE {column} IS NOT NULL LIMIT {limit}) AS sample
 """
-_LIKELY = ("updat", "modif", "chang", "last")
-"""In the name of a column that may well grow with every write."""
 
 
 async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
@@ -200,8 +198,8 @@ async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Find
     table, cursor = looked.row.id, looked.polled.cursor
     subject = f"table {table}, cursor"
     if cursor is None:
-        likely = [n for n in looked.columns if any(part in n.lower() for part in _LIKELY)]
-        hint = f", such as {likely[0]!r}" if likely else ""
+        likely = likely_cursors(looked.columns.values())
+        hint = f", such as {likely[0].name!r}" if likely else ""
         found.note(
             subject,
             "ok" if looked.is_small else "warn",
@@ -211,7 +209,7 @@ async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Find
         return
     column = looked.columns[cursor.columns[0]]
     quoted = sql.Identifier(column.name).as_string(None)
-    if not _is_indexed(looked.indexes, column.number):
+    if not is_indexed(looked.indexes, column.number):
         how = "CREATE INDEX" if looked.is_partitioned else "CREATE INDEX CONCURRENTLY"
         found.note(
             subject,
@@ -236,10 +234,6 @@ async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Find
             "found late or at the cost of the whole table",
             "name a column that grows with every write, or write uuids of version 7",
         )
-
-
-def _is_indexed(indexes: Sequence[IndexRow], column: int) -> bool:
-    return any(i.is_ordered and not i.is_partial and i.columns[0] == column for i in indexes)
 
 
 async def _is_growing_uuid(connection: AsyncConnection[Any], table: TableId, name: str) -> bool:
