@@ -64,7 +64,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
     ("A source read by its WAL", ("ingestd/capture/wal/*.py",)),
     ("A source that is polled", ("ingestd/capture/polling/*.py",)),
     ("Any source, and its tables", ("ingestd/capture/*.py", "ingestd/row_limit.py")),
-    ("The run of a source", ("ingestd/run/*.py",)),
+    ("The run of a source", ("ingestd/run/*.py", "ingestd/open_files.py")),
     ("The lake", ("ingestd/sink/*.py",)),
     (
         "HTTP and the commands",

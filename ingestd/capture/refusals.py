@@ -28,9 +28,7 @@ _LIMIT_S = 5.0
 """The server has just answered."""
 
 
-async def named(
-    error: psycopg.OperationalError, parameters: Mapping[str, Any]
-) -> psycopg.OperationalError:
+async def named(error: psycopg.Error, parameters: Mapping[str, Any]) -> psycopg.Error:
     """Give an error of connecting with its code, if a server said it and the code can be had.
 
     `parameters`: what it was connected with.
@@ -41,9 +39,7 @@ async def named(
         return error
     with contextlib.suppress(TimeoutError, OSError, psycopg.Error, KeyError):
         async with asyncio.timeout(_LIMIT_S):
-            kind = lookup(await _code_of_refusal(make_conninfo(**parameters)))
-        if issubclass(kind, psycopg.OperationalError):
-            return kind(str(error))
+            return lookup(await _code_of_refusal(make_conninfo(**parameters)))(str(error))
     return error
 
 

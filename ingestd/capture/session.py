@@ -24,6 +24,7 @@ from ingestd.capture.said import said
 from ingestd.capture.tls import Transport, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
 from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.open_files import SAID, are_left, none_left
 
 SETTINGS: Mapping[str, str] = {
     "DateStyle": "ISO",
@@ -248,6 +249,11 @@ _HBA = _Operator(
     "add to pg_hba.conf: host {database} {role} <address of this machine>/32 scram-sha-256  "
     "and then: SELECT pg_reload_conf();"
 )
+_REFUSED = _Operator(
+    "CREATE ROLE {role} LOGIN PASSWORD '...'; if there is none, ALTER ROLE {role} LOGIN; if it may "
+    "not log in;\n  or add to pg_hba.conf: host {database} {role} <address of this machine>/32 "
+    "scram-sha-256  and then: SELECT pg_reload_conf();"
+)
 _NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
 _NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
 _NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
@@ -278,12 +284,16 @@ _CLIENT_CERTIFICATE = _Operator(
 )
 
 _OPERATOR_CODES = {
+    "28000": _REFUSED,
     "28P01": _PASSWORD,
     "3D000": _DATABASE_MISSING,
     "42501": _RIGHT,
     "42704": _UNDEFINED,
     "53400": _LIMIT,
 }
+
+_NO_WORDS = "no error details available"
+"""psycopg's, where libpq gives none."""
 
 # In this order: with several hosts the text has the failure of each, and what a server said is
 # worth more than that another could not be reached.
@@ -347,6 +357,8 @@ def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> Ingest
     place and role where the error does not: psycopg's do so only while connecting.)
     """
     place = _place(error, dsn)
+    if _has_no_files(error):
+        return none_left(where)
     meaning = _by_code(error) if error.sqlstate else _by_text(str(error))
     what = f"{where}: {said(error)}"
     if place:
@@ -373,12 +385,20 @@ def role_of(dsn: str) -> str | None:
     return None if user is None else str(user)
 
 
+def _has_no_files(error: psycopg.Error) -> bool:
+    """Whether it failed because nothing could be opened; libpq may have no words for that."""
+    if error.sqlstate is not None:
+        return False
+    return SAID in str(error) or (_NO_WORDS in str(error) and not are_left())
+
+
 def _by_code(error: psycopg.Error) -> str | _Operator | None:
     code = error.sqlstate or ""
     if code == "42501" and "row-level security" in str(error):
         return _POLICY
-    if code == "28000":  # says everything about authorization but a wrong password
-        return _by_text(str(error))
+    # 28000 says everything about authorization but a wrong password: the words may say more.
+    if code == "28000" and (told := _by_text(str(error))) is not None:
+        return told
     return _TRANSIENT_CODES.get(code) or _TRANSIENT_CODES.get(code[:2]) or _OPERATOR_CODES.get(code)
 
 

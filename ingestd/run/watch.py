@@ -5,6 +5,7 @@ Log events have constant names; one line per change of state, never one per row 
 
 from __future__ import annotations
 
+import errno
 import shlex
 import time
 import traceback
@@ -20,6 +21,7 @@ from ingestd.errors import IngestdError, OperatorError, TableError, TransientErr
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.recent import note_error
 from ingestd.observe.status import SnapshotOutcome, SourceState, SourceStatus
+from ingestd.open_files import none_left
 from ingestd.ports import Discovery, Lag
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, Notice, TableEvent, TableState
@@ -188,6 +190,8 @@ class Watch:
 
         Its text is left out: a library's error may quote values of rows.
         """
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return none_left(f"source {self.source}")
         frames = traceback.extract_tb(error.__traceback__)
         where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
         self._log.error("source.unknown_error", error=type(error).__name__, where=where)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from ingestd.errors import DamagedError, IngestdError, OperatorError, TransientError
+from ingestd.open_files import none_left
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -54,7 +55,7 @@ _REMEDIES = {
 }
 _ERRNO_PASSES = frozenset(
     {
-        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE),
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE),
         *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE),
         *(errno.EHOSTUNREACH, errno.ENETUNREACH),
     }
@@ -71,7 +72,7 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     text = str(error)
     system = _OS_ERROR.search(text)
     number = int(system[1]) if system else getattr(error, "errno", None)
-    if number in _REMEDIES:
+    if number in _REMEDIES or number == errno.EMFILE:
         return _known(number, uri)
     answer = _ANSWER.search(text)
     told = ": ".join(filter(None, answer.groups())) if answer else text
@@ -103,7 +104,9 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     )
 
 
-def _known(number: int, uri: str) -> OperatorError:
+def _known(number: int, uri: str) -> IngestdError:
+    if number == errno.EMFILE:
+        return none_left(f"lake {uri}")
     cause, remedy = _REMEDIES[number]
     if number == errno.ENOENT and uri.endswith(".parquet"):
         return DamagedError(f"lake {uri}: {cause}", remedy=remedy)

@@ -41,7 +41,7 @@ async def refusing(code: str, text: str, severity: str = "FATAL") -> AsyncIterat
 
 
 async def refusal(dsn: str) -> IngestdError:
-    with pytest.raises(psycopg.OperationalError) as caught:
+    with pytest.raises(psycopg.Error) as caught:
         await connect(dsn)
     return classify(caught.value, "source shop", dsn)
 
@@ -65,13 +65,42 @@ async def test_what_passes_by_itself_is_known_in_any_language(
     assert text in found.what
 
 
-async def test_what_does_not_has_its_remedy_in_any_language() -> None:
-    text = "Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen"
-    async with refusing("28P01", text) as dsn:
+@pytest.mark.parametrize(
+    ("code", "text", "remedies"),
+    [
+        (
+            "28P01",
+            "Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen",
+            ['ALTER ROLE "u" PASSWORD'],
+        ),
+        ("3D000", "Datenbank »d« existiert nicht", ['CREATE DATABASE "d"']),
+        ("3D000", "la base de données « d » n'existe pas", ['CREATE DATABASE "d"']),
+        ("28000", "Rolle »u« hat keine Berechtigung zum Einloggen", ['ALTER ROLE "u" LOGIN']),
+        ("28000", 'роль "u" не существует', ['CREATE ROLE "u" LOGIN']),
+        (
+            "28000",
+            "aucune entrée dans pg_hba.conf pour l'hôte « ::1 »,\nbase de données « d », sans SSL",
+            ['host "d" "u" <address', "pg_reload_conf()"],
+        ),
+        ("42501", "droit refusé pour la base de données « d »", ['grant role "u" the right']),
+    ],
+)
+async def test_what_does_not_has_its_remedy_in_any_language(
+    code: str, text: str, remedies: list[str]
+) -> None:
+    """The texts are those of PostgreSQL's own translations."""
+    async with refusing(code, text) as dsn:
         found = await refusal(dsn)
     assert isinstance(found, OperatorError)
-    assert text in found.what
-    assert 'ALTER ROLE "u" PASSWORD' in str(found.remedy)
+    assert "; ".join(text.splitlines()) in found.what
+    for remedy in remedies:
+        assert remedy in str(found.remedy)
+
+
+async def test_what_was_refused_in_english_has_the_one_remedy_that_helps() -> None:
+    async with refusing("28000", 'role "u" is not permitted to log in') as dsn:
+        found = await refusal(dsn)
+    assert found.remedy == 'ALTER ROLE "u" LOGIN;'
 
 
 async def test_what_has_no_code_that_is_known_stays_what_it_is() -> None:
