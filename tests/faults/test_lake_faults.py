@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +14,11 @@ import pytest
 from deltalake import write_deltalake
 
 from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import module_environment
 from ingestd.failpoints import VARIABLE
 from ingestd.recorded import GONE
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
+from tests.harness.command_line import run_command
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -131,15 +129,8 @@ def _undo(lake: Path, daemon: Daemon) -> None:
     assert str(orders(lake)) in notice["reason"]
     assert "ingestd snapshot" in notice["remedy"]
     daemon.await_ready(LIMIT_S)
-    arguments = ("shop", str(ORDERS), "-c", daemon.config_path.name)
-    subprocess.run(
-        [sys.executable, "-m", "ingestd", "snapshot", *arguments],
-        cwd=daemon.folder,
-        env=module_environment(),
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
+    done = run_command(daemon.config_path, "snapshot", "shop", str(ORDERS))
+    assert done.returncode == 0, done.stderr
 
 
 def away(name: str) -> Callable[[Path, Daemon], object]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
-from ingestd.demo.daemon import module_environment
+from tests.harness.command_line import run_command
 
 if TYPE_CHECKING:
     from ingestd.demo.daemon import Daemon
@@ -16,14 +14,5 @@ LIMIT_S = 60
 
 def ask_for_snapshot(daemon: Daemon, *tables: str, source: str = "shop") -> None:
     """Ask the running daemon to read these tables anew; do not wait for it."""
-    arguments = [source, *tables, "--no-wait", "-c", daemon.config_path.name]
-    done = subprocess.run(
-        [sys.executable, "-m", "ingestd", "snapshot", *arguments],
-        cwd=daemon.folder,
-        env=module_environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = run_command(daemon.config_path, "snapshot", source, *tables, "--no-wait")
     assert done.returncode == 0, f"{done.stderr}\n{daemon.tail()}"

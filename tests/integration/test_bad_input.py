@@ -15,6 +15,7 @@ import pytest
 from ingestd.demo.accounts import account_for_server, open_way
 from ingestd.demo.daemon import Daemon, module_environment
 from ingestd.demo.postgres import PostgresServer
+from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
@@ -138,15 +139,7 @@ def test_a_wrong_config_ends_the_daemon_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_a_config_that_is_not_there_ends_with_2(tmp_path: Path, command: str) -> None:
-    missing = str(tmp_path / "none.toml")
-    done = subprocess.run(
-        [sys.executable, "-m", "ingestd", command, "--config", missing],
-        env=module_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    done = run_command(tmp_path / "none.toml", command)
     assert done.returncode == 2
     assert "none.toml" in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
-from ingestd.demo.daemon import module_environment
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
+from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import wal_config
 from tests.harness.toast_writers import ToastWriters, create_big
@@ -67,15 +66,7 @@ def positions_of_rows_read(lake: Path) -> set[int]:
 
 
 def ask(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ingestd", "snapshot", *arguments]
-    return subprocess.run(
-        [*command, "--config", str(daemon.config_path)],
-        env=module_environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return run_command(daemon.config_path, "snapshot", *arguments)
 
 
 def kept(lake: Path) -> int:

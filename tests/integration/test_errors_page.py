@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +18,10 @@ from typing import Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.demo.daemon import Daemon, module_environment
+from ingestd.demo.daemon import Daemon
+from ingestd.demo.ports import free_port
 from ingestd.demo.postgres import PostgresServer
+from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
@@ -63,15 +63,7 @@ class World:
         """Run a command in the folder as a person would; give what it prints but `ok` lines."""
         if config is not None:
             (self.folder / "ingestd.toml").write_text(config, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "ingestd", *arguments, "--config", "ingestd.toml"],
-            cwd=self.folder,
-            env={**module_environment(), "COLUMNS": "80"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
+        done = run_command(self.folder / "ingestd.toml", *arguments, columns=80)
         assert done.returncode in {1, 2, 75}, (arguments, done.stdout, done.stderr)
         words = " ".join(["ingestd", *arguments, "--config", "ingestd.toml"])
         lines = _wrong(done.stdout + done.stderr)
@@ -87,15 +79,7 @@ class World:
     def status(self, daemon: Daemon, states: str) -> str:
         """Wait until the source is in one of these states; give what `status` says is wrong."""
         await_until(lambda: _state(daemon) in states.split(), LIMIT_S, daemon.tail)
-        done = subprocess.run(
-            [sys.executable, "-m", "ingestd", "status", "--config", "ingestd.toml"],
-            cwd=daemon.folder,
-            env=module_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
+        done = run_command(daemon.config_path, "status")
         lines = (done.stdout + done.stderr).splitlines()
         first = next(i for i, line in enumerate(lines) if line.startswith("source shop"))
         return "$ ingestd status --config ingestd.toml\n...\n" + "\n".join(lines[first:])
@@ -162,7 +146,8 @@ def prepared(*statements: str, undone: tuple[str, ...], **changes: Any) -> Calla
 
 
 def no_daemon(world: World) -> str:
-    return world.ingestd("snapshot", "shop", "public.orders", config=world.config())
+    config = world.config(extra=f'[http]\nlisten = "127.0.0.1:{free_port()}"')
+    return world.ingestd("snapshot", "shop", "public.orders", config=config)
 
 
 def unknown_name(*arguments: str) -> Callable[[World], str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,11 +16,11 @@ from ingestd.demo.comparison import (
     source_key,
     source_rows,
 )
-from ingestd.demo.daemon import module_environment
 from ingestd.demo.folding import fold
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_raw
+from tests.harness.command_line import run_command
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -172,14 +170,9 @@ def labels(daemon: Daemon, family: str, label: str, **wanted: str) -> set[str]:
 
 def shown(daemon: Daemon) -> dict[str, Any]:
     """What `ingestd status` says; it must not stumble over a name in either form."""
-    command = [sys.executable, "-m", "ingestd", "status", "--config", str(daemon.config_path)]
-    text = subprocess.run(
-        command, env=module_environment(), capture_output=True, text=True, check=True
-    )
+    text = run_command(daemon.config_path, "status")
     assert f"{len(TABLES)}/{len(TABLES)} live" in text.stdout
-    tree = subprocess.run(
-        [*command, "--json"], env=module_environment(), capture_output=True, text=True, check=True
-    )
+    tree = run_command(daemon.config_path, "status", "--json")
     found: dict[str, Any] = json.loads(tree.stdout)
     return found
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.demo.comparison import compare_source
-from ingestd.demo.daemon import module_environment
+from tests.harness.command_line import run_command
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -31,22 +29,9 @@ if TYPE_CHECKING:
 LIMIT_S = 90
 
 
-def ingestd(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a person would."""
-    return subprocess.run(
-        [sys.executable, "-m", "ingestd", *arguments, "-c", daemon.config_path.name],
-        cwd=daemon.folder,
-        env=module_environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-
-
 def done(daemon: Daemon, *arguments: str) -> str:
     """Run a command that has to succeed; gives what it printed."""
-    found = ingestd(daemon, *arguments)
+    found = run_command(daemon.config_path, *arguments)
     assert (found.returncode, found.stderr) == (0, ""), daemon.tail()
     return found.stdout
 
@@ -162,14 +147,14 @@ def test_a_pause_outlives_the_daemon_and_needs_none(
 
 
 def test_what_a_paused_source_can_not_do_is_said(daemon: Daemon) -> None:
-    found = ingestd(daemon, "pause", "shp")
+    found = run_command(daemon.config_path, "pause", "shp")
     assert (found.returncode, found.stderr) == (
         2,
         "ingestd: sources.shp: no such source; there is shop\n",
     )
     done(daemon, "pause", "shop")
     for arguments in (("snapshot", "shop", "public.t"), ("verify", "shop")):
-        found = ingestd(daemon, *arguments)
+        found = run_command(daemon.config_path, *arguments)
         assert found.returncode == 1, (arguments, found)
         assert "source shop is paused since 20" in found.stderr
         assert "ingestd resume shop" in found.stderr

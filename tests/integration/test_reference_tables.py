@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import random
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,12 +14,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.app.checking import check
-from ingestd.demo.daemon import module_environment
 from ingestd.observe.client import fetch_status, request_snapshot
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files
 from ingestd.sink.store import open_store
+from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
@@ -116,18 +115,7 @@ def await_streaming(daemon: Daemon) -> None:
 
 
 def snapshot(daemon: Daemon, *tables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "ingestd", "snapshot", "--config", daemon.config_path.name),
-            *("shop", *tables),
-        ],
-        cwd=daemon.folder,
-        env=module_environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return run_command(daemon.config_path, "snapshot", "shop", *tables)
 
 
 # --- read again ------------------------------------------------------------------------------
@@ -376,16 +364,9 @@ def test_what_the_commands_show(database: Database, lake: Path, make_daemon: Mak
     create(database)
     daemon = make_daemon(config(database, lake, "manual"))
     daemon.start_ready()
-    command = [sys.executable, "-m", "ingestd", "status", "--json"]
 
     def status() -> dict[str, Any]:
-        found = subprocess.run(
-            [*command, "--config", daemon.config_path.name],
-            cwd=daemon.folder,
-            env=module_environment(),
-            capture_output=True,
-            check=False,
-        )
+        found = run_command(daemon.config_path, "status", "--json")
         source = json.loads(found.stdout)["sources"]["shop"]
         return {"table": source["tables"][0]["state"], **source["references"][0]}
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.daemon import module_environment
 from ingestd.positions import Lsn
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
+from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
@@ -28,16 +27,7 @@ LIMIT_S = 60
 
 
 def snapshot(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a person would."""
-    return subprocess.run(
-        [sys.executable, "-m", "ingestd", "snapshot", *arguments, "-c", daemon.config_path.name],
-        cwd=daemon.folder,
-        env=module_environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return run_command(daemon.config_path, "snapshot", *arguments)
 
 
 def shown(daemon: Daemon, table: str) -> dict[str, Any]:

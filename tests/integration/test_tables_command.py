@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.daemon import module_environment
+from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
@@ -24,16 +23,7 @@ LIMIT_S = 60
 
 
 def tables(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a person would."""
-    return subprocess.run(
-        [sys.executable, "-m", "ingestd", "tables", "-c", config.name, *arguments],
-        cwd=config.parent,
-        env=module_environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return run_command(config, "tables", *arguments)
 
 
 def found(done: subprocess.CompletedProcess[str], source: str = "shop") -> dict[str, Any]:

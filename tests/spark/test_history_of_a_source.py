@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -13,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import module_environment
 from ingestd.demo.postgres import PostgresServer
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
 from spark_jobs.history import as_of, main
 from tests.harness.audited import Audited, Rows, as_row
+from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.databases import Database, fresh_database
 from tests.harness.waiting import await_until
@@ -60,14 +58,8 @@ def history(spark: SparkSession, target: Path, table: str, at: datetime) -> Rows
 
 def asks_anew(daemon: Daemon, lake: Path) -> None:
     """Have the tables read once more while they are written to."""
-    command = [sys.executable, "-m", "ingestd", "snapshot", "shop"]
-    subprocess.run(
-        [*command, *(f"public.{t}" for t in TABLES), "--config", str(daemon.config_path)],
-        env=module_environment(),
-        check=True,
-        capture_output=True,
-        timeout=LIMIT_S,
-    )
+    done = run_command(daemon.config_path, "snapshot", "shop", *(f"public.{t}" for t in TABLES))
+    assert done.returncode == 0, done.stderr
 
     def is_read() -> bool:
         seqs = [read_raw(str(lake), "shop", TableId("public", t))["_cdc_seq"] for t in TABLES]

@@ -1,0 +1,30 @@
+"""The command line, as a person uses it: in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from ingestd.demo.daemon import module_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT_S = 120
+
+
+def run_command(
+    config: Path, *arguments: str, columns: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `ingestd ARGUMENTS -c CONFIG` in the config's folder. `columns`: the terminal's width."""
+    width = {} if columns is None else {"COLUMNS": str(columns)}
+    return subprocess.run(
+        [sys.executable, "-m", "ingestd", *arguments, "-c", config.name],
+        cwd=config.parent,
+        env={**module_environment(), **width},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
