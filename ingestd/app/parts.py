@@ -18,6 +18,7 @@ from ingestd.sink.lake import DeltaLake
 from ingestd.sink.pause_mark import LakePauseMark
 from ingestd.sink.reference_source import RawReferenceSource
 from ingestd.sink.reference_table import DeltaReferenceTable
+from ingestd.sink.writer import Writer
 
 
 def load(path: Path) -> Config:
@@ -44,7 +45,9 @@ def connector_of(config: Config, name: str, settings: SourceSettings) -> Connect
     return factory.create(name, settings, memory_bytes=share_bytes(config) // READING_PART)
 
 
-def lake_of(config: Config, source: str, writer: str = "", *, is_claimed: bool = True) -> DeltaLake:
+def lake_of(
+    config: Config, source: str, writer: Writer | None = None, *, is_claimed: bool = True
+) -> DeltaLake:
     """Give a source's raw tables. `is_claimed`: this process alone writes them."""
     return DeltaLake(
         config.lake.uri,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import uuid
 from datetime import UTC, datetime
 from functools import partial
 
@@ -18,6 +17,7 @@ from ingestd.app.parts import (
     reference_table_of,
     storage_options,
 )
+from ingestd.capture.advisory import claim_text
 from ingestd.capture.reference import CopiedReferenceSource
 from ingestd.capture.session import transport_of
 from ingestd.capture.tls import REMEDY, weakness
@@ -40,6 +40,7 @@ from ingestd.run.watch import Watch
 from ingestd.schema import TableId
 from ingestd.sink.maintenance import MaintenancePolicy
 from ingestd.sink.maintenance_process import MaintenanceProcess
+from ingestd.sink.writer import Writer
 
 
 class Building:
@@ -109,7 +110,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     )
 
     connector = connector_of(config, name, settings)
-    writer = uuid.uuid4().hex
+    writer = Writer(claim_text(getattr(settings, "slot", None), settings.dsn.get_secret_value()))
 
     def make_pipeline() -> Pipeline:
         lake = lake_of(config, name, writer)

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import hashlib
 
+from ingestd.capture.session import read_dsn
+from ingestd.errors import OperatorError
+
 
 def claim_key(name: str) -> int:
     """Give the lock's key for a slot's or source's name: a signed 64-bit number."""
     digest = hashlib.sha256(f"ingestd/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def claim_text(slot: str | None, dsn: str) -> str:
+    """Name the claim on a source for people: its slot, if there is one, and the database.
+
+    Who names another is not kept out by the claim of this one.
+    """
+    name = "polling" if slot is None else f"slot {slot!r}"
+    try:
+        told = read_dsn(dsn)
+    except OperatorError:
+        return name  # nothing is claimed with such a DSN
+    places = {"database": "dbname", "at": "host", "port": "port"}
+    known = [f"{word} {told[key]}" for word, key in places.items() if told.get(key)]
+    return ", ".join([name, " ".join(known)] if known else [name])

@@ -127,7 +127,11 @@ class Sink(ChangeLog, Protocol):
     """The lake of one source."""
 
     async def open(self) -> Committed:
-        """Read what the lake holds; forget all that was not committed. Creates nothing."""
+        """Read what the lake holds; forget all that was not committed. Creates nothing.
+
+        A sink that this process has fenced before may raise OperatorError: another has taken over
+        since, by a claim that does not exclude this one's (I5).
+        """
         ...
 
     async def fence(self) -> None:

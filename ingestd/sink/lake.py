@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -39,6 +38,7 @@ from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.read import read_batches
 from ingestd.sink.registry import RegistryTable
 from ingestd.sink.store import open_store
+from ingestd.sink.writer import Writer
 
 WORKERS = 4
 """Tables committed at once: Parquet and fsync overlap, memory stays bounded."""
@@ -75,7 +75,7 @@ class DeltaLake:
         durability: Durability | None = None,
         now: Callable[[], datetime] = _utc_now,
         before_commit: Callable[[str], None] = _go_on,
-        writer: str = "",
+        writer: Writer | None = None,
         is_claimed: bool = True,
     ) -> None:
         self.uri = uri
@@ -86,10 +86,12 @@ class DeltaLake:
         self.before_commit = before_commit
         self.jobs = Jobs(at_once=WORKERS)
         self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
-        self._writer = writer or uuid.uuid4().hex
+        self._writer = writer or Writer()
         self._is_claimed = is_claimed
         self._own_logs = tuple(
-            AppendLog(self.store, folder, self.layout.app_id(), self._later, writer=self._writer)
+            AppendLog(
+                self.store, folder, self.layout.app_id(), self._later, writer=self._writer.name
+            )
             for folder in (self.layout.epochs, self.layout.tables)
         )
         self._epochs = EpochTable(self._own_logs[0], before_commit)
@@ -106,7 +108,8 @@ class DeltaLake:
     async def open(self) -> Committed:
         """Read what the lake holds; forget all that was not committed. Creates nothing.
 
-        Raises OperatorError or TransientError (storage).
+        Raises OperatorError or TransientError (storage); OperatorError also if another took over
+        that may live on.
         """
         await self._forget()
         committed = await self.jobs.run(self._load)
@@ -235,7 +238,7 @@ class DeltaLake:
         """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
         if table not in self._raw:
             folder, app_id = self.layout.raw(table), self.layout.app_id(table)
-            log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
+            log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer.name)
             self._raw[table] = RawTable(table, log)
         return self._raw[table]
 
@@ -279,6 +282,10 @@ class DeltaLake:
         self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
 
     def _load(self) -> Committed:
+        if self._writer.has_fenced:
+            self._own_logs[0].load()
+            newest = self._own_logs[0].newest_commit()
+            self._writer.refuse_if_taken_over(newest, self.store.uri(self.layout.root))
         mends = self._is_claimed
         self._epochs.load(never_refuse if mends else None)
         self._registry.load(self._do_without_registry if mends else None)
@@ -336,6 +343,7 @@ class DeltaLake:
                 )
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
             list(pool.map(lambda raw: raw.log.fence(), self._raw.values()))
+        self._writer.has_fenced = True
 
     # --- what is missing at a start ---------------------------------------------------------
 

@@ -1,0 +1,73 @@
+"""Two daemons with different slots on one lake: no claim excludes them, the fence decides (I5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.test_kill import await_epoch_after
+from tests.harness.compare import (
+    assert_change_log_is_sound,
+    assert_lake_equals_source,
+    epochs,
+)
+from tests.harness.config import wal_config
+from tests.harness.pausing import LIMIT_S, assert_nobody_commits_after_a_fence
+from tests.harness.waiting import await_until
+from tests.harness.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+
+@pytest.mark.timeout(400)
+def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
+    workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
+) -> None:
+    database = workload_database
+    slots = [f"ingestd_{database.name}_{name}" for name in ("one", "two")]
+    one, two = (
+        make_daemon(
+            wal_config(
+                lake=lake,
+                dsn=database.dsn,
+                source_extra=f'slot = "{slot}"\npublication = "{slot}"',
+            ),
+            slot[-3:],
+        )
+        for slot in slots
+    )
+    with Workload(database.dsn, seed=seed, transactions=1_000_000, limit_s=350, pause_s=0.05):
+        one.start_ready(LIMIT_S)
+        two.start_ready(LIMIT_S)
+        assert_stops(one, slots[1])
+        for _ in range(3):
+            await_epoch_after(len(epochs(lake)), lake, two)
+        assert assert_nobody_commits_after_a_fence(lake) == 2
+        assert one.sigterm() == 0
+        one.start_ready(LIMIT_S)  # a person's will
+        assert_stops(two, slots[0])
+        await_epoch_after(len(epochs(lake)), lake, one)
+    assert_lake_equals_source(database, lake, slot=slots[0], limit_s=LIMIT_S)
+    assert_change_log_is_sound(database, lake)
+    assert assert_nobody_commits_after_a_fence(lake) == 3
+
+
+def assert_stops(daemon: Daemon, other_slot: str) -> None:
+    """It says who has taken over, and that a person must act."""
+
+    def told() -> list[str]:
+        stopped = [e for e in daemon.events("source.failed") if e["state"] == "stopped"]
+        return [e["reason"] for e in stopped if "taken over" in e["reason"]]
+
+    await_until(told, LIMIT_S, daemon.tail)
+    assert f"it works by slot '{other_slot}'" in told()[0]
+    answer = daemon.get("/readyz")
+    assert answer is not None
+    assert answer[0] == 503
+    assert other_slot in answer[1]
