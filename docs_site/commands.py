@@ -21,8 +21,9 @@ _INTRO = """# Commands
 fix, or a question that was answered with no; 2 wrong usage or config; 75 a transient fault that was given
 up on; 130 Ctrl-C ended the watching of a snapshot, or a verification.
 
-`ingestd --install-completion` has the shell complete commands, and names of sources and tables: from
-`ingestd.toml` in the working directory, or the file of `--config` where that stands before them.
+`ingestd --install-completion`, in bash, zsh or fish, has that shell complete commands, options, and names
+of sources and tables from its next start on. The names are those of `ingestd.toml` in the working
+directory, or of the file of `--config` where that stands before them, and of a local lake.
 """
 _COMMON = {"help", "debug"}
 """Options that every command has."""
