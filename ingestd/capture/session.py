@@ -250,9 +250,10 @@ _HBA = _Operator(
     "and then: SELECT pg_reload_conf();"
 )
 _REFUSED = _Operator(
-    "CREATE ROLE {role} LOGIN PASSWORD '...'; if there is none, ALTER ROLE {role} LOGIN; if it may "
-    "not log in;\n  or add to pg_hba.conf: host {database} {role} <address of this machine>/32 "
-    "scram-sha-256  and then: SELECT pg_reload_conf();"
+    "what the server says is one of three: no such role: CREATE ROLE {role} LOGIN PASSWORD '...';\n"
+    "  it may not log in: ALTER ROLE {role} LOGIN;\n  nobody lets it in: add to pg_hba.conf: host "
+    "{database} {role} <address of this machine>/32 scram-sha-256  and then: SELECT "
+    "pg_reload_conf();"
 )
 _NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
 _NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
