@@ -7,6 +7,7 @@ or a verification.)
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -32,6 +33,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line: the console script `ingestd`."""
     sys.excepthook = report_unexpected
+    # deltalake's own warnings, pages long, would stand between ours; what matters it raises.
+    os.environ.setdefault("RUST_LOG", "error")
     get_command(app)(prog_name="ingestd")  # past Typer.__call__, which has an excepthook of its own
 
 

@@ -90,6 +90,9 @@ def load_config(
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        msg = f"{path}: the config file can't be read: {error.strerror}"
+        raise ConfigError(msg, remedy="`ingestd init` writes a first one") from error
     except OSError as error:
         msg = f"{path}: the config file can't be read: {error.strerror}"
         raise ConfigError(msg) from error

@@ -63,6 +63,9 @@ _ERRNO_PASSES = frozenset(
 _EXPIRED = re.compile(
     r"ExpiredToken|TokenRefreshRequired|RequestExpired|token[^.<]{0,40}expired", re.IGNORECASE
 )
+_NO_CREDENTIALS = re.compile(
+    r"loading credentials|missing (?:secret ?access ?key|access ?key ?id)", re.IGNORECASE
+)
 _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 """What an S3 store says, at the end of a text that begins with the request."""
 
@@ -100,7 +103,9 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
         )
     return OperatorError(
         f"lake {uri}: {said}",
-        remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
+        remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged"
+        if _NO_CREDENTIALS.search(text) is None
+        else "give the store's keys, in `[lake.storage_options]` or in the environment",
     )
 
 

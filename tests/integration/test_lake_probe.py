@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,10 +15,12 @@ from tests.harness.object_store import ObjectStoreServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 LATENCY_S = 0.05
 """So that two commits that are raced meet."""
 MANY = 1000
+LIMIT_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +86,23 @@ def test_a_bucket_that_is_not_there_is_told(store: ObjectStoreServer) -> None:
 
     assert found.level == "fail"
     assert "NoSuchBucket" in found.detail
+
+
+def test_keys_that_are_missing_are_asked_for_without_the_librarys_own_log(
+    store: ObjectStoreServer, tmp_path: Path
+) -> None:
+    options = {key: value for key, value in store.options.items() if "SECRET" not in key}
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[lake]\nuri = "{store.uri}"\n[lake.storage_options]\n'
+        + "".join(f'{key} = "{value}"\n' for key, value in options.items())
+        + '[sources.s]\nkind = "polling"\ndsn = "host=127.0.0.1 port=1"\ntables = ["a.b"]\n'
+    )
+    words = [sys.executable, "-m", "ingestd", "check", "-c", str(config)]
+    environment = {key: value for key, value in os.environ.items() if "AWS" not in key}
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+    assert done.stderr == ""
+    assert done.returncode == 1
+    assert "give the store's keys, in `[lake.storage_options]`" in done.stdout
