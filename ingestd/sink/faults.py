@@ -81,12 +81,9 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     told = ": ".join(filter(None, answer.groups())) if answer else text
     told = _FRAMES.sub("", _DECORATION.sub(" ", told))
     said = " ".join(told.split())[:300] or type(error).__name__
-    if number is None and _EXPIRED.search(text):
-        return OperatorError(
-            f"lake {uri}: {said}",
-            remedy="renew the credentials; ingestd tries again by itself, and reads those in"
-            " `[lake.storage_options]` when it starts",
-        )
+    lacking = _credentials_fault(text, uri, said) if number is None else None
+    if lacking is not None:
+        return lacking
     passes = number is None and _PASSES.search(text) and not _STAYS.search(text)
     if number in _ERRNO_PASSES or passes:
         return TransientError(f"lake {uri}: {said}", reason="storage")
@@ -103,10 +100,23 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
         )
     return OperatorError(
         f"lake {uri}: {said}",
-        remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged"
-        if _NO_CREDENTIALS.search(text) is None
-        else "give the store's keys, in `[lake.storage_options]` or in the environment",
+        remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
     )
+
+
+def _credentials_fault(text: str, uri: str, said: str) -> OperatorError | None:
+    if _EXPIRED.search(text):
+        return OperatorError(
+            f"lake {uri}: {said}",
+            remedy="renew the credentials; ingestd tries again by itself, and reads those in"
+            " `[lake.storage_options]` when it starts",
+        )
+    if _NO_CREDENTIALS.search(text) and not _PASSES.search(text):
+        return OperatorError(
+            f"lake {uri}: no credentials: {said}",
+            remedy="give the store's keys, in `[lake.storage_options]` or in the environment",
+        )
+    return None
 
 
 def _known(number: int, uri: str) -> IngestdError:
