@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ingestd.terminal_text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,14 +20,14 @@ _STYLES = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.
 
 def print_checks(lines: Sequence[CheckLine], redactor: Redactor) -> None:
     """Print each line; a remedy stands below it, unwrapped, so that it can be pasted."""
-    columns = [line.source for line in lines], [line.subject for line in lines]
+    columns = [line.source for line in lines], [printable(line.subject) for line in lines]
     widths = [max((len(text) for text in column), default=0) for column in columns]
-    for line in lines:
+    for line, subject in zip(lines, columns[1], strict=True):
         level = typer.style(f"{line.level:<4}", fg=_STYLES[line.level])
-        place = f"{line.source:<{widths[0]}}  {line.subject:<{widths[1]}}".strip()
-        typer.echo(f"{level}  {place}  {redactor.text(line.detail)}")
+        place = f"{line.source:<{widths[0]}}  {subject:<{widths[1]}}".strip()
+        typer.echo(f"{level}  {place}  {printable(redactor.text(line.detail))}")
         for remedy in redactor.text(line.remedy or "").splitlines():
-            typer.echo(f"        {remedy}")
+            typer.echo(f"        {printable(remedy)}")
     failed = sum(line.level == "fail" for line in lines)
     warned = sum(line.level == "warn" for line in lines)
     typer.echo(f"{len(lines)} checks: {failed} failed, {warned} with a warning")

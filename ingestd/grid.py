@@ -10,6 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ingestd.terminal_text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
@@ -56,8 +58,3 @@ class Grid:
         for row in self.rows:
             table.add_row(*(Text(printable(t), style=self.styles.get(t, "")) for t in row))
         return table
-
-
-def printable(text: str) -> str:
-    """Give a text on one line, without what a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from ingestd.grid import Grid, printable
+from ingestd.grid import Grid
 from ingestd.status_table import size
+from ingestd.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

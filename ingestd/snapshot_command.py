@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ingestd.observe.snapshot_request import ask_for_snapshot, ask_to_cancel, follow
 from ingestd.snapshot_display import SnapshotBars, SnapshotLines
+from ingestd.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class SnapshotCommand:
         if console.is_terminal:
             display = SnapshotBars(self.source, len(following.tables), console)
         else:
-            display = SnapshotLines(self.source, lambda line: typer.echo(f"  {line}"))
+            display = SnapshotLines(self.source, lambda line: typer.echo(printable(f"  {line}")))
         try:
             with display:
                 follow(self.address, following, wait_s, display)

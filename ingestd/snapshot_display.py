@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ingestd.status_table import duration, size
 from ingestd.table_bars import TableBars
+from ingestd.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,7 @@ class SnapshotBars(TableBars):
             visible=self._keeps or not progress.is_over,
         )
         if progress.is_over and not self._keeps:
-            self.console.print(Text(f"  {progress.table}: {progress.state}"))
+            self.console.print(Text(printable(f"  {progress.table}: {progress.state}")))
 
     def _speed(self, progress: TableProgress) -> str:
         """Give the bytes a second of the last few looks."""

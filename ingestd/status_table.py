@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ingestd.terminal_text import printable, printable_lines
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -69,27 +71,31 @@ def _print_pause(out: Console, name: str, source: Mapping[str, Any]) -> None:
 
 def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
     faults = [(f"source {name}", source)]
-    faults += [(f"source {name}, table {t['table']}", t) for t in source["tables"]]
+    faults += [(f"source {name}, table {printable(t['table'])}", t) for t in source["tables"]]
     for where, fault in faults:
         if fault["reason"]:
-            # unwrapped and without markup: a remedy is there to be pasted
-            out.print(Text(f"{where} is {fault['state']}: {fault['reason']}"), soft_wrap=True)
+            _print(out, f"{where} is {fault['state']}: {fault['reason']}")
             if fault["remedy"]:
-                out.print(Text(f"  remedy: {fault['remedy']}"), soft_wrap=True)
+                _print(out, f"  remedy: {fault['remedy']}")
+
+
+def _print(out: Console, text: str) -> None:
+    """Print it unwrapped and without markup: a remedy is there to be pasted."""
+    out.print(Text(printable_lines(text)), soft_wrap=True)
 
 
 def _print_snapshots(out: Console, name: str, source: Mapping[str, Any]) -> None:
     for table in source["tables"]:
-        where = f"source {name}, table {table['table']} is {table['state']}"
+        where = f"source {name}, table {printable(table['table'])} is {table['state']}"
         if table["snapshot_requested"]:
-            out.print(Text(f"{where}: a new snapshot is asked for"), soft_wrap=True)
+            _print(out, f"{where}: a new snapshot is asked for")
         elif table["snapshot"] is not None:
-            out.print(Text(f"{where}: {_read(table['snapshot'])}"), soft_wrap=True)
+            _print(out, f"{where}: {_read(table['snapshot'])}")
         elif (last := table["last_snapshot"]) and last["outcome"] == "failed":
             failed = f"{where}: its last snapshot failed: {last['reason']}"
-            out.print(Text(failed), soft_wrap=True)
+            _print(out, failed)
             if last["remedy"]:
-                out.print(Text(f"  remedy: {last['remedy']}"), soft_wrap=True)
+                _print(out, f"  remedy: {last['remedy']}")
 
 
 def _read(snapshot: Mapping[str, Any]) -> str:

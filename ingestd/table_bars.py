@@ -16,6 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ingestd.terminal_text import printable
+
 
 class TableBars:
     """A bar for each name: how much of it is done, and the `fields` as texts beside it.
@@ -53,7 +55,9 @@ class TableBars:
         """Draw a bar, `ratio` (0 to 1) of it filled."""
         if name not in self._tasks:
             # A name may look like markup.
-            self._tasks[name] = self._bars.add_task(Text(name).markup, total=1.0, **fields)
+            self._tasks[name] = self._bars.add_task(
+                Text(printable(name)).markup, total=1.0, **fields
+            )
         self._bars.update(self._tasks[name], completed=ratio, visible=visible, **fields)
 
     def keep_only(self, name: str) -> None:

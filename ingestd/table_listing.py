@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from ingestd.grid import Grid, printable
+from ingestd.grid import Grid
 from ingestd.status_table import size
+from ingestd.terminal_text import printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,9 +80,9 @@ def _print_reasons(out: Console, tables: Iterable[Mapping[str, Any]]) -> None:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         listed = printable(", ".join(names[:_NAMED])) + more
         # unwrapped and without markup: a remedy is there to be pasted
-        out.print(Text(f"{what}: {listed}: {reason}"), soft_wrap=True)
+        out.print(Text(printable(f"{what}: {listed}: {reason}")), soft_wrap=True)
         if remedy:
-            out.print(Text(f"  remedy: {remedy}"), soft_wrap=True)
+            out.print(Text(printable_lines(f"  remedy: {remedy}")), soft_wrap=True)
 
 
 def _print_columns(out: Console, tables: Iterable[Mapping[str, Any]]) -> None:

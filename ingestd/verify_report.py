@@ -12,6 +12,7 @@ from ingestd.errors import ConfigError
 from ingestd.ports import Coverage
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
+from ingestd.terminal_text import printable
 from ingestd.verification import Difference, Kind, Outcome, State
 
 EXIT_EQUAL, EXIT_DIFFERENT, EXIT_NOT_REACHED = 0, 1, 75
@@ -36,7 +37,7 @@ class VerifyReport:
 
     def lines(self) -> list[str]:
         """Write it for a person, each table on a line or more."""
-        found = [line for outcome in self.outcomes for line in _lines(outcome)]
+        found = [printable(line) for outcome in self.outcomes for line in _lines(outcome)]
         counts = {state: sum(o.state is state for o in self.outcomes) for state in State}
         told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         at = "" if self.lsn is None else f" at {self.lsn}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ingestd.errors import ConfigError, IngestdError, TransientError
+from ingestd.terminal_text import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +61,8 @@ def reporting(*, debug: bool, config: Path | None = None) -> Iterator[None]:
         if debug:
             _print_trace(error, known)
             raise typer.Exit(exit_code(error)) from None
-        sys.stderr.write(_readable(redactor_of(known).text(f"ingestd: {error}")) + "\n")
+        told = printable_lines(redactor_of(known).text(f"ingestd: {error}"))
+        sys.stderr.write(_readable(told) + "\n")
         raise typer.Exit(exit_code(error)) from None
 
 

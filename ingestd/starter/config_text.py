@@ -7,8 +7,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingestd.grid import printable
 from ingestd.starter.store_options import store_options
+from ingestd.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

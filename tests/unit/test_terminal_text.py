@@ -1,0 +1,70 @@
+"""What a terminal would obey is in no output, whatever tables are called."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+
+import pytest
+import typer
+from rich.console import Console
+
+from ingestd.checks import CheckLine
+from ingestd.checks_table import print_checks
+from ingestd.cli.faults import reporting
+from ingestd.errors import OperatorError
+from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus, to_json
+from ingestd.positions import Lsn
+from ingestd.recorded import TableState
+from ingestd.redaction import Redactor
+from ingestd.status_table import print_status
+from ingestd.terminal_text import printable, printable_lines
+from ingestd.verification import Outcome, State
+from ingestd.verify_report import VerifyReport
+
+NAME = "a\x1b]0;title\x07\x1b[2J\r\nok    shop  all is well\x9b31m"
+ONE_LINE = NAME.replace("\n", "")
+OBEYED = set("\x1b\x07\r\x9b")
+T0 = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def assert_plain(printed: str) -> None:
+    assert "title" in printed
+    assert not OBEYED & set(printed)
+    assert not [line for line in printed.splitlines() if line.startswith("ok")]
+
+
+def test_printable_keeps_what_can_be_read() -> None:
+    assert printable("Ünï \N{SNOWMAN} x") == "Ünï \N{SNOWMAN} x"
+    assert printable("a\tb\nc\u2028d\u202ee") == "a b c d e"
+    assert printable_lines("one\n  two\x1b") == "one\n  two "
+
+
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    print_checks([CheckLine("shop", f"table {NAME}", "fail", NAME, "do\nthis")], Redactor())
+    printed = capsys.readouterr().out
+    assert_plain(printed)
+    assert printed.splitlines()[1:3] == ["        do", "        this"]
+
+
+def test_status() -> None:
+    shop = SourceStatus("shop", T0)
+    shop.tables["public.a"] = TableStatus(
+        f"public.{NAME}", TableState.STOPPED, T0, reason=ONE_LINE, remedy=ONE_LINE
+    )
+    printed = io.StringIO()
+    print_status(to_json(DaemonStatus("0.1.0", T0, {"shop": shop})), Console(file=printed))
+    assert_plain(printed.getvalue())
+
+
+def test_verify() -> None:
+    outcome = Outcome(f"public.{NAME}", State.EQUAL, source_rows=1, lake_rows=1)
+    assert_plain("\n".join(VerifyReport("shop", Lsn(1), [outcome]).lines()))
+
+
+def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), reporting(debug=False):
+        raise OperatorError(ONE_LINE, remedy="two\n  lines")
+    printed = capsys.readouterr().err
+    assert_plain(printed)
+    assert printed.endswith("\n  remedy: two\n  lines\n")
