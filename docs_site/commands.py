@@ -60,7 +60,8 @@ def _is_argument(parameter: Any) -> bool:  # noqa: ANN401
 def _option(parameter: Any) -> list[str]:  # noqa: ANN401
     names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     value = f" {parameter.metavar}" if parameter.metavar and not parameter.is_flag else ""
-    default = parameter.default
+    shown = parameter.show_default
+    default = shown if isinstance(shown, str) else parameter.default
     is_told = not parameter.is_flag and isinstance(default, str | int | Path)
     meaning = parameter.help or ""
     required = " Required." if parameter.required else ""

@@ -14,6 +14,7 @@ import typer
 
 from ingestd.allocation import give_back_early
 from ingestd.cli import completion
+from ingestd.cli.config_path import daemon_config
 from ingestd.cli.faults import (
     EXIT_INTERRUPTED,
     EXIT_OPERATOR,
@@ -94,6 +95,7 @@ def snapshot(
         msg = "a snapshot is cancelled whole: leave --where out"
         raise typer.BadParameter(msg, param_hint="--cancel")
     with reporting(debug=debug, config=config):
+        config = daemon_config(config, url)
         loaded = None if config is None else load(config)
         if loaded is not None:
             known_source(loaded, source)  # that is so whether the daemon runs or not

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_DEFAULT_CONFIG = "ingestd.toml"
+from ingestd.cli.config_path import DEFAULT_CONFIG
 
 
 def sources(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401 - click's context, or typer's
@@ -34,7 +34,7 @@ def tables(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401
 
 
 def _document(ctx: Any) -> dict[str, Any]:  # noqa: ANN401
-    path = Path(ctx.params.get("config") or _DEFAULT_CONFIG)
+    path = Path(ctx.params.get("config") or DEFAULT_CONFIG)
     with suppress(OSError, ValueError):
         return tomllib.loads(path.read_text("utf-8"))
     return {}

@@ -8,16 +8,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingestd.cli import completion
+from ingestd.cli.config_path import DEFAULT_CONFIG
 from ingestd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingestd.config import Config
 
 ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", metavar="FILE", help="The config file (TOML).")
+    Path,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The config file (TOML).",
+        default_factory=lambda: DEFAULT_CONFIG,
+        show_default=str(DEFAULT_CONFIG),
+    ),
 ]
 DaemonConfig = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The daemon's config.")
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The daemon's config.",
+        show_default=str(DEFAULT_CONFIG),
+    ),
 ]
 DaemonUrl = Annotated[
     str | None,
@@ -28,7 +44,7 @@ DaemonUrl = Annotated[
         "and goes to other machines by https only.",
     ),
 ]
-"""One of the two says which daemon is asked."""
+"""One of the two says which daemon is asked, not both."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SourceName = Annotated[

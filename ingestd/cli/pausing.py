@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingestd.cli.config_path import daemon_config
 from ingestd.cli.faults import load, reporting
 from ingestd.cli.options import DaemonConfig, DaemonUrl, Debug, SourceName, duration_in
 from ingestd.cli.running import daemon_address
@@ -54,6 +55,7 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     """Say what is asked of whom. Raises ConfigError, OperatorError."""
     from ingestd.pause_command import PauseCommand  # noqa: PLC0415
 
+    config = daemon_config(config, url)
     if config is None or url is not None:
         daemon = shlex.join(["--url", str(url)])
         return PauseCommand(daemon_address(config, url), source, None, None, daemon)

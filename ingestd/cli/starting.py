@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ingestd.cli.config_path import DEFAULT_CONFIG
 from ingestd.cli.faults import load, reporting
 from ingestd.cli.options import ConfigFile, Debug, SourceName, known_source
 
@@ -50,7 +51,7 @@ def init(
     ] = "ingestd",
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The config to write.")
-    ] = Path("ingestd.toml"),
+    ] = DEFAULT_CONFIG,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     debug: Debug = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,10 +30,9 @@ class StatusCommand(TyperCommand):
 
 def with_value(words: Sequence[str], option: str, value: str) -> list[str]:
     """Write the option with a value, wherever it stands alone."""
-    following = [*words[1:], "-"]
     return [
         f"{word}={value}" if word == option and after.startswith("-") else word
-        for word, after in zip(words, following, strict=True)
+        for word, after in pairwise([*words, "-"])
     ]
 
 

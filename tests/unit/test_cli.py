@@ -79,7 +79,9 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr == "set()"
 
 
-@pytest.mark.parametrize("args", [["run"], ["check", "--no-such"], ["fly"], ["demo", "--seconds"]])
+@pytest.mark.parametrize(
+    "args", [["run", "x"], ["check", "--no-such"], ["fly"], ["demo", "--seconds"]]
+)
 def test_wrong_usage_is_2(args: list[str]) -> None:
     assert CliRunner().invoke(cli.app, args).exit_code == 2
 
@@ -97,6 +99,21 @@ def test_a_missing_config_is_2(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "none.toml: the config file can't be read: No such file or directory" in result.stderr
     assert "remedy: `ingestd init` writes a first one" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["run"], ["pause", "shop"], ["snapshot", "shop", "public.orders"]]
+)
+def test_the_config_in_the_folder_is_taken_if_none_is_named(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ingestd.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, words)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "ingestd: sources.shop.tabels: unknown key; did you mean 'tables'?\n",
+    )
 
 
 @pytest.mark.parametrize(
