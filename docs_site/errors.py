@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from docs_site.error_texts import KINDS, Text, texts
 from docs_site.markdown import MADE_BY, table
 from ingestd import config_errors
-from ingestd.capture import session
+from ingestd.capture import faults as source_faults
 from ingestd.sink import faults
 
 if TYPE_CHECKING:
@@ -123,14 +123,14 @@ def _server() -> Iterator[str]:
 
 
 def _server_rows() -> Iterator[tuple[str, str, str]]:
-    remedies = session._TRANSIENT_REMEDIES  # noqa: SLF001
-    for code, reason in session._TRANSIENT_CODES.items():  # noqa: SLF001
+    remedies = source_faults._TRANSIENT_REMEDIES  # noqa: SLF001
+    for code, reason in source_faults._TRANSIENT_CODES.items():  # noqa: SLF001
         yield f"SQLSTATE {code}", f"transient (`{reason}`)", _code(remedies.get(reason, ""))
-    for code, meant in session._OPERATOR_CODES.items():  # noqa: SLF001
+    for code, meant in source_faults._OPERATOR_CODES.items():  # noqa: SLF001
         yield f"SQLSTATE {code}", "operator", _code(meant.remedy or "")
-    for pattern, meaning in session._TEXTS:  # noqa: SLF001
+    for pattern, meaning in source_faults._TEXTS:  # noqa: SLF001
         if isinstance(meaning, str):
-            reason = session._REASONS[meaning]  # noqa: SLF001
+            reason = source_faults._REASONS[meaning]  # noqa: SLF001
             yield _readable(pattern), f"transient (`{reason}`)", _code(remedies.get(reason, ""))
         else:
             yield _readable(pattern), "operator", _code(meaning.remedy or "")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ingestd.capture.session import read_dsn
+from ingestd.capture.dsn import read_dsn
 from ingestd.errors import OperatorError
 from spark_jobs.keeper_protocol import KeeperAddress
 from spark_jobs.snapshot_lease import is_there

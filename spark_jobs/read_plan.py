@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.session import classify, connect
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error, splits_seen
 from ingestd.errors import TableChangedError
 from ingestd.ports import Split

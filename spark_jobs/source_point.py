@@ -15,9 +15,10 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 
+from ingestd.capture.faults import classify
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.registry import FACTORIES
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import read_error
 from ingestd.capture.wal.slot import ExportedPoint

@@ -12,8 +12,9 @@ from psycopg.conninfo import make_conninfo
 from pydantic import BaseModel, SecretStr
 
 from ingestd.capture.conditions import check_condition, joined
+from ingestd.capture.dsn import read_dsn
+from ingestd.capture.faults import classify
 from ingestd.capture.registry import FACTORIES
-from ingestd.capture.session import classify, read_dsn
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import SourceSettings, load_config
 from ingestd.errors import ConfigError, IngestdError, TableError

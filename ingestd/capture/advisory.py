@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ingestd.capture.session import read_dsn
+from ingestd.capture.dsn import read_dsn
 from ingestd.errors import OperatorError
 
 

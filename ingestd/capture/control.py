@@ -10,7 +10,8 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.advisory import claim_key
-from ingestd.capture.session import classify, connect
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect
 from ingestd.errors import TransientError
 
 

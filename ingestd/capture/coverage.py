@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.session import classify, connect
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect
 from ingestd.errors import TransientError
 from ingestd.ports import Coverage
 from ingestd.recorded import RegisteredTable

@@ -12,8 +12,9 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.faults import classify
 from ingestd.capture.published import find_publication, published
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import PostgresSettings, WalSettings
 from ingestd.capture.wal.publication import add_statement, create_statement
 from ingestd.capture.wal.slot import PLUGIN

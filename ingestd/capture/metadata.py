@@ -15,7 +15,8 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.session import classify, connect
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect
 from ingestd.errors import TransientError
 from ingestd.ports import ColumnInfo, TableInfo
 from ingestd.schema import TableId

@@ -28,9 +28,10 @@ from ingestd.capture.catalog import (
     table_of,
 )
 from ingestd.capture.columns import controlled
+from ingestd.capture.faults import classify
 from ingestd.capture.pages import TablePages
 from ingestd.capture.patterns import missing_tables
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error, splits_seen
 from ingestd.capture.views import ExportedView, Place
 from ingestd.checks import CheckLine

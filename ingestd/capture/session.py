@@ -1,30 +1,24 @@
-"""How every connection to a source is made, and what its errors mean.
+"""How every connection to a source is made.
 
-Source of the settings: PostgreSQL documentation, "Client Connection Defaults"; of the codes:
-"PostgreSQL Error Codes". An error while connecting has no code in libpq, only text: `refusals`
-finds the code where the text is in another language.
+Source of the settings: PostgreSQL documentation, "Client Connection Defaults".
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, sql
-from psycopg.conninfo import conninfo_to_dict
 
+from ingestd.capture.dsn import read_dsn
+from ingestd.capture.faults import is_understood
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.capture.refusals import named
-from ingestd.capture.said import said
 from ingestd.capture.tls import Transport, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
-from ingestd.errors import IngestdError, OperatorError, TransientError
-from ingestd.open_files import SAID, are_left, none_left
 
 SETTINGS: Mapping[str, str] = {
     "DateStyle": "ISO",
@@ -136,7 +130,7 @@ async def _open(
         connection = await WatchedConnection.connect(**plain, options=options)
     except psycopg.OperationalError as error:
         if not is_pooled or not refuses_options(error):
-            told = error if _by_text(str(error)) is not None else await named(error, parameters)
+            told = error if is_understood(str(error)) else await named(error, parameters)
             if told is error:
                 raise
             raise told from error
@@ -188,245 +182,3 @@ def parameters_of(dsn: str) -> dict[str, Any]:
 def transport_of(dsn: str) -> Transport:
     """Say who could read a DSN's connections. Raises OperatorError as `read_dsn`."""
     return transport(read_dsn(dsn))
-
-
-def read_dsn(dsn: str) -> dict[str, Any]:
-    """Give the parameters of a DSN. Raises OperatorError, which never quotes it.
-
-    A password with special characters that were not escaped ends up in host, port or database,
-    and from there in messages: such a DSN is refused.
-    """
-    try:
-        found = conninfo_to_dict(dsn)
-    except psycopg.Error:
-        found = {"port": "unreadable"}
-    host, database = (str(found.get(name) or "") for name in ("host", "dbname"))
-    # A host has no @, but for the first character of a socket in the abstract name space.
-    is_spilt = "@" in host[1:] or ("://" in dsn and "@" in host + database)
-    if is_spilt or not re.fullmatch(r"[\d,]*", str(found.get("port") or "")):
-        raise OperatorError(
-            "the dsn is not a connection string (not shown: it may hold a password)",
-            remedy="write postgresql://user:password@host:5432/dbname, with special characters of "
-            "the password percent-encoded, or host=... dbname=... user=... password='...'",
-        )
-    return found
-
-
-# --- errors ----------------------------------------------------------------------------------
-
-_TRANSIENT_CODES = {
-    "08": "connection_lost",
-    "57P01": "server_restarting",
-    "57P02": "server_restarting",
-    "57P03": "server_restarting",
-    "57P05": "connection_lost",
-    "53300": "too_many_connections",
-    "55P03": "lock_timeout",
-    "40P01": "deadlock",
-    "53200": "out_of_memory",
-    "40001": "recovery_conflict",
-    "55006": "slot_active",
-    "57014": "timeout",
-    "25P03": "timeout",
-    "25P04": "timeout",
-}
-"""Code, or its class of two letters, to the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Operator:
-    """What a person must do; `{role}` and `{database}` are filled in, as SQL identifiers."""
-
-    remedy: str | None
-
-
-_ROLE_MISSING = _Operator(
-    "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)  or correct `dsn`"
-)
-_PASSWORD = _Operator("correct the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';")
-_DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
-_HBA = _Operator(
-    "add to pg_hba.conf: host {database} {role} <address of this machine>/32 scram-sha-256  "
-    "and then: SELECT pg_reload_conf();"
-)
-_REFUSED = _Operator(
-    "what the server says is one of three: no such role: CREATE ROLE {role} LOGIN PASSWORD '...';\n"
-    "  it may not log in: ALTER ROLE {role} LOGIN;\n  nobody lets it in: add to pg_hba.conf: host "
-    "{database} {role} <address of this machine>/32 scram-sha-256  and then: SELECT "
-    "pg_reload_conf();"
-)
-_NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
-_NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
-_NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
-_RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
-_UNDEFINED = _Operator(
-    "a publication that was dropped and made again is unknown to the slot's past: "
-    "drop the slot (SELECT pg_drop_replication_slot('...');), all tables are read anew"
-)
-_POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
-_LIMIT = _Operator("ALTER SYSTEM SET the limit that is named higher; then restart the server")
-_TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
-_UNENCRYPTED = "or, with nobody between, write a weaker sslmode out in `dsn`"
-_NO_TLS = _Operator(
-    "on the server: ssl_cert_file, ssl_key_file, ALTER SYSTEM SET ssl = on; "
-    f"SELECT pg_reload_conf();\n  {_UNENCRYPTED}"
-)
-_UNKNOWN_CA = _Operator(
-    "sslrootcert=FILE in `dsn`, with the certificate of the CA that signed the server's "
-    f"(a provider has it for download)\n  {_UNENCRYPTED}"
-)
-_OTHER_NAME = _Operator(
-    "host=NAME in `dsn`, one that its certificate is for (hostaddr=ADDRESS says where it is), "
-    f"or have a certificate made for this name\n  {_UNENCRYPTED}"
-)
-_CLIENT_CERTIFICATE = _Operator(
-    "sslcert=FILE and sslkey=FILE in `dsn`: a certificate for {role}, signed by a CA of the "
-    "server's ssl_ca_file; the key readable by nobody else (chmod 600)"
-)
-
-_OPERATOR_CODES = {
-    "28000": _REFUSED,
-    "28P01": _PASSWORD,
-    "3D000": _DATABASE_MISSING,
-    "42501": _RIGHT,
-    "42704": _UNDEFINED,
-    "53400": _LIMIT,
-}
-
-_NO_WORDS = "no error details available"
-"""psycopg's, where libpq gives none."""
-
-# In this order: with several hosts the text has the failure of each, and what a server said is
-# worth more than that another could not be reached.
-_TEXTS: tuple[tuple[str, str | _Operator], ...] = (
-    (r"the database system is (starting up|shutting down|in recovery mode|not yet)", "restart"),
-    (r"the database system is not accepting connections", "restart"),
-    (r"conflict with recovery", "conflict"),
-    (r"terminating connection due to administrator command", "restart"),
-    (r"sorry, too many clients already", "full"),
-    (r"no more connections allowed|query_wait_timeout", "full"),  # PgBouncer
-    (r"remaining connection slots are reserved", "full"),
-    (r"too many connections for (role|database)", "full"),
-    (r"number of requested standby connections exceeds max_wal_senders", "full"),
-    (r"certificate authentication failed", _CLIENT_CERTIFICATE),
-    (r"valid client certificate|certificate required|alert unknown ca", _CLIENT_CERTIFICATE),
-    (r"private key file|could not (load|read) certificate file", _CLIENT_CERTIFICATE),
-    (r"(password|SASL|SCRAM)\S* authentication failed", _PASSWORD),
-    (r"no password supplied", _PASSWORD),
-    (r"authentication failed for user", _PASSWORD),
-    (r"no pg_hba\.conf entry|pg_hba\.conf rejects", _HBA),
-    (r'role "[^\n]*" does not exist', _ROLE_MISSING),
-    (r'role "[^\n]*" is not permitted to log in', _NO_LOGIN),
-    (r'database "[^\n]*" does not exist|no such database:', _DATABASE_MISSING),
-    (r"must be superuser or replication role to start walsender", _NO_REPLICATION),
-    (r"permission denied to start WAL sender", _NO_REPLICATION),
-    (r"permission denied for database", _NO_CONNECT),
-    (r"does not match host name|host name must be specified for a verified", _OTHER_NAME),
-    (r"certificate verify failed|root certificate file \S+ does not exist", _UNKNOWN_CA),
-    (r"server does not support SSL", _NO_TLS),
-    (r"certificate|SSL error|unsupported protocol", _TLS),
-    (r"Connection refused|No such file or directory", "unreachable"),
-    (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
-    (r"failed to resolve host|could not translate host name", "unreachable"),
-    (r"pgbouncer cannot connect to server|server login has been failing", "unreachable"),
-    (r"server closed the connection|the connection is (closed|lost|bad)", "lost"),
-    (r"Connection reset by peer|Broken pipe|EOF detected|unexpected eof", "lost"),
-    (r"no connection to the server|connection not open|consuming input failed", "lost"),
-)
-_REASONS = {
-    "restart": "server_restarting",
-    "full": "too_many_connections",
-    "conflict": "recovery_conflict",
-    "unreachable": "unreachable",
-    "lost": "connection_lost",
-}
-_TRANSIENT_REMEDIES = {
-    "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
-    "too_many_connections": "close connections, or raise the limit that is named on the server",
-    "slot_active": "stop the other client of this slot, or give another name in `slot`",
-    "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  on "
-    "the standby, or raise its max_standby_streaming_delay",
-}
-"""What helps should it not pass by itself."""
-
-
-def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> IngestdError:
-    """Say what a fault of the source means (design section 6).
-
-    Transient only if known to pass by itself; anything unknown needs a person. The message has
-    `where`, host, port, database and user, and what the server said; never the DSN. (`dsn` tells
-    place and role where the error does not: psycopg's do so only while connecting.)
-    """
-    place = _place(error, dsn)
-    if _has_no_files(error):
-        return none_left(where)
-    meaning = _by_code(error) if error.sqlstate else _by_text(str(error))
-    what = f"{where}: {said(error)}"
-    if place:
-        what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
-    if isinstance(meaning, str):
-        return TransientError(what, reason=meaning, remedy=_TRANSIENT_REMEDIES.get(meaning))
-    if meaning is None or meaning.remedy is None:
-        return OperatorError(what)
-    names = {
-        "role": identifier(place.get("user")) or "<role>",
-        "database": identifier(place.get("database")) or "<database>",
-    }
-    return OperatorError(what, remedy=meaning.remedy.format(**names))
-
-
-def identifier(name: str | None) -> str | None:
-    """Quote a name as SQL."""
-    return None if name is None else sql.Identifier(name).as_string(None)
-
-
-def role_of(dsn: str) -> str | None:
-    """Give the DSN's user, None if it leaves that to the environment."""
-    user = read_dsn(dsn).get("user")
-    return None if user is None else str(user)
-
-
-def _has_no_files(error: psycopg.Error) -> bool:
-    """Whether it failed because nothing could be opened; libpq may have no words for that."""
-    if error.sqlstate is not None:
-        return False
-    return SAID in str(error) or (_NO_WORDS in str(error) and not are_left())
-
-
-def _by_code(error: psycopg.Error) -> str | _Operator | None:
-    code = error.sqlstate or ""
-    if code == "42501" and "row-level security" in str(error):
-        return _POLICY
-    # 28000 says everything about authorization but a wrong password: the words may say more.
-    if code == "28000" and (told := _by_text(str(error))) is not None:
-        return told
-    return _TRANSIENT_CODES.get(code) or _TRANSIENT_CODES.get(code[:2]) or _OPERATOR_CODES.get(code)
-
-
-def _by_text(text: str) -> str | _Operator | None:
-    for pattern, meaning in _TEXTS:
-        if re.search(pattern, text):
-            return _REASONS[meaning] if isinstance(meaning, str) else meaning
-    return None
-
-
-def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
-    """Give host, port, database and user, as far as they are known."""
-    connection = error.pgconn
-    if connection is not None:
-        try:
-            found = {
-                "host": connection.host,
-                "port": connection.port,
-                "database": connection.db,
-                "user": connection.user,
-            }
-        except psycopg.Error:  # closed: it has nothing left to say
-            found = {}
-        if any(found.values()):
-            return {k: v.decode(errors="replace") for k, v in found.items() if v}
-    if dsn is None:
-        return {}
-    told = read_dsn(dsn)
-    names = {"host": "host", "port": "port", "database": "dbname", "user": "user"}
-    return {ours: str(told[theirs]) for ours, theirs in names.items() if told.get(theirs)}

@@ -14,9 +14,11 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.dsn import role_of
+from ingestd.capture.faults import classify, identifier
 from ingestd.capture.leaves import Leaf, leaves_of
 from ingestd.capture.said import said
-from ingestd.capture.session import classify, connect, identifier, role_of
+from ingestd.capture.session import connect
 from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
 from ingestd.ports import Split
 from ingestd.schema import Table, TableId

@@ -21,11 +21,12 @@ import psycopg
 import pyarrow as pa
 from psycopg import AsyncConnection
 
+from ingestd.capture.faults import classify
 from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import is_deleted
 from ingestd.capture.positions import insert_position
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings, PostgresSettings, WalSettings
 from ingestd.capture.splits import enter_snapshot, read_error, splits_seen
 from ingestd.capture.storage import read_files

@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 from pydantic import ValidationError
 
+from ingestd.capture.faults import classify
 from ingestd.capture.published import find_publication
 from ingestd.capture.registry import FACTORIES
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import SETTINGS, PostgresSettings
 from ingestd.checks import CheckLine
 from ingestd.config_errors import problems_of

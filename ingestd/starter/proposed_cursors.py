@@ -10,8 +10,8 @@ from psycopg import sql
 
 from ingestd.capture.catalog import qualified
 from ingestd.capture.definitions import read_catalog
+from ingestd.capture.faults import classify
 from ingestd.capture.polling.cursors import is_indexed, likely_cursors
-from ingestd.capture.session import classify
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -8,7 +8,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.session import classify, connect, read_dsn
+from ingestd.capture.dsn import read_dsn
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect
 from ingestd.demo.ports import free_port
 from ingestd.demo.postgres import PostgresServer
 from ingestd.errors import IngestdError, OperatorError, TransientError

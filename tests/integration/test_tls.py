@@ -10,8 +10,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ingestd.app import checking
+from ingestd.capture.faults import classify
 from ingestd.capture.polling.server import detect_transaction_pooler
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.errors import OperatorError
 from tests.harness.certificates import Authority
 from tests.harness.compare import assert_lake_equals_source

@@ -17,7 +17,8 @@ from psycopg.conninfo import make_conninfo
 
 from ingestd.capture import watched
 from ingestd.capture.copy_out import CopyOut
-from ingestd.capture.session import DEFAULTS, classify, connect
+from ingestd.capture.faults import classify
+from ingestd.capture.session import DEFAULTS, connect
 from ingestd.capture.wal import stream as streaming
 from ingestd.capture.wal.stream import ReplicationStream, StreamLimits, open_stream
 from ingestd.decode.frames import split_frames

@@ -13,6 +13,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import AsyncConnection
 
+from ingestd.capture.faults import classify
 from ingestd.capture.polling.faults import Faults
 from ingestd.capture.polling.key_set import KeySet
 from ingestd.capture.polling.lake_keys import WHOLE
@@ -26,7 +27,7 @@ from ingestd.capture.polling.schedule import Turn
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.sweep import Sweep, absent
 from ingestd.capture.positions import await_flushed
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.splits import read_error
 from ingestd.capture.watched import WatchedConnection

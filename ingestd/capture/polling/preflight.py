@@ -12,6 +12,8 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.capture.catalog import ColumnRow, TableRow, qualified, table_of
 from ingestd.capture.definitions import Definitions, read_catalog
+from ingestd.capture.dsn import read_dsn
+from ingestd.capture.faults import classify
 from ingestd.capture.findings import Findings, column_notes, lasting, sized
 from ingestd.capture.indexes import IndexRow
 from ingestd.capture.metadata import PostgresMetadata
@@ -24,7 +26,7 @@ from ingestd.capture.polling.server import (
     inspect_polled_server,
 )
 from ingestd.capture.polling.tables import describe
-from ingestd.capture.session import classify, connect, read_dsn
+from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.tls import check_line
 from ingestd.checks import CheckLine

@@ -11,13 +11,13 @@ from psycopg import AsyncConnection
 from ingestd.capture.alterations import Looks, is_wider, to_record
 from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
+from ingestd.capture.faults import identifier
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.polling.cursors import cursor_of, named
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.server import inspect_polled_server
 from ingestd.capture.polling.unique_keys import key_of
-from ingestd.capture.session import identifier
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.storage import Storage
 from ingestd.errors import TableError

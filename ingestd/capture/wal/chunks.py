@@ -19,11 +19,12 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.conditions import check_condition, joined
+from ingestd.capture.faults import classify
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
 from ingestd.capture.positions import insert_position
 from ingestd.capture.readers import SplitReaders
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.splits import cut, read_error
 from ingestd.capture.unread import Unread, unread

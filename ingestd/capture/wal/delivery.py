@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import psycopg
 
-from ingestd.capture.session import classify
+from ingestd.capture.faults import classify
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
 from ingestd.capture.wal.decoding import BlockDecoding

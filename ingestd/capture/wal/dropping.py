@@ -10,8 +10,8 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.control import Control
+from ingestd.capture.dsn import role_of
 from ingestd.capture.published import FIRST_WITH_PARTS, find_publication, published
-from ingestd.capture.session import role_of
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.slot import busy_slot, drop_slot, find_slot
 from ingestd.errors import OperatorError, TransientError

@@ -10,6 +10,8 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import refusal, table_of
 from ingestd.capture.definitions import Definitions, read_catalog
+from ingestd.capture.dsn import read_dsn
+from ingestd.capture.faults import classify
 from ingestd.capture.findings import Findings, column_notes, left_out
 from ingestd.capture.patterns import missing_tables, unmatched
 from ingestd.capture.published import (
@@ -19,7 +21,7 @@ from ingestd.capture.published import (
     published,
     unidentified,
 )
-from ingestd.capture.session import classify, connect, read_dsn
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.tls import check_line
 from ingestd.capture.wal.publication import (

@@ -11,7 +11,8 @@ import asyncio
 
 import psycopg
 
-from ingestd.capture.session import classify, connect, end_without_client
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.failing import cut_off
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn

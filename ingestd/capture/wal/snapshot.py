@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 
 import psycopg
 
+from ingestd.capture.faults import classify
 from ingestd.capture.point_snapshot import PointSnapshot
-from ingestd.capture.session import classify, connect
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.unread import unread
 from ingestd.capture.views import Place

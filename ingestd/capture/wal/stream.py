@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from ingestd.capture.session import classify, connect, read_bytes_as_they_are
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect, read_bytes_as_they_are
 from ingestd.capture.wal.copy_both import Collected, Reader
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
 from ingestd.capture.wal.socket_reader import SocketReader, is_plain

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.session import classify, connect
+from ingestd.capture.faults import classify
+from ingestd.capture.session import connect
 from ingestd.errors import OperatorError, TransientError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from psycopg import pq
 
 import ingestd
 from ingestd.capture import tls
-from ingestd.capture.session import parameters_of, read_dsn
+from ingestd.capture.dsn import read_dsn
+from ingestd.capture.session import parameters_of
 from ingestd.capture.tls import check_line, secured, system_roots, transport
 
 ROOT = Path(ingestd.__file__).parent.parent
