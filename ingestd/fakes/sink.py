@@ -117,11 +117,12 @@ class MemoryLake:
         return entry if held is None else replace(entry, resume=held.resume)
 
     async def fence(self) -> None:
-        """Have all others see a commit that they had not."""
-        if self.disk.commits != self._seen or self.disk.fences != self._fences:
+        """Have all others see a commit that they had not, also if this one has not seen theirs."""
+        is_stale = self.disk.commits != self._seen or self.disk.fences != self._fences
+        self.disk.fences = self._fences = self.disk.fences + 1
+        self.disk.commits = self._seen = self.disk.commits + 1
+        if is_stale:
             raise _claimed("fence")
-        self.disk.fences = self._fences = self._fences + 1
-        self.disk.commits = self._seen = self._seen + 1
 
     async def adopt(self, origin: str) -> None:
         """Record the origin."""

@@ -138,7 +138,8 @@ class Sink(ChangeLog, Protocol):
         """Have every commit fail of whoever opened this lake before: TransientError (``claimed``).
 
         Once after `open`, before anything is written and before the source is asked where it
-        stands: what `open` gave stays true. Raises TransientError if somebody committed since.
+        stands: what `open` gave stays true. Raises TransientError if somebody committed since; who
+        then opens it again, and fences, finds nothing new.
         """
         ...
 

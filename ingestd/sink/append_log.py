@@ -174,18 +174,27 @@ class AppendLog(TableLog):
         """Have every commit fail of those who read the log before, by a commit without data (I5).
 
         None is made where the newest is this process's: what others know is older. Raises
-        TransientError if somebody appended since `load`.
+        TransientError if somebody appended since `load`; the fence is made all the same, so that
+        who reads again finds nothing new.
         """
-        newest = self.newest_commit() if self.exists else ""
-        if newest == "" or (newest is not None and writer_of(newest) == self._writer):
-            return
-        try:
-            if self._puts:
-                self._put([], None, "", is_fence=True)
+        came_between: AppendedByAnotherError | None = None
+        for _ in range(ATTEMPTS):
+            newest = self.newest_commit() if self.exists else ""
+            if newest == "" or (newest is not None and writer_of(newest) == self._writer):
+                break
+            try:
+                if self._puts:
+                    self._put([], None, "", is_fence=True)
+                else:
+                    self._commit(lambda token: self._append([], token, None, "", is_fence=True))
+            except AppendedByAnotherError as error:
+                came_between = error
+                self.load()
             else:
-                self._commit(lambda token: self._append([], token, None, "", is_fence=True))
-        except AppendedByAnotherError as error:
-            raise TransientError(error.what, reason="claimed", remedy=error.remedy) from error
+                break
+        if came_between is not None:
+            what, remedy = came_between.what, came_between.remedy
+            raise TransientError(what, reason="claimed", remedy=remedy) from came_between
 
     # --- appends without a handle -----------------------------------------------------------
 

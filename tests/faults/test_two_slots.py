@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
-MAX_DELAY = "3s"
-"""Between two epochs there has to be time to read the lake and fence it, on a busy machine too."""
-
 
 @pytest.mark.timeout(400)
 def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
@@ -39,7 +36,6 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
             wal_config(
                 lake=lake,
                 dsn=database.dsn,
-                max_delay=MAX_DELAY,
                 source_extra=f'slot = "{slot}"\npublication = "{slot}"',
             ),
             slot[-3:],

@@ -267,7 +267,10 @@ class Protocol:
         """`rows` counts the logs that are fenced. One that is not there can't be."""
         log = daemon.rows
         if len(world.logs[log]) != daemon.known[log]:
-            return f"finds {_log(log)} changed, and gives up", _down(world, number)
+            fenced_all_the_same = _append(world, log, Empty())
+            return f"fences {_log(log)}, changed, and reads again", _down(
+                fenced_all_the_same, number
+            )
         after, known = world, daemon.known
         if world.logs[log]:
             after, known = _append(world, log, Empty()), _plus_one(known, log)
