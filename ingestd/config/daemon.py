@@ -18,7 +18,8 @@ from ingestd.config.section import Section
 from ingestd.config_errors import KeyPathError
 from ingestd.quantities import Address, Seconds, SecondsOrOff, SizeBytes, address
 
-_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "file")
+_STORES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl")
+_SCHEMES = (*_STORES, "file")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}={0,2}\Z")
 """RFC 6750, section 2.1; shorter ones can be guessed."""
 
@@ -59,6 +60,9 @@ class LakeSettings(Section):
             raise ValueError(msg)
         if separator and scheme not in _SCHEMES:
             msg = f"unknown scheme; use a path or one of {', '.join(_SCHEMES)}"
+            raise ValueError(msg)
+        if uri.startswith(tuple(f"{name}:/" for name in _STORES)) and not separator:
+            msg = f"is no path; write {uri.replace(':/', '://', 1)!r} for a store"
             raise ValueError(msg)
         if "%" in uri and scheme in (uri, "file"):
             msg = "deltalake can't use a local path with '%' in it; choose another"

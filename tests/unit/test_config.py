@@ -202,6 +202,7 @@ def test_a_missing_variable_of_a_typed_key_is_told_once(
         (('["public.*", "!', '["!'), "sources.shop.tables: only exclusions; add what to capture"),
         (('["public.*", ', '["orders", '), "sources.shop.tables[0]: write it as schema.table"),
         (('"./lake"', '"hdfs://x/y"'), "lake.uri: unknown scheme; use a path or one of s3, "),
+        (('"./lake"', '"s3:/b/lake"'), "lake.uri: is no path; write 's3://b/lake' for a store"),
         (('"./lake"', '"./100%"'), "lake.uri: deltalake can't use a local path with '%' in it"),
         (('"./lake"', '""'), "lake.uri: is empty"),
         (("sources.shop", "sources.Shop"), "sources.Shop: a source's name is 1-55 of a-z, 0-9"),
