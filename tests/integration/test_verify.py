@@ -29,10 +29,9 @@ from tests.harness.config import polling_config, wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.maintaining import order_of
 from tests.harness.toast_writers import ToastWriters, create_big
-from tests.harness.types import BUILT_IN
 from tests.harness.user_types import SETUP
 from tests.harness.waiting import await_until
-from tests.harness.wide_tables import Wide, array_columns_of, columns_of
+from tests.harness.wide_tables import Wide, array_columns_of, built_in_types, columns_of
 from tests.harness.workload import Workload
 
 if TYPE_CHECKING:
@@ -306,7 +305,8 @@ reference = "snapshot_only"
 
 def test_types_shapes_and_changed_columns(database: Database, make_shop: Any) -> None:
     """I7: whatever a column is of, and `_cdc_raw`, is compared as it is."""
-    wide = Wide("every_type", [*columns_of(BUILT_IN), *array_columns_of(BUILT_IN[::5])])
+    types = built_in_types(database)
+    wide = Wide("every_type", [*columns_of(types), *array_columns_of(types[::5])])
     database.execute(
         *SETUP,
         "CREATE TABLE people (id text PRIMARY KEY, mail text, phone text, secret text)",
