@@ -9,10 +9,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Daemons are started hundreds of times: without bytecode each start takes a quarter longer.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests wait for servers and daemons half of their time.
-# Tests wait for servers and daemons more than they compute: one process more than there are cores.
-PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
-SIDE_BY_SIDE := -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 .PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.

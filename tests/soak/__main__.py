@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=0, help="at least so many")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with its report
     folder = Path(tempfile.mkdtemp(prefix="ingestd-soak-"))
     _say(f"seed {chosen.seed}, {chosen.minutes:g} minutes, in {folder}")
     server = PostgresServer(folder / "data", settings=SETTINGS)
