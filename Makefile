@@ -9,6 +9,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Daemons are started hundreds of times: without bytecode each start takes a quarter longer.
 unexport PYTHONDONTWRITEBYTECODE
+# Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 .PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
