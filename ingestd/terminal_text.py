@@ -6,10 +6,15 @@ lines that nobody printed.
 
 from __future__ import annotations
 
+from unicodedata import category
+
 
 def printable(text: str) -> str:
-    """Give a text on one line, without what a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    """Give a text on one line, without what a terminal would obey.
+
+    Spaces of any width stay: they may be part of a name in SQL that is there to be pasted.
+    """
+    return "".join(c if c.isprintable() or category(c) == "Zs" else " " for c in text)
 
 
 def printable_lines(text: str) -> str:

@@ -48,7 +48,7 @@ def connector_of(config: Config, name: str, settings: SourceSettings) -> Connect
 def lake_of(
     config: Config, source: str, writer: Writer | None = None, *, is_claimed: bool = True
 ) -> DeltaLake:
-    """Give a source's raw tables. `is_claimed`: this process alone writes them."""
+    """Give a source's raw tables. `is_claimed`: whoever uses it holds the source's claim."""
     return DeltaLake(
         config.lake.uri,
         source,

@@ -17,7 +17,7 @@ def claim_key(name: str) -> int:
 def claim_text(slot: str | None, dsn: str) -> str:
     """Name the claim on a source for people: its slot, if there is one, and the database.
 
-    Who names another is not kept out by the claim of this one.
+    Who works by another slot is not kept out by the claim on this one.
     """
     name = "polling" if slot is None else f"slot {slot!r}"
     try:

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from ingestd.capture.dsn import read_dsn
+from ingestd.capture.refusals import OF_A_SERVER
 from ingestd.capture.said import said
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.open_files import SAID, are_left, none_left
@@ -192,7 +193,11 @@ def _has_no_files(error: psycopg.Error) -> bool:
     """Whether it failed because nothing could be opened; libpq may have no words for that."""
     if error.sqlstate is not None:
         return False
-    return SAID in str(error) or (_NO_WORDS in str(error) and not are_left())
+    text = str(error)
+    is_of_here = SAID in text and f"{SAID} in system" not in text
+    if is_of_here and not OF_A_SERVER.search(text):
+        return True
+    return _NO_WORDS in text and not are_left()
 
 
 def _by_code(error: psycopg.Error) -> str | _Operator | None:

@@ -94,8 +94,8 @@ def snapshot(
     if cancel and where is not None:
         msg = "a snapshot is cancelled whole: leave --where out"
         raise typer.BadParameter(msg, param_hint="--cancel")
+    config = daemon_config(config, url)
     with reporting(debug=debug, config=config):
-        config = daemon_config(config, url)
         loaded = None if config is None else load(config)
         if loaded is not None:
             known_source(loaded, source)  # that is so whether the daemon runs or not

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ingestd.cli.config_path import DEFAULT_CONFIG
 from ingestd.errors import ConfigError, IngestdError, TransientError
 from ingestd.terminal_text import printable_lines
 
@@ -91,14 +92,14 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _config_named(words: Sequence[str]) -> Path | None:
+def _config_named(words: Sequence[str]) -> Path:
     """Find the config in a command line that nobody else can be asked about any more."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if word in {"--config", "-c"} and following:
             return Path(following)
         if word.startswith("--config="):
             return Path(word.removeprefix("--config="))
-    return None
+    return DEFAULT_CONFIG
 
 
 def _print_trace(error: BaseException, config: Path | None) -> None:

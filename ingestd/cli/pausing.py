@@ -33,6 +33,7 @@ def pause(
 ) -> None:
     """Deliver nothing of a source until it is resumed. Its slot keeps the WAL."""
     limit_s = duration_in(limit, "--limit")
+    config = daemon_config(config, url)
     with reporting(debug=debug, config=config):
         _command(source, config, url).pause(limit_s)
 
@@ -47,6 +48,7 @@ def resume(
 ) -> None:
     """Have a paused source go on where it was."""
     limit_s = duration_in(limit, "--limit")
+    config = daemon_config(config, url)
     with reporting(debug=debug, config=config):
         _command(source, config, url).resume(limit_s)
 
@@ -55,7 +57,6 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     """Say what is asked of whom. Raises ConfigError, OperatorError."""
     from ingestd.pause_command import PauseCommand  # noqa: PLC0415
 
-    config = daemon_config(config, url)
     if config is None or url is not None:
         daemon = shlex.join(["--url", str(url)])
         return PauseCommand(daemon_address(config, url), source, None, None, daemon)

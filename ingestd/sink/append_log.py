@@ -175,7 +175,7 @@ class AppendLog(TableLog):
 
         None is made where the newest is this process's: what others know is older. Raises
         TransientError if somebody appended since `load`; the fence is made all the same, so that
-        who reads again finds nothing new.
+        who reads again finds nothing new, unless what came between is another's fence.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):

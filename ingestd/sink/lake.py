@@ -284,8 +284,9 @@ class DeltaLake:
     def _load(self) -> Committed:
         mends = self._is_claimed
         self._epochs.load(never_refuse if mends else None)
-        newest = self._own_logs[0].newest_commit()
-        self._writer.refuse_if_taken_over(newest, self.store.uri(self.layout.root))
+        if self._writer.has_fenced:
+            newest = self._own_logs[0].newest_writer()
+            self._writer.refuse_if_taken_over(newest, self.store.uri(self.layout.root))
         self._registry.load(self._do_without_registry if mends else None)
         self._raw = {table: self.raw_table(table) for table in self._found()}
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ingestd.errors import OperatorError
-from ingestd.sink.commit_actions import resume_in
+from ingestd.sink.commit_actions import resume_in, writer_of
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
 from ingestd.sink.torn import set_aside_torn
@@ -117,6 +117,16 @@ class TableLog:
         if self._version < 0 or self.store.size(self._log_file(self._version)) is None:
             return None
         return self._commit_json(self._version)
+
+    def newest_writer(self) -> str | None:
+        """Say who signed the newest signed commit: OPTIMIZE and ALTER sign none."""
+        for number in range(self._version, -1, -1):
+            if self.store.size(self._log_file(number)) is None:
+                return None
+            found = writer_of(self._commit_json(number))
+            if found is not None:
+                return found
+        return None
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         """Give a handle at that version or the newest, None if there is no table."""

@@ -22,7 +22,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         'AZURE_STORAGE_ACCOUNT_KEY = "env:AZURE_STORAGE_ACCOUNT_KEY"   # or file:PATH',
     ),
 }
-_LIKE = {"s3a": "s3", "gcs": "gs", "az": "abfss", "abfs": "abfss", "azure": "abfss", "adl": "abfss"}
+_LIKE = {"s3a": "s3", "az": "abfss", "abfs": "abfss", "adl": "abfss"}
 
 
 def store_options(lake: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -162,15 +163,33 @@ def test_debug_shows_the_traceback_without_secrets(
     assert "hunter2" not in shown
 
 
-@pytest.mark.parametrize("written", [["-c", "FILE"], ["--config", "FILE"], ["--config=FILE"]])
+@pytest.mark.parametrize("named", [["-c", "ingestd.toml"], []])
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_secret_is_hidden_whether_the_config_is_named_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: list[str]
+) -> None:
+    (tmp_path / "hunter2-file").write_text("stands where a folder should be")
+    text = CONFIG.replace("tabels", "tables")
+    text = re.sub(r"uri = .*", 'uri = "env:SECRET_LAKE"', text)
+    (tmp_path / "ingestd.toml").write_text(text)
+    monkeypatch.setenv("SECRET_LAKE", str(tmp_path / "hunter2-file" / "lake"))
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, [command, "shop", *named])
+    assert result.exit_code == 1
+    assert "***" in result.stderr
+    assert "hunter2" not in result.stderr
+
+
+@pytest.mark.parametrize("written", [["-c", "FILE"], ["--config", "FILE"], ["--config=FILE"], []])
 def test_debug_shows_an_unexpected_traceback_without_secrets(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     written: list[str],
 ) -> None:
-    path = tmp_path / "c.toml"
+    path = tmp_path / "ingestd.toml"
     path.write_text(CONFIG.replace("tabels", "tables"))
+    monkeypatch.chdir(tmp_path)
     words = [word.replace("FILE", str(path)) for word in written]
     monkeypatch.setattr(sys, "argv", ["ingestd", "run", "--debug", *words])
     error = RuntimeError("a driver quoted hunter2")

@@ -40,6 +40,10 @@ def test_printable_keeps_what_can_be_read() -> None:
     assert printable_lines("one\n  two\x1b") == "one\n  two "
 
 
+def test_printable_keeps_the_spaces_of_a_name() -> None:
+    assert printable("a\u00a0b\u3000c\u2028d") == "a\u00a0b\u3000c d"
+
+
 def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     print_checks([CheckLine("shop", f"table {NAME}", "fail", NAME, "do\nthis")], Redactor())
     printed = capsys.readouterr().out

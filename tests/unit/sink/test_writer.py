@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
 from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
@@ -54,7 +55,19 @@ async def test_one_writer_a_daemon_that_is_started_takes_over(lake: Path) -> Non
     await refused(lake, second)
 
 
-@pytest.mark.parametrize("other", [OLD, ""])
+async def test_one_writer_a_commit_that_nobody_signed_changes_nothing(lake: Path) -> None:
+    """As those of OPTIMIZE, of ALTER and of our own maintenance."""
+    first, second = Writer(OLD), Writer(NEW)
+    await start(lake, first)
+    await start(lake, second)
+    DeltaTable(str(lake / "shop" / "_epochs")).alter.set_table_properties(
+        {"note": "x"}, raise_if_not_exists=False
+    )
+    await refused(lake, first)
+    await start(lake, second)
+
+
+@pytest.mark.parametrize("other", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
 async def test_one_writer_who_has_the_claim_again_goes_on(lake: Path, other: str) -> None:
     """The other is gone; one without a name for its claim is of an older version."""
     first = Writer(OLD)
