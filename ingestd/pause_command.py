@@ -16,9 +16,9 @@ from ingestd.status_table import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from collections.abc import Set as AbstractSet
 
     from ingestd.observe.client import Endpoint
+    from ingestd.observe.meant import MeantDaemon
     from ingestd.ports import PauseMark
 
 LOOK_EVERY_S = 0.2
@@ -28,14 +28,14 @@ LOOK_EVERY_S = 0.2
 class PauseCommand:
     """A source of the daemon at `address`; None: it serves nothing, if it runs.
 
-    `sources`: those that it must have to be the one meant. `open_mark`: gives what is changed where
-    no daemon answers; None where that can't be. `daemon`: the option that names it, for commands
-    that are proposed.
+    `meant`: which one it must be; None: whichever is there. `open_mark`: gives what is changed
+    where no daemon answers; None where that can't be. `daemon`: the option that names it, for
+    commands that are proposed.
     """
 
     address: Endpoint | None
     source: str
-    sources: AbstractSet[str] | None
+    meant: MeantDaemon | None
     open_mark: Callable[[], PauseMark] | None
     daemon: str
 
@@ -92,12 +92,8 @@ class PauseCommand:
         found = fetch_status(self.address)
         if found is None:
             return False
-        if self.sources is not None and set(found["sources"]) != self.sources:
-            there = ", ".join(found["sources"])
-            raise OperatorError(
-                f"the daemon on {self.address} is another: its sources are {there}",
-                remedy="give the config that it runs with (SIGHUP has it read anew), or --url",
-            )
+        if self.meant is not None:
+            self.meant.require(self.address, found)
         if self.source not in found["sources"]:
             there = ", ".join(sorted(found["sources"]))
             raise ConfigError(f"sources.{self.source}: no such source; there is {there}")

@@ -15,9 +15,9 @@ from ingestd.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
 
     from ingestd.observe.client import Endpoint
+    from ingestd.observe.meant import MeantDaemon
 
 EXIT_INTERRUPTED = 130
 """The shells' code for an end by Ctrl-C."""
@@ -27,19 +27,19 @@ EXIT_INTERRUPTED = 130
 class SnapshotCommand:
     """Tables of a source of the daemon at `address`.
 
-    `sources`: those that it must have to be the one meant. `daemon`: the option that names it, for
+    `meant`: which one it must be; None: whichever is there. `daemon`: the option that names it, for
     commands that are proposed.
     """
 
     address: Endpoint
     source: str
     tables: Sequence[str]
-    sources: AbstractSet[str] | None
+    meant: MeantDaemon | None
     daemon: str
 
     def cancel(self) -> None:
         """Have snapshots given up. Raises as `ask_to_cancel`."""
-        names = ask_to_cancel(self.address, self.source, self.tables, sources=self.sources)
+        names = ask_to_cancel(self.address, self.source, self.tables, meant=self.meant)
         typer.echo(f"source {self.source}: gave up the snapshot of {', '.join(names)}")
 
     def ask(self, where: str | None, wait_s: float | None) -> int:
@@ -48,7 +48,7 @@ class SnapshotCommand:
         Raises as `ask_for_snapshot` and `follow`.
         """
         following = ask_for_snapshot(
-            self.address, self.source, self.tables, where=where, sources=self.sources
+            self.address, self.source, self.tables, where=where, meant=self.meant
         )
         names = ", ".join(following.tables)
         what = "a new snapshot of" if where is None else f"the rows where {where} of"
@@ -74,7 +74,7 @@ class SnapshotCommand:
 
     @property
     def _status(self) -> str:
-        return f"ingestd status {self.daemon}" if self.sources is not None else self._curl
+        return f"ingestd status {self.daemon}" if self.meant is not None else self._curl
 
     @property
     def _curl(self) -> str:

@@ -25,7 +25,10 @@ def print_status(status: Mapping[str, Any], console: Console | None = None) -> N
     out = console or Console(highlight=False)
     if not out.is_terminal:
         out.width = _PIPE_WIDTH
-    out.print(f"ingestd {status.get('version', '')}, since {_text(status.get('started_at'))}")
+    if status.get("offline"):
+        _print(out, f"{status['offline']}. What slot and lake tell:")
+    else:
+        out.print(f"ingestd {status.get('version', '')}, since {_text(status.get('started_at'))}")
     out.print(_sources(status["sources"]))
     for name, source in status["sources"].items():
         _print_pause(out, name, source)

@@ -5,19 +5,44 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ingestd.app.parts import connector_of, load, storage_options
+from ingestd.app.parts import claim_of, connector_of, lake_of, load, storage_options
 from ingestd.capture.reference import check_references
 from ingestd.checks import CheckLine
-from ingestd.config import Config
+from ingestd.config import Config, SourceSettings
+from ingestd.errors import IngestdError
 from ingestd.observe.protection import check_http
 from ingestd.sink.probe import probe
+from ingestd.sink.writer import SEPARATE, Writer, drop_of
 
 
 def check(config_path: Path) -> list[CheckLine]:
     """Look for everything that would make a run fail. Raises ConfigError."""
     config = load(config_path)
-    lines = [probe(config.lake.uri, storage_options(config)), check_http(config.http)]
+    lake = probe(config.lake.uri, storage_options(config))
+    writers = [] if lake.level == "fail" else asyncio.run(_check_writers(config))
+    lines = [lake, *writers, check_http(config.http)]
     return [*filter(None, lines), *asyncio.run(_check_sources(config))]
+
+
+async def _check_writers(config: Config) -> list[CheckLine | None]:
+    return await asyncio.gather(*(_check_writer(config, n, s) for n, s in config.sources.items()))
+
+
+async def _check_writer(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
+    """Say if another ingestd wrote the source's lake last, one that may live."""
+    subject = f"lake {config.lake.uri}"
+    lake = lake_of(config, name, Writer(claim_of(settings)), is_claimed=False)
+    try:
+        other = await lake.last_claim()
+    except IngestdError as error:
+        return CheckLine(name, subject, "fail", error.what, error.remedy)
+    finally:
+        await lake.close()
+    if other is None:
+        return None
+    detail = f"last written by another ingestd, which works by {other}; `ingestd run` takes it over"
+    remedy = f"if that one is to go on, {SEPARATE}{drop_of(other)}"
+    return CheckLine(name, subject, "warn", detail, remedy)
 
 
 async def _check_sources(config: Config) -> list[CheckLine]:

@@ -59,7 +59,7 @@ async def _run(config: Config, load: Callable[[], Config]) -> None:
     stop, hangups = asyncio.Event(), asyncio.Event()
     _react_to_signals(stop, hangups)
     metrics = Metrics()
-    status = DaemonStatus(__version__, datetime.now(UTC))
+    status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)
     building = Building(metrics, status, config.redactor)
     supervisor = building.supervisor
     for name in config.sources:

@@ -1,4 +1,4 @@
-"""`ingestd status` where no daemon runs."""
+"""`ingestd status` where no daemon can be asked."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ from ingestd.observe.status import (
 from ingestd.recorded import TableState
 
 
-def status(config_path: Path) -> dict[str, Any]:
-    """Tell what slot and lake know while no daemon runs: the same shape as /status."""
-    return asyncio.run(_status(load(config_path)))
+def status(config_path: Path, why: str) -> dict[str, Any]:
+    """Tell what slot and lake know where no daemon can be asked: the same shape as /status.
+
+    `why` it can't be: `offline` there, and why nothing is ready.
+    """
+    return asyncio.run(_status(load(config_path), why))
 
 
-async def _status(config: Config) -> dict[str, Any]:
+async def _status(config: Config, why: str) -> dict[str, Any]:
     now = datetime.now(UTC)
-    daemon = DaemonStatus(__version__, now)
+    daemon = DaemonStatus(__version__, now, lake=config.lake.uri)
     for name, settings in config.sources.items():
         daemon.sources[name] = await _offline(config, name, settings, now)
     tree = config.redactor.tree(to_json(daemon))
     assert isinstance(tree, dict)
-    return tree | {"started_at": None}
+    unknown = {"started_at": None, "offline": why, "ready": False, "not_ready_because": [why]}
+    return tree | unknown
 
 
 async def _offline(
     config: Config, name: str, settings: SourceSettings, now: datetime
 ) -> SourceStatus:
-    found = SourceStatus(name, since=now, state=SourceState.CLOSED)
+    found = SourceStatus(name, now, SourceState.CLOSED, slot=getattr(settings, "slot", None))
     capture = connector_of(config, name, settings).capture()
     lake = lake_of(config, name, is_claimed=False)
     try:

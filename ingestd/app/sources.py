@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 
 from ingestd.app.parts import (
+    claim_of,
     connector_of,
     lake_of,
     pause_mark_of,
@@ -17,7 +18,6 @@ from ingestd.app.parts import (
     reference_table_of,
     storage_options,
 )
-from ingestd.capture.advisory import claim_text
 from ingestd.capture.reference import CopiedReferenceSource
 from ingestd.capture.session import transport_of
 from ingestd.capture.tls import REMEDY, weakness
@@ -66,6 +66,7 @@ class Building:
         if known is None:
             known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
         known.references.clear()
+        known.slot = getattr(settings, "slot", None)
         built = _supervised(config, name, settings, self._metrics, known, self._turn)
         self.supervisor.begin(name, built)
 
@@ -110,7 +111,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     )
 
     connector = connector_of(config, name, settings)
-    writer = Writer(claim_text(getattr(settings, "slot", None), settings.dsn.get_secret_value()))
+    writer = Writer(claim_of(settings))
 
     def make_pipeline() -> Pipeline:
         lake = lake_of(config, name, writer)

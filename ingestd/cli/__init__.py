@@ -17,7 +17,13 @@ from typer.main import get_command
 from ingestd import __version__
 from ingestd.cli import commands, lake, pausing, starting, status
 from ingestd.cli.examples import epilog
-from ingestd.cli.faults import exit_code, report_unexpected, reporting
+from ingestd.cli.faults import (
+    USAGE_ERROR,
+    exit_code,
+    report_unexpected,
+    report_usage,
+    reporting,
+)
 
 __all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
 
@@ -35,7 +41,13 @@ def main() -> None:
     sys.excepthook = report_unexpected
     # deltalake's own warnings, pages long, would stand between ours; what matters it raises.
     os.environ.setdefault("RUST_LOG", "error")
-    get_command(app)(prog_name="ingestd")  # past Typer.__call__, which has an excepthook of its own
+    # Past Typer.__call__, which has an excepthook of its own.
+    try:
+        sys.exit(get_command(app).main(prog_name="ingestd", standalone_mode=False))
+    except USAGE_ERROR as error:
+        sys.exit(report_usage(error))
+    except typer.Abort:
+        sys.exit("Aborted!")
 
 
 def _version(*, wanted: bool) -> None:

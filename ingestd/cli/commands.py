@@ -100,11 +100,12 @@ def snapshot(
         if loaded is not None:
             known_source(loaded, source)  # that is so whether the daemon runs or not
         address = daemon_address(config, url)
+        from ingestd.observe.meant import MeantDaemon  # noqa: PLC0415
         from ingestd.snapshot_command import SnapshotCommand  # noqa: PLC0415
 
-        sources = None if loaded is None else set(loaded.sources)
+        meant = None if loaded is None else MeantDaemon.of(loaded)
         daemon = shlex.join(["--url", str(url)] if config is None else ["-c", str(config)])
-        command = SnapshotCommand(address, source, tables, sources, daemon)
+        command = SnapshotCommand(address, source, tables, meant, daemon)
         if cancel:
             command.cancel()
         else:
@@ -137,12 +138,13 @@ def tables(
     with reporting(debug=debug, config=config):
         from ingestd.app import tables as listing  # noqa: PLC0415
 
+        running = daemon_status(config)
         found, faults = listing.tables(
             config,
             [] if source is None else [source],
             schema=schema,
             timeout_s=timeout_s,
-            running=daemon_status(config),
+            running=None if isinstance(running, str) else running,
         )
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -11,7 +11,7 @@ import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exception
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -30,6 +30,8 @@ EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
 EXIT_INTERRUPTED = 130
 SEVERITY = (EXIT_TRANSIENT, EXIT_OPERATOR, EXIT_USAGE)
 """Of several faults the last of these is told."""
+USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)
+"""Click's; typer has a copy of its own."""
 _PASTED = re.compile(r"^  remedy: .*(;|ingestd )|^   ")
 
 
@@ -52,11 +54,33 @@ def report_unexpected(
     sys.stderr.write("  remedy: run it again with --debug and report what it prints\n")
 
 
+def report_usage(error: Any) -> int:  # noqa: ANN401 - see USAGE_ERROR
+    """Say in two lines what is wrong with a command line; gives the exit code.
+
+    One that names no command at all gets the help.
+    """
+    text, context = error.format_message(), error.ctx
+    if context is not None and text == context.get_help():
+        error.show()
+        return EXIT_USAGE
+    command = "ingestd" if context is None else context.command_path
+    sys.stderr.write(f"ingestd: {printable_lines(text)}\n  remedy: see `{command} --help`\n")
+    return EXIT_USAGE
+
+
 @contextmanager
 def reporting(*, debug: bool, config: Path | None = None) -> Iterator[None]:
     """Turn our errors into one to three lines on stderr and the right exit code."""
     try:
         yield
+    except typer.Abort as error:
+        if not isinstance(error.__context__, EOFError):
+            raise  # by Ctrl-C
+        sys.stderr.write(
+            "\ningestd: this asks something, and nobody answers: stdin is at its end\n"
+        )
+        sys.stderr.write("  remedy: say it by options, see --help; and --yes\n")
+        raise typer.Exit(EXIT_USAGE) from None
     except IngestdError as error:
         known = None if isinstance(error, ConfigError) else config
         if debug:

@@ -55,6 +55,7 @@ def resume(
 
 def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     """Say what is asked of whom. Raises ConfigError, OperatorError."""
+    from ingestd.observe.meant import MeantDaemon  # noqa: PLC0415
     from ingestd.pause_command import PauseCommand  # noqa: PLC0415
 
     if config is None or url is not None:
@@ -69,4 +70,4 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
 
     address = None if loaded.http.listen is None else daemon_address(config, None)
     daemon = shlex.join(["-c", str(config)])
-    return PauseCommand(address, source, set(loaded.sources), open_mark, daemon)
+    return PauseCommand(address, source, MeantDaemon.of(loaded), open_mark, daemon)

@@ -37,18 +37,20 @@ def daemon_address(config: Path | None, url: str | None) -> Endpoint:
     return listen
 
 
-def daemon_status(config: Path) -> dict[str, Any] | None:
-    """Ask the daemon that listens where the config says; None if it is not there or another's.
+def daemon_status(config: Path) -> dict[str, Any] | str:
+    """Ask the daemon that listens where the config says; text: why there is no answer of it.
 
     Raises ConfigError, OperatorError.
     """
     from ingestd.observe.client import endpoint_in, fetch_status  # noqa: PLC0415
+    from ingestd.observe.meant import MeantDaemon  # noqa: PLC0415
 
     loaded = load(config)
     listen = endpoint_in(loaded.http)
     if listen is None:
-        return None
+        return 'http.listen is "off": a daemon that runs can\'t be asked'
     found = fetch_status(listen)
-    if found is None or set(found["sources"]) != set(loaded.sources):
-        return None
-    return found
+    if found is None:
+        return f"no daemon answers on {listen}"
+    why = MeantDaemon.of(loaded).difference(found)
+    return found if why is None else f"the daemon on {listen} is another: {why}"

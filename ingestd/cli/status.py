@@ -76,8 +76,8 @@ def _interval(text: str) -> float:
 
 def _found(config: Path) -> dict[str, Any]:
     found = daemon_status(config)
-    if found is None:
+    if isinstance(found, str):
         from ingestd.app import offline  # noqa: PLC0415
 
-        found = offline.status(config)
+        return offline.status(config, found)
     return found

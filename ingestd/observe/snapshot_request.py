@@ -13,8 +13,8 @@ from ingestd.schema import TableId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
+    from ingestd.observe.meant import MeantDaemon
     from ingestd.quantities import Address
 
     Status = Mapping[str, Any]
@@ -61,16 +61,16 @@ def ask_for_snapshot(
     tables: Sequence[str],
     *,
     where: str | None = None,
-    sources: AbstractSet[str] | None = None,
+    meant: MeantDaemon | None = None,
 ) -> Following:
     """Ask the daemon there to read tables anew, or the rows that `where` (SQL) holds for.
 
-    `sources`: those it must have to be the one meant. Raises ConfigError for names that can't be,
-    OperatorError for those that are not captured or if no daemon takes the request, TransientError
-    while the source does not run.
+    `meant`: which one it must be. Raises ConfigError for names that can't be, OperatorError for
+    those that are not captured or if no daemon takes the request, TransientError while the source
+    does not run.
     """
     names = table_names(tables)
-    before = _status_of(address, sources)
+    before = _status_of(address, meant)
     request_snapshot(address, source, names, where)
     return Following(source, names, before, is_partial=where is not None)
 
@@ -80,14 +80,14 @@ def ask_to_cancel(
     source: str,
     tables: Sequence[str],
     *,
-    sources: AbstractSet[str] | None = None,
+    meant: MeantDaemon | None = None,
 ) -> Sequence[str]:
     """Ask the daemon there to give up snapshots of tables; gives their names.
 
     Raises as `ask_for_snapshot`, and OperatorError for a table that has none.
     """
     names = table_names(tables)
-    _status_of(address, sources)
+    _status_of(address, meant)
     cancel_snapshot(address, source, names)
     return names
 
@@ -100,18 +100,15 @@ def table_names(tables: Sequence[str]) -> list[str]:
         raise ConfigError(str(error)) from error
 
 
-def _status_of(address: Address, sources: AbstractSet[str] | None) -> Status:
+def _status_of(address: Address, meant: MeantDaemon | None) -> Status:
     found = fetch_status(address)
     if found is None:
         raise OperatorError(
             f"no ingestd daemon answers on {address}",
             remedy="start it with `ingestd run`, or say with --url where it listens",
         )
-    if sources is not None and set(found["sources"]) != sources:
-        raise OperatorError(
-            f"the daemon on {address} is another: its sources are {', '.join(found['sources'])}",
-            remedy="give the config that it was started with, or --url",
-        )
+    if meant is not None:
+        meant.require(address, found)
     return found
 
 

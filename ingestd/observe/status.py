@@ -8,6 +8,7 @@ from datetime import UTC
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from ingestd.errors import TableError
 from ingestd.observe.freshness import RecentFreshness
 from ingestd.observe.progress import SnapshotProgress
 from ingestd.observe.recent import EPOCHS_KEPT, ERRORS_KEPT, EpochStatus, ErrorStatus, note_error
@@ -126,14 +127,15 @@ class ReferenceStatus:
 class SourceStatus:
     """A source as it is now. Counts are since the daemon's start, `epoch` is the lake's.
 
-    `wal_status`: the server's word for its slot; `safe_bytes`: None, too, where the server sets its
-    slots no limit. `lag_at`: when the lag was measured. `now` is passed in by the caller (aware).
-    One event loop calls all of it.
+    `slot`: its name, None for a kind without one; `wal_status`: the server's word for it;
+    `safe_bytes`: None, too, where the server sets its slots no limit. `lag_at`: when the lag was
+    measured. `now` is passed in by the caller (aware). One event loop calls all of it.
     """
 
     source: str
     since: datetime
     state: SourceState = SourceState.STARTING
+    slot: str | None = None
     reason: str | None = None
     remedy: str | None = None
     lag_bytes: int | None = None
@@ -245,9 +247,9 @@ class SourceStatus:
     ) -> None:
         """Take a table's state, and why it is not an ordinary one."""
         status = self.tables.setdefault(table, TableStatus(table, state, now))
-        what = None if error is None else error.what
+        what = error.reason if isinstance(error, TableError) else error.what if error else None
         if error is not None and state is TableState.STOPPED and what != status.reason:
-            note_error(self.last_errors, now, error.what, error.remedy, table=table)
+            note_error(self.last_errors, now, str(what), error.remedy, table=table)
         if state is not status.state:
             if state is TableState.SNAPSHOTTING:
                 status.replaced_lsn = status.snapshot_lsn
@@ -266,11 +268,12 @@ class SourceStatus:
 
 @dataclass(slots=True)
 class DaemonStatus:
-    """The whole daemon: `sources` by name."""
+    """The whole daemon: `sources` by name, `lake`: its URI as the config has it."""
 
     version: str
     started_at: datetime
     sources: dict[str, SourceStatus] = field(default_factory=dict)
+    lake: str = ""
 
 
 def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
@@ -306,11 +309,16 @@ def paused(status: DaemonStatus) -> list[str]:
 
 
 def to_json(status: DaemonStatus) -> dict[str, Any]:
-    """Give the status as JSON values: LSNs as Postgres writes them, times in ISO 8601 UTC."""
+    """Give the status as JSON values: LSNs as Postgres writes them, times in ISO 8601 UTC.
+
+    `offline`: why it is not the daemon itself that says so; see `ingestd.app.offline`.
+    """
     is_ready, reasons = ready(status)
     return {
         "version": status.version,
         "started_at": _time(status.started_at),
+        "lake": status.lake,
+        "offline": None,
         "ready": is_ready,
         "not_ready_because": reasons,
         "paused": paused(status),
@@ -331,6 +339,7 @@ def facts_to_json(source: SourceStatus) -> dict[str, Any]:
         "reason": source.reason,
         "remedy": source.remedy,
         "since": _time(source.since),
+        "slot": source.slot,
         "lag_bytes": source.lag_bytes,
         "lag_seconds": source.lag_seconds,
         "retained_bytes": source.retained_bytes,

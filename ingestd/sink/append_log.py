@@ -41,6 +41,7 @@ from ingestd.sink.commit_actions import (
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
 from ingestd.sink.table_log import RESUMES, TableLog
+from ingestd.sink.writer import Writer
 
 CHECKPOINT_INTERVAL = 20
 """A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
@@ -87,10 +88,10 @@ class AppendLog(TableLog):
         app_id: str,
         later: Callable[[Work], None] = _at_once,
         *,
-        writer: str = "",
+        writer: Writer | None = None,
     ) -> None:
         super().__init__(store, folder, app_id)
-        self._writer = writer or uuid.uuid4().hex
+        self._writer = writer or Writer()
         self._later = later
         self._commits = 0
         self._fault: IngestdError | None = None
@@ -180,7 +181,7 @@ class AppendLog(TableLog):
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
             newest = self.newest_commit() if self.exists else ""
-            if newest == "" or (newest is not None and writer_of(newest) == self._writer):
+            if newest == "" or (newest is not None and writer_of(newest) == self._writer.name):
                 break
             try:
                 if self._puts:
@@ -193,8 +194,11 @@ class AppendLog(TableLog):
             else:
                 break
         if came_between is not None:
-            what, remedy = came_between.what, came_between.remedy
-            raise TransientError(what, reason="claimed", remedy=remedy) from came_between
+            raise TransientError(
+                f"lake table {self.uri}: another writer committed while this one took over",
+                reason="claimed",
+                remedy="nothing to do: the lake is read again",
+            ) from came_between
 
     # --- appends without a handle -----------------------------------------------------------
 
@@ -247,7 +251,7 @@ class AppendLog(TableLog):
         is_changed = False
         while self.store.size(self._log_file(self._version + 1)) is not None:
             text = self._commit_json(self._version + 1)
-            if self._pass(self._version + 1, judge(text, token)) is Interposed.OURS:
+            if self._pass(self._version + 1, text, token) is Interposed.OURS:
                 ours = self._version + 1
             self._version += 1
             is_changed |= '"metaData"' in text or '"protocol"' in text  # perhaps: then for nothing
@@ -321,7 +325,7 @@ class AppendLog(TableLog):
         return [] if app_version is None else [(self.app_id, app_version)]
 
     def _stamps(self, token: str, resume: str, *, is_fence: bool = False) -> dict[str, str]:
-        stamps = {TOKEN: token, WRITER: self._writer, RESUME: resume, FENCE: "true"}
+        stamps = {TOKEN: token, WRITER: self._writer.name, RESUME: resume, FENCE: "true"}
         left_out = {RESUME: not resume, FENCE: not is_fence}
         return {name: text for name, text in stamps.items() if not left_out.get(name)}
 
@@ -358,13 +362,15 @@ class AppendLog(TableLog):
         for version in range(expected, self._version + 1):
             if failure is None and version == expected == self._version:
                 return version  # compare-and-swap: it can't be another's
-            if self._pass(version, judge(self._commit_json(version), token)) is Interposed.OURS:
+            if self._pass(version, self._commit_json(version), token) is Interposed.OURS:
                 ours = version
         return ours
 
-    def _pass(self, version: int, verdict: Interposed) -> Interposed:
+    def _pass(self, version: int, commit_json: str, token: str) -> Interposed:
         """Refuse a commit of another writer; make one without data durable, as ours follow it."""
+        verdict = judge(commit_json, token)
         if verdict is Interposed.FENCE:
+            self._writer.refuse_if_taken_over(writer_of(commit_json), self.store.uri(""))
             raise TransientError(
                 f"lake table {self.uri}: another ingestd has taken over (version {version})",
                 reason="claimed",

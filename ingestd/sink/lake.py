@@ -19,6 +19,7 @@ from ingestd.positions import Lsn
 from ingestd.recorded import (
     GONE,
     Committed,
+    Notice,
     RegisteredColumn,
     RegisteredTable,
     TableEvent,
@@ -89,9 +90,7 @@ class DeltaLake:
         self._writer = writer or Writer()
         self._is_claimed = is_claimed
         self._own_logs = tuple(
-            AppendLog(
-                self.store, folder, self.layout.app_id(), self._later, writer=self._writer.name
-            )
+            AppendLog(self.store, folder, self.layout.app_id(), self._later, writer=self._writer)
             for folder in (self.layout.epochs, self.layout.tables)
         )
         self._epochs = EpochTable(self._own_logs[0], before_commit)
@@ -180,6 +179,14 @@ class DeltaLake:
             async for batch in batches:
                 yield batch
 
+    async def last_claim(self) -> str | None:
+        """Name the claim of who wrote last, as `Writer.other_claim`. Reads `_epochs` alone.
+
+        Raises OperatorError, TransientError.
+        """
+        await self.jobs.run(self._epochs.load)
+        return self._writer.other_claim(await self.jobs.run(self._own_logs[0].newest_writer))
+
     async def close(self) -> None:
         """Free everything. At any time, twice."""
         await self._forget()
@@ -238,7 +245,7 @@ class DeltaLake:
         """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
         if table not in self._raw:
             folder, app_id = self.layout.raw(table), self.layout.app_id(table)
-            log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer.name)
+            log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
             self._raw[table] = RawTable(table, log)
         return self._raw[table]
 
@@ -284,15 +291,13 @@ class DeltaLake:
     def _load(self) -> Committed:
         mends = self._is_claimed
         self._epochs.load(never_refuse if mends else None)
-        if self._writer.has_fenced:
-            newest = self._own_logs[0].newest_writer()
-            self._writer.refuse_if_taken_over(newest, self.store.uri(self.layout.root))
+        taken = self._taken_over()
         self._registry.load(self._do_without_registry if mends else None)
         self._raw = {table: self.raw_table(table) for table in self._found()}
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
             list(pool.map(self._load_raw, self._raw.values()))
             logs = [*self._own_logs, *(raw.log for raw in self._raw.values())]
-            notices = tuple(notice for found in pool.map(notices_of, logs) for notice in found)
+            notices = [notice for found in pool.map(notices_of, logs) for notice in found]
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         self._refuse_if_missing()
         gone = self._gone()
@@ -314,8 +319,14 @@ class DeltaLake:
             origin=self._epochs.origin,
             unlisted=_unlisted(self._held.values()),
             gone=gone,
-            notices=notices,
+            notices=tuple(notices if taken is None else [taken, *notices]),
         )
+
+    def _taken_over(self) -> Notice | None:
+        """Look who wrote last. Raises OperatorError if the lake was taken over from this one."""
+        signed = self._own_logs[0].newest_writer() if self._is_claimed else None
+        self._writer.refuse_if_taken_over(signed, self.store.uri(""))
+        return self._writer.takes_over(signed, self.store.uri(""))
 
     def _load_raw(self, raw: RawTable) -> None:
         if self._is_claimed:

@@ -124,7 +124,13 @@ class LocalStore:
 
     def make_folder(self, path: str) -> None:
         """Make a folder with its parents."""
-        make_folder(self.root / path, self._durability)
+        try:
+            make_folder(self.root / path, self._durability)
+        except FileNotFoundError as error:  # its parent was there a moment ago
+            raise OperatorError(
+                f"lake {self.root}: no folder can be made there",
+                remedy="set `lake.uri` to a folder of a file system that can be written to",
+            ) from error
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 from ingestd.errors import OperatorError
+from ingestd.recorded import Notice
+
+SEPARATE = "give one of the two another source name or lake.uri"
+_SLOT = re.compile(r"slot '([a-z0-9_]+)'")
 
 
 class Writer:
@@ -20,24 +25,51 @@ class Writer:
         self.name = f"{uuid.uuid4().hex} {claim}".rstrip()
         self.has_fenced = False
 
-    def refuse_if_taken_over(self, newest: str | None, lake: str) -> None:
-        """Raise OperatorError if one who may live has signed the last commit since the fence.
+    def other_claim(self, signed: str | None) -> str | None:
+        """Name the claim of who signed a commit, unless this one's claim says that he is gone.
 
-        The two would take the lake from each other for ever. Who works by the same slot is gone,
-        as this one has it now (one server may be spelled in several ways, so the slot alone is
-        compared). And a process that is started is somebody's will: it takes over.
+        That is so of the same slot (one server may be spelled in several ways, so the slot alone is
+        compared).
         """
-        if not self.has_fenced or newest in {None, self.name}:
-            return
-        _, _, other = str(newest).partition(" ")
-        if not other or _slot_of(other) == _slot_of(self.claim):
+        if not self.claim or signed in {None, self.name}:
+            return None
+        _, _, other = str(signed).partition(" ")
+        return other if other and _slot_of(other) != _slot_of(self.claim) else None
+
+    def refuse_if_taken_over(self, signed: str | None, lake: str) -> None:
+        """Raise OperatorError if one who may live has signed a commit since the fence.
+
+        The two would take the lake from each other for ever. A process that is started is
+        somebody's will: it takes over.
+        """
+        other = self.other_claim(signed)
+        if not self.has_fenced or other is None:
             return
         raise OperatorError(
             f"lake {lake}: another ingestd has taken over: it works by {other}, this one by "
             f"{self.claim}",
-            remedy="give one of the two another source name or lake.uri; then start anew the one "
-            "that is to write here: it takes over",
+            remedy=f"{SEPARATE}; then start anew the one that is to write here: it takes over",
         )
+
+    def takes_over(self, signed: str | None, lake: str) -> Notice | None:
+        """Say from whom the lake is taken over by the fence to come, if that one may live."""
+        other = self.other_claim(signed)
+        if self.has_fenced or other is None:
+            return None
+        return Notice(
+            "lake.taken_over",
+            f"lake {lake} was last written by another ingestd, which works by {other}; this one, "
+            f"by {self.claim}, takes it over",
+            f"if that was not meant, {SEPARATE}{drop_of(other)}",
+        )
+
+
+def drop_of(claim: str) -> str:
+    """Say how the slot of a claim goes, if nobody works by it any more; empty for none."""
+    slot = _SLOT.match(claim)
+    if slot is None:
+        return ""
+    return f"; else drop its slot, which keeps WAL: SELECT pg_drop_replication_slot('{slot[1]}');"
 
 
 def _slot_of(claim: str) -> str:

@@ -19,7 +19,6 @@ from ingestd.checks import CheckLine
 from ingestd.config_errors import problems_of
 from ingestd.errors import ConfigError, OperatorError
 from ingestd.ports import Connector, Refused, TableInfo
-from ingestd.references import key_path
 from ingestd.schema import TableId
 from ingestd.table_report import Findings
 
@@ -176,7 +175,7 @@ def _settings(
         settings = model.model_validate(values)
     except ValidationError as error:
         problem = problems_of(error, model, ())[0]
-        raise ConfigError(f"--{key_path(problem.at)}: {problem.why}") from None
+        raise ConfigError(f"--{problem.at[0]}: {problem.why}") from None
     assert isinstance(settings, PostgresSettings)
     return settings
 

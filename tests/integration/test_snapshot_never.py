@@ -116,6 +116,6 @@ def test_a_gap_stops_it_and_is_never_silent(
     await_until(stopped, LIMIT_S, lambda: f"the source to stop\n{daemon.tail()}")
     [failed] = daemon.events("source.failed")
     assert failed["state"] == "stopped"
-    assert "does not exist any more" in failed["reason"]
+    assert "does not exist" in failed["reason"]
     assert 'snapshot = "initial"' in failed["remedy"]
     assert shop.slots() == []

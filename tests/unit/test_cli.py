@@ -271,10 +271,10 @@ class Shop:
     """A daemon's HTTP side, with a source `shop` that reads tables at once when asked to."""
 
     def __init__(self) -> None:
-        self.source = SourceStatus("shop", T0)
+        self.source = SourceStatus("shop", T0, slot="ingestd_shop")
         self.source.enter(SourceState.STREAMING, T0)
         self.source.table("public.orders", TableState.LIVE, T0)
-        status = DaemonStatus("0", T0, {"shop": self.source})
+        status = DaemonStatus("0", T0, {"shop": self.source}, lake="./lake")
         self.asked: list[str] = []
         self.cancelled: list[str] = []
         self.is_slow = False

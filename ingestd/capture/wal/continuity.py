@@ -110,7 +110,7 @@ def judge(
             return Lost(parted)
     if not found.has_publication:
         # Made anew it is unknown to the WAL that the slot still has to decode.
-        return Lost(f"publication {settings.publication!r} does not exist any more")
+        return Lost(f"publication {settings.publication!r} does not exist")
     gap = gap_before(slot, settings.slot, position)
     return Resumed() if gap is None else Lost(gap)
 

@@ -129,7 +129,7 @@ async def find_slot(connection: AsyncConnection[Any], name: str) -> Slot | None:
 def gap_before(slot: Slot | None, name: str, position: Lsn) -> str | None:
     """Say why the slot may not have all that follows `position`; None if it has."""
     if slot is None:
-        return f"slot {name!r} does not exist any more"
+        return f"slot {name!r} does not exist"
     if slot.is_lost:
         return f"slot {name!r} is invalid: {slot.why_lost}"
     confirmed = slot.confirmed_lsn

@@ -115,7 +115,7 @@ def test_a_snapshot_half_done_needs_continuity_as_well() -> None:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (replace(FOUND, slot=None), "slot 'shop' does not exist any more"),
+        (replace(FOUND, slot=None), "slot 'shop' does not exist"),
         (replace(FOUND, has_publication=False), "publication 'shop' does not exist"),
         (replace(FOUND, slot=slot(confirmed="0/501")), "moved to 0/501, the lake ends at 0/500"),
         (replace(FOUND, slot=slot(invalid="wal_removed")), "max_slot_wal_keep_size = 1GB"),

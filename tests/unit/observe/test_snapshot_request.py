@@ -11,6 +11,7 @@ import pytest
 from ingestd.errors import ConfigError, OperatorError, TransientError
 from ingestd.observe import snapshot_request as module
 from ingestd.observe.http import HttpServer
+from ingestd.observe.meant import MeantDaemon
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.snapshot_request import (
     Following,
@@ -257,6 +258,9 @@ class Seen:
             self._then.pop(0)()
 
 
+SHOP, CRM = MeantDaemon("", {"shop": None}), MeantDaemon("", {"crm": None})
+
+
 async def test_ask_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
     daemon = Daemon()
@@ -266,9 +270,7 @@ async def test_ask_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: loop.call_soon_threadsafe(lambda: daemon.enter(A, TableState.LIVE, lsn=2)),
     )
     async with server(daemon) as at:
-        asked = await asyncio.to_thread(
-            ask_for_snapshot, at.address, "shop", [A, A], sources={"shop"}
-        )
+        asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A, A], meant=SHOP)
         assert (asked.tables, asked.is_partial, daemon.where) == ([A], False, None)
         await asyncio.to_thread(follow, at.address, asked, 15.0, seen)
     assert {p.state for p in seen.tables} == {"waiting", "snapshotting", "live"}
@@ -281,12 +283,12 @@ async def test_ask_for_some_rows_then_cancel() -> None:
     async with server(daemon) as at:
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A], where="id > 1")
         assert (asked.is_partial, daemon.where) == (True, "id > 1")
-        names = await asyncio.to_thread(ask_to_cancel, at.address, "shop", [A, A], sources={"shop"})
+        names = await asyncio.to_thread(ask_to_cancel, at.address, "shop", [A, A], meant=SHOP)
         assert names == [A]
         with pytest.raises(OperatorError, match="was cancelled"):
             await asyncio.to_thread(follow, at.address, asked, 15.0, Seen())
         with pytest.raises(OperatorError, match="is another"):
-            await asyncio.to_thread(ask_to_cancel, at.address, "crm", [A], sources={"crm"})
+            await asyncio.to_thread(ask_to_cancel, at.address, "crm", [A], meant=CRM)
 
 
 async def test_a_limit_ends_the_waiting_only() -> None:
@@ -317,7 +319,7 @@ async def test_another_daemon_is_not_asked() -> None:
     daemon = Daemon()
     async with server(daemon) as at:
         with pytest.raises(OperatorError, match="is another: its sources are shop"):
-            await asyncio.to_thread(ask_for_snapshot, at.address, "crm", [A], sources={"crm"})
+            await asyncio.to_thread(ask_for_snapshot, at.address, "crm", [A], meant=CRM)
     assert not daemon.shop.tables[A].snapshot_requested
 
 

@@ -66,7 +66,7 @@ def test_isolated_a_stopped_table_makes_it_not_ready_but_the_source_streams(
     shop.table("public.items", TableState.STOPPED, LATER, error)
     is_ready, reasons = ready(status)
     assert not is_ready
-    assert reasons == ["source shop, table public.items is stopped: table public.items: no key"]
+    assert reasons == ["source shop, table public.items is stopped: no key"]
     assert shop.state is SourceState.STREAMING
     shop.table("public.items", TableState.LIVE, LATER)
     assert ready(status) == (True, [])
@@ -99,6 +99,7 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
         "reason": None,
         "remedy": None,
         "since": "2026-01-02T03:05:05.000+00:00",
+        "slot": None,
         "lag_bytes": 32,
         "lag_seconds": 0.1,
         "retained_bytes": 64,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import OperatorError, TransientError
+from ingestd.errors import OperatorError
 from ingestd.positions import Lsn
+from ingestd.recorded import Notice
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.writer import Writer
 
@@ -27,6 +28,11 @@ async def start(lake: Path, writer: Writer) -> DeltaLake:
     return opened
 
 
+async def noticed(lake: Path, writer: Writer) -> list[Notice]:
+    opened = DeltaLake(str(lake), "shop", writer=writer)
+    return list((await opened.open()).notices)
+
+
 async def refused(lake: Path, writer: Writer) -> OperatorError:
     with pytest.raises(OperatorError) as caught:
         await start(lake, writer)
@@ -37,9 +43,10 @@ async def test_one_writer_who_was_taken_over_from_does_not_fight_back(lake: Path
     first, second = Writer(OLD), Writer(NEW)
     before = await start(lake, first)
     after = await start(lake, second)
-    with pytest.raises(TransientError, match="another ingestd has taken over"):
+    with pytest.raises(OperatorError, match="another ingestd has taken over") as caught:
         await before.advance(Lsn(105))
     error = await refused(lake, first)
+    assert (caught.value.what, caught.value.remedy) == (error.what, error.remedy)
     assert f"it works by {NEW}, this one by {OLD}" in error.what
     assert "another source name" in str(error.remedy)
     await after.advance(Lsn(105))  # also once it has committed
@@ -53,6 +60,32 @@ async def test_one_writer_a_daemon_that_is_started_takes_over(lake: Path) -> Non
     await start(lake, second)
     await start(lake, Writer(OLD))
     await refused(lake, second)
+
+
+async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: Path) -> None:
+    first, second = Writer(OLD), Writer(NEW)
+    assert await noticed(lake, first) == []
+    await start(lake, first)
+    [notice] = await noticed(lake, second)
+    assert notice.event == "lake.taken_over"
+    assert f"another ingestd, which works by {OLD}; this one, by {NEW}, takes it" in notice.what
+    assert "another source name or lake.uri; else drop its slot" in notice.remedy
+    assert notice.remedy.endswith("SELECT pg_drop_replication_slot('old');")
+    await start(lake, second)
+    assert await noticed(lake, second) == []
+
+
+@pytest.mark.parametrize("claim", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
+async def test_nobody_is_told_who_only_starts_anew_or_looks(lake: Path, claim: str) -> None:
+    await start(lake, Writer(OLD))
+    assert await noticed(lake, Writer(claim)) == []
+
+
+async def test_no_slot_is_left_where_polling_was_before(lake: Path) -> None:
+    await start(lake, Writer("polling, database shop"))
+    [notice] = await noticed(lake, Writer(NEW))
+    assert "which works by polling, database shop" in notice.what
+    assert "slot" not in notice.remedy
 
 
 async def test_one_writer_a_commit_that_nobody_signed_changes_nothing(lake: Path) -> None:
