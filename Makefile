@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
-.PHONY: help demo test test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
+.PHONY: help demo test test-thorough test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -27,10 +27,13 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 		echo "Installing PySpark ..."; $(PIP) -e '.[demo,spark]' && touch $(VENV)/.spark; fi
 	@$(BIN)/ingestd demo $(ARGS)
 
-test: $(VENV)/.dev java warm ## Run all tests (ARGS="-k name" for some)
+test: $(VENV)/.dev java warm ## Run the tests (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-long: $(VENV)/.dev java warm ## Run the long tests as well (random workloads under kills, minutes each)
+test-thorough: $(VENV)/.dev java warm ## Run what repeats them with more seeds, points and sizes
+	@$(BIN)/python -m pytest -m 'thorough and not long' $(SIDE_BY_SIDE) $(ARGS)
+
+test-long: $(VENV)/.dev java warm ## Run the long tests (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 matrix: $(VENV)/.dev ## Run the tests of servers on PostgreSQL 14 to 18 (ARGS="14 17" for some)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
-KILLS = 15
 SOURCE = "shop"
 # Several epochs a second, so that kills meet every step of a commit.
 FAST_EPOCHS = "60ms"
@@ -91,9 +90,11 @@ class Auditor:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [20261121])
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(20261121, 5), pytest.param(20261121, 15, marks=pytest.mark.thorough)]
+)
 def test_exactly_once_through_sigkills_at_random_instants(
-    workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
+    workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
 ) -> None:
     """I1, I2, I3, I4, I6: the daemon is killed while it starts, snapshots, streams and commits."""
     rng = random.Random(seed)
@@ -109,7 +110,7 @@ def test_exactly_once_through_sigkills_at_random_instants(
     workload = Workload(database.dsn, seed=seed, transactions=1_000_000, limit_s=500, pause_s=0.005)
     in_the_middle = 0
     with workload, Auditor(database, lake) as auditor:
-        for number in range(KILLS):
+        for number in range(kills):
             daemon.start()
             if number % 5 == 0:
                 run_for(rng.uniform(0.2, 1.2))  # anywhere, the start and the snapshot included
@@ -124,9 +125,9 @@ def test_exactly_once_through_sigkills_at_random_instants(
         assert_lake_equals_source(database, lake, SOURCE, slot=slot)
         auditor.look()
     assert auditor.early == []
-    assert auditor.looks > 4 * KILLS
-    assert in_the_middle >= KILLS * 3 // 5
-    assert workload.committed > 500
+    assert auditor.looks > 4 * kills
+    assert in_the_middle >= kills * 3 // 5
+    assert workload.committed > 34 * kills
     assert_change_log_is_sound(database, lake)
     assert daemon.sigterm() == 0
 
