@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     Changes = Sequence[dict[str, Any]]
 
-KILLS = 4
 TRANSFERS = 25
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_i2_the_total_over_two_tables_is_constant_at_every_epoch(
-    database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
+    database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
 ) -> None:
     """I2, I4, I6: under SIGKILLs, while tables are read anew, and where two of them meet."""
     slot = database.name
@@ -45,7 +45,7 @@ def test_i2_the_total_over_two_tables_is_constant_at_every_epoch(
     bank = Bank(database.dsn, seed=seed)
     bank.open()
     with bank:
-        for number in range(KILLS):
+        for number in range(kills):
             daemon.start_ready()
             bank.await_transfers(TRANSFERS)
             ask_for_snapshot(daemon, str(TABLES[number % len(TABLES)]))
@@ -60,7 +60,7 @@ def test_i2_the_total_over_two_tables_is_constant_at_every_epoch(
     assert daemon.sigterm() == 0
     raw = [read_raw(str(lake), "shop", table).to_pylist() for table in TABLES]
     cuts = {row["epoch"]: total(raw, row["epoch"]) for row in epochs(lake)}
-    assert len(cuts) > 2 * KILLS
+    assert len(cuts) > 2 * kills
     assert cuts == dict.fromkeys(cuts, TOTAL)
     assert_epoch_versions(lake)  # so these cuts are what the tables' versions hold
 

@@ -102,7 +102,14 @@ FAULTS: tuple[Callable[[FlakyNetwork], object], ...] = (
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("faults", [4, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        2,
+        pytest.param(4, marks=pytest.mark.thorough),
+        pytest.param(100, marks=pytest.mark.long),
+    ],
+)
 def test_exactly_once_over_a_network_at_fault(
     workload_database: Database,
     network: FlakyNetwork,

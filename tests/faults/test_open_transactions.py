@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("kills", "seed"), [(4, 20261122), pytest.param(60, 4, marks=pytest.mark.long)]
+    ("kills", "seed"),
+    [
+        (2, 20261122),
+        pytest.param(4, 20261122, marks=pytest.mark.thorough),
+        pytest.param(60, 4, marks=pytest.mark.long),
+    ],
 )
 def test_exactly_once_through_sigkills_amid_open_transactions(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, kills: int, seed: int

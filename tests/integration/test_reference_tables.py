@@ -292,9 +292,10 @@ class Transfers:
                 connection.commit()
 
 
+@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["snapshot_only", "snapshot_plus_cdc"])
 def test_every_version_is_the_source_at_some_moment_whatever_is_killed(
-    database: Database, lake: Path, make_daemon: MakeDaemon, kind: str
+    database: Database, lake: Path, make_daemon: MakeDaemon, kind: str, kills: int
 ) -> None:
     create(database, ACCOUNTS)
     database.execute("UPDATE prices SET price = 100")
@@ -302,7 +303,7 @@ def test_every_version_is_the_source_at_some_moment_whatever_is_killed(
     daemon = make_daemon(config(database, lake, kind, *extra))
     rng = random.Random(7)
     with Transfers(database):
-        for _ in range(6):
+        for _ in range(kills):
             before = versions(lake)
             daemon.start()
             wanted = before + rng.randrange(0, 4)
@@ -316,7 +317,7 @@ def test_every_version_is_the_source_at_some_moment_whatever_is_killed(
     if kind == "snapshot_only":
         assert snapshot(daemon, str(PRICES)).returncode == 0
     await_equal(database, lake)
-    assert versions(lake) > 6
+    assert versions(lake) > kills
     assert_moments(lake)
 
 
