@@ -40,7 +40,7 @@ async def _check_writer(config: Config, name: str, settings: SourceSettings) -> 
         await lake.close()
     if other is None:
         return None
-    detail = f"last written by another ingestd, which works by {other}; `ingestd run` takes it over"
+    detail = f"last written by {other}, which is not this config's; `ingestd run` takes it over"
     remedy = f"if that one is to go on, {SEPARATE}{drop_of(other)}"
     return CheckLine(name, subject, "warn", detail, remedy)
 

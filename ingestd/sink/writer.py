@@ -24,6 +24,7 @@ class Writer:
         self.claim = claim
         self.name = f"{uuid.uuid4().hex} {claim}".rstrip()
         self.has_fenced = False
+        self._displaces: str | None = None
 
     def other_claim(self, signed: str | None) -> str | None:
         """Name the claim of who signed a commit, unless this one's claim says that he is gone.
@@ -52,14 +53,16 @@ class Writer:
         )
 
     def takes_over(self, signed: str | None, lake: str) -> Notice | None:
-        """Say from whom the lake is taken over by the fence to come, if that one may live."""
-        other = self.other_claim(signed)
+        """Say from whom the lake is taken over by the fence to come, if that one may live.
+
+        Also if a fence of before was not whole, and its commit is the newest now.
+        """
+        self._displaces = other = self.other_claim(signed) or self._displaces
         if self.has_fenced or other is None:
             return None
         return Notice(
             "lake.taken_over",
-            f"lake {lake} was last written by another ingestd, which works by {other}; this one, "
-            f"by {self.claim}, takes it over",
+            f"lake {lake} was last written by {other}; now {self.claim} takes it over",
             f"if that was not meant, {SEPARATE}{drop_of(other)}",
         )
 

@@ -175,7 +175,10 @@ def _settings(
         settings = model.model_validate(values)
     except ValidationError as error:
         problem = problems_of(error, model, ())[0]
-        raise ConfigError(f"--{problem.at[0]}: {problem.why}") from None
+        option, *place = problem.at
+        at = place[0] if place and option == "tables" else None
+        given = f" {patterns[at]!r}" if isinstance(at, int) else ""
+        raise ConfigError(f"--{option}{given}: {problem.why}") from None
     assert isinstance(settings, PostgresSettings)
     return settings
 

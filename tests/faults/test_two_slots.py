@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.test_kill import await_epoch_after
+from tests.harness.command_line import run_command
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -44,8 +45,11 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
     )
     with Workload(database.dsn, seed=seed, transactions=1_000_000, limit_s=350, pause_s=0.05):
         one.start_ready(LIMIT_S)
+        assert_warned(two, slots[0])
         two.start_ready(LIMIT_S)
+        assert_says_from_whom(two, slots[0])
         assert_stops(one, slots[1])
+        assert states_of(one) == ["stopped"], "it has not stood by before"
         for _ in range(3):
             await_epoch_after(len(epochs(lake)), lake, two)
         assert assert_nobody_commits_after_a_fence(lake) == 2
@@ -56,6 +60,24 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
     assert_lake_equals_source(database, lake, slot=slots[0], limit_s=LIMIT_S)
     assert_change_log_is_sound(database, lake)
     assert assert_nobody_commits_after_a_fence(lake) == 3
+
+
+def assert_warned(daemon: Daemon, other_slot: str) -> None:
+    """`check` says who works there, and how to go on either way; it takes nothing over."""
+    found = run_command(daemon.config_path, "check")
+    assert found.returncode == 0, found.stdout
+    assert f"last written by slot '{other_slot}'" in found.stdout
+    assert f"pg_drop_replication_slot('{other_slot}');" in found.stdout
+
+
+def assert_says_from_whom(daemon: Daemon, other_slot: str) -> None:
+    [told] = daemon.events("lake.taken_over")
+    assert f"was last written by slot '{other_slot}'" in told["reason"]
+    assert told["remedy"].endswith(f"pg_drop_replication_slot('{other_slot}');")
+
+
+def states_of(daemon: Daemon) -> list[str]:
+    return [event["state"] for event in daemon.events("source.failed")]
 
 
 def assert_stops(daemon: Daemon, other_slot: str) -> None:

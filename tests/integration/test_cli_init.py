@@ -248,7 +248,7 @@ def test_a_lake_in_a_store_has_a_section_to_fill_in(
     ("arguments", "code", "said"),
     [
         (["--tables", "public.ordres"], 2, "there is no table public.ordres"),
-        (["--tables", "orders"], 2, "--tables[0]: write it as schema.table"),
+        (["--tables", "orders"], 2, "--tables 'orders': write it as schema.table"),
         (["--dsn", "env:NOT_SET_AT_ALL"], 2, "environment variable NOT_SET_AT_ALL is not set"),
         (["--dsn", "postgresql://u:hunter2@[x"], 2, "--dsn: not a connection string"),
         (["--dsn", "host=127.0.0.1 port=1 user=u password=hunter2"], 75, "Connection refused"),

@@ -77,8 +77,8 @@ def test_elsewhere_one_block_follows_the_other(config: Path) -> None:
     source, output = os.pipe()
     text = watched(config, ["0.2"], output, source, r"shop +closed.*shop +closed.*\n\n")
     assert "\x1b" not in text
-    assert text.startswith("ingestd ")
-    assert text.split("\n\n")[1].startswith("ingestd ")
+    assert text.startswith('http.listen is "off"')
+    assert text.split("\n\n")[1].startswith('http.listen is "off"')
 
 
 def test_as_json_each_is_a_line(config: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import OperatorError
+from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
 from ingestd.recorded import Notice
 from ingestd.sink.lake import DeltaLake
@@ -68,11 +68,23 @@ async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: 
     await start(lake, first)
     [notice] = await noticed(lake, second)
     assert notice.event == "lake.taken_over"
-    assert f"another ingestd, which works by {OLD}; this one, by {NEW}, takes it" in notice.what
+    assert f"was last written by {OLD}; now {NEW} takes it over" in notice.what
     assert "another source name or lake.uri; else drop its slot" in notice.remedy
     assert notice.remedy.endswith("SELECT pg_drop_replication_slot('old');")
     await start(lake, second)
     assert await noticed(lake, second) == []
+
+
+async def test_it_says_so_too_where_somebody_commits_before_its_fence_is_whole(lake: Path) -> None:
+    before = await start(lake, Writer(OLD))
+    second = Writer(NEW)
+    opened = DeltaLake(str(lake), "shop", writer=second)
+    await opened.open()
+    await before.advance(Lsn(105))
+    with pytest.raises(TransientError, match="another writer committed while this one took over"):
+        await opened.fence()
+    [notice] = await noticed(lake, second)
+    assert f"last written by {OLD}" in notice.what
 
 
 @pytest.mark.parametrize("claim", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
@@ -84,7 +96,7 @@ async def test_nobody_is_told_who_only_starts_anew_or_looks(lake: Path, claim: s
 async def test_no_slot_is_left_where_polling_was_before(lake: Path) -> None:
     await start(lake, Writer("polling, database shop"))
     [notice] = await noticed(lake, Writer(NEW))
-    assert "which works by polling, database shop" in notice.what
+    assert "last written by polling, database shop" in notice.what
     assert "slot" not in notice.remedy
 
 
