@@ -62,7 +62,8 @@ class LakeSettings(Section):
             msg = f"unknown scheme; use a path or one of {', '.join(_SCHEMES)}"
             raise ValueError(msg)
         if uri.startswith(tuple(f"{name}:/" for name in _STORES)) and not separator:
-            msg = f"is no path; write {uri.replace(':/', '://', 1)!r} for a store"
+            store_uri = uri.replace(":/", "://", 1)
+            msg = f"is no path; write {store_uri!r} for a store"
             raise ValueError(msg)
         if "%" in uri and scheme in (uri, "file"):
             msg = "deltalake can't use a local path with '%' in it; choose another"
