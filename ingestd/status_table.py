@@ -21,7 +21,7 @@ _PIPE_WIDTH = 200
 
 
 def print_status(status: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a status as `ingestd.observe.status.to_json` gives it."""
+    """Print a status as `ingestd.observe.status_json.to_json` gives it."""
     out = console or Console(highlight=False)
     if not out.is_terminal:
         out.width = _PIPE_WIDTH

@@ -16,8 +16,8 @@ from ingestd.observe.status import (
     ReferenceStatus,
     SourceState,
     SourceStatus,
-    to_json,
 )
+from ingestd.observe.status_json import to_json
 from ingestd.recorded import TableState
 
 

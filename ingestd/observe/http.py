@@ -21,7 +21,8 @@ from ingestd.observe.connections import Connections
 from ingestd.observe.events_feed import EventsFeed
 from ingestd.observe.pause_commands import PauseCommands
 from ingestd.observe.protection import OPEN, Handler, Protection
-from ingestd.observe.status import paused, ready, to_json
+from ingestd.observe.status import paused, ready
+from ingestd.observe.status_json import to_json
 from ingestd.observe.status_page import add_page
 from ingestd.quantities import Address
 

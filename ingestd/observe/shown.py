@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ingestd.observe.history import columns
-from ingestd.observe.status import facts_to_json, ready, table_to_json
+from ingestd.observe.status import ready
+from ingestd.observe.status_json import facts_to_json, table_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ingestd.quantities import Address
 
     Status = Mapping[str, Any]
-    """As `ingestd.observe.status.to_json` gives it."""
+    """As `ingestd.observe.status_json.to_json` gives it."""
 
 LOOK_EVERY_S = 0.5
 SILENT_LIMIT_S = 30.0

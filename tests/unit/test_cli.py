@@ -32,8 +32,8 @@ from ingestd.observe.status import (
     SnapshotOutcome,
     SourceState,
     SourceStatus,
-    to_json,
 )
+from ingestd.observe.status_json import to_json
 from ingestd.positions import Lsn
 from ingestd.quantities import Address
 from ingestd.recorded import TableState

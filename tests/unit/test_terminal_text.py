@@ -13,7 +13,8 @@ from ingestd.checks import CheckLine
 from ingestd.checks_table import print_checks
 from ingestd.cli.faults import reporting
 from ingestd.errors import OperatorError
-from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus, to_json
+from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
+from ingestd.observe.status_json import to_json
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
 from ingestd.redaction import Redactor

@@ -9,7 +9,8 @@ import pytest
 
 from ingestd.errors import OperatorError
 from ingestd.observe.meant import MeantDaemon
-from ingestd.observe.status import DaemonStatus, SourceStatus, to_json
+from ingestd.observe.status import DaemonStatus, SourceStatus
+from ingestd.observe.status_json import to_json
 from ingestd.quantities import Address
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)

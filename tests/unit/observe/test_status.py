@@ -15,8 +15,8 @@ from ingestd.observe.status import (
     SourceState,
     SourceStatus,
     ready,
-    to_json,
 )
+from ingestd.observe.status_json import to_json
 from ingestd.ports import Lag
 from ingestd.positions import Lsn
 from ingestd.recorded import TableState
