@@ -77,7 +77,7 @@ docs-reference: $(VENV)/.dev ## Write docs/reference/ from the code
 
 errors-page: $(VENV)/.dev ## Bring faults about and write docs/errors.md, what is said about them
 	@touch docs/errors.md
-	@INGESTD_WRITE_ERRORS_PAGE=1 $(BIN)/python -m pytest -q tests/integration/test_errors_page.py
+	@INGESTD_WRITE_ERRORS_PAGE=1 $(BIN)/python -m pytest -q -m thorough tests/integration/test_errors_page.py
 
 package: $(VENV)/.dev ## Build wheel and sdist, look into them, install the wheel as a user does
 	@$(BIN)/python .ci/package.py

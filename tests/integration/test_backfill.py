@@ -112,7 +112,15 @@ def test_i6_fresh_source_under_writes(
 
 # Tried too: claimed, prepared, listed.
 @pytest.mark.parametrize(
-    "state", ["planned", "split:3", "read", f"loaded {BIG}", "positioned", "handed over"]
+    "state",
+    [
+        pytest.param("planned", marks=pytest.mark.thorough),
+        "split:3",
+        pytest.param("read", marks=pytest.mark.thorough),
+        f"loaded {BIG}",
+        pytest.param("positioned", marks=pytest.mark.thorough),
+        pytest.param("handed over", marks=pytest.mark.thorough),
+    ],
 )
 def test_i3_i6_killed_driver_goes_on_where_it_was(
     database: Database, make_daemon: MakeDaemon, lake: Path, state: str
@@ -138,7 +146,14 @@ def test_i3_i6_killed_driver_goes_on_where_it_was(
     assert not leftovers(lake)
 
 
-@pytest.mark.parametrize("state", ["split:3", f"loaded {BIG}", "listed"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "split:3",
+        pytest.param(f"loaded {BIG}", marks=pytest.mark.thorough),
+        pytest.param("listed", marks=pytest.mark.thorough),
+    ],
+)
 def test_i3_i6_daemon_instead_of_a_killed_driver(
     database: Database, make_daemon: MakeDaemon, lake: Path, state: str
 ) -> None:
@@ -237,7 +252,13 @@ def test_i6_live_table_again(
     assert len(positions_of_rows_read(lake)) > 1
 
 
-@pytest.mark.parametrize("states_reached", [["split:3", f"loaded {BIG}"], ["loaded {BIG}"]])
+@pytest.mark.parametrize(
+    "states_reached",
+    [
+        ["split:3", f"loaded {BIG}"],
+        pytest.param(["loaded {BIG}"], marks=pytest.mark.thorough),
+    ],
+)
 def test_i6_old_rows_serve_with_their_changes_until_new_ones_are_complete(
     database: Database, make_daemon: MakeDaemon, lake: Path, states_reached: list[str]
 ) -> None:
@@ -282,9 +303,17 @@ def test_i6_values_that_neither_snapshot_has_are_read_by_key(
     ("meanwhile", "told"),
     [
         ("VACUUM FULL big", "lie in other files"),
-        ("TRUNCATE big; INSERT INTO big VALUES (1, 'a', 1, 't', 'n')", "lie in other files"),
+        pytest.param(
+            "TRUNCATE big; INSERT INTO big VALUES (1, 'a', 1, 't', 'n')",
+            "lie in other files",
+            marks=pytest.mark.thorough,
+        ),
         ("ALTER TABLE big ADD COLUMN more int DEFAULT 7", "not what they were"),
-        ("ALTER TABLE big ALTER n TYPE bigint", "rewritten|not what they were|changed"),
+        pytest.param(
+            "ALTER TABLE big ALTER n TYPE bigint",
+            "rewritten|not what they were|changed",
+            marks=pytest.mark.thorough,
+        ),
         ("ALTER PUBLICATION {0} DROP TABLE big", "not published for a time"),
         ("SELECT pg_drop_replication_slot('{0}')", "the slot does not have the changes"),
     ],

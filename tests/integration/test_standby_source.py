@@ -117,7 +117,7 @@ def settings(shop: Database, **changes: Any) -> WalSettings:
     return WalSettings(kind="wal", **{**named, **changes})
 
 
-@pytest.mark.parametrize("major", [16, 18])
+@pytest.mark.parametrize("major", [16, pytest.param(18, marks=pytest.mark.thorough)])
 def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
     lake: Path, make_daemon: MakeDaemon, major: int
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
             daemon.close()
 
 
-@pytest.mark.parametrize("major", [16, 18])
+@pytest.mark.parametrize("major", [pytest.param(16, marks=pytest.mark.thorough), 18])
 async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major: int) -> None:
     """Catching up works there too: copies of slots, positions, and the way into the stream."""
     with server_of(major) as primary:

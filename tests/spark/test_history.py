@@ -151,12 +151,13 @@ def session(spark: SparkSession) -> SparkSession:
     return made
 
 
+@pytest.mark.parametrize("moves", [(5, 11), pytest.param((5, 10, 11), marks=pytest.mark.thorough)])
 async def test_a_keyed_history_is_that_of_its_changes(
-    session: SparkSession, lake: Path, tmp_path: Path
+    session: SparkSession, lake: Path, tmp_path: Path, moves: tuple[int, ...]
 ) -> None:
     """Late reads and `t`s, key changes, unsent values, truncates, in batches of epochs.
 
-    The second begins with what was read late and has its `t`; the last has only a late `t`.
+    The second begins with what was read late and has its `t`; a third has only a late `t`.
     """
     rng = random.Random(1)
     log = KeyedLog(rng, keys=30)
@@ -173,15 +174,16 @@ async def test_a_keyed_history_is_that_of_its_changes(
     ends = await write(lake, KEYED, log.epochs)
     job = Job(session, lake, str(tmp_path / "history"), "public.orders")
     assert len(ends) == 11
-    for epoch in (5, 10, 11):
+    for epoch in moves:
         job.move(epoch, ends[epoch - 1])
         assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyed))
 
 
+@pytest.mark.parametrize("moves", [(3, 6), pytest.param((1, 3, 6), marks=pytest.mark.thorough)])
 async def test_a_keyless_history_is_that_of_its_changes(
-    session: SparkSession, lake: Path, tmp_path: Path
+    session: SparkSession, lake: Path, tmp_path: Path, moves: tuple[int, ...]
 ) -> None:
-    """In batches of epochs: the second has nothing late, the last has snapshots that came late."""
+    """In batches of epochs, also one with nothing late; the last has snapshots that came late."""
     rng = random.Random(1)
     log = KeylessLog(rng)
     for _ in range(3):
@@ -199,7 +201,7 @@ async def test_a_keyless_history_is_that_of_its_changes(
     ends = await write(lake, KEYLESS, log.epochs)
     job = Job(session, lake, str(tmp_path / "history"), "public.events")
     assert len(ends) == 6
-    for epoch in (1, 3, 6):
+    for epoch in moves:
         job.move(epoch, ends[epoch - 1])
         assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyless))
 

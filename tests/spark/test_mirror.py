@@ -142,9 +142,16 @@ WAYS = (
 """FEW_ROWS, SMALL_BYTES, CHANGED_SHARE."""
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("seed", "batches"),
+    [
+        (1, 2),
+        pytest.param(1, 4, marks=pytest.mark.thorough),
+        pytest.param(2, 4, marks=pytest.mark.long),
+    ],
+)
 def test_mirror_equals_its_source_after_every_batch(
-    mirror: Mirror, raw: RawLake, monkeypatch: pytest.MonkeyPatch, seed: int
+    mirror: Mirror, raw: RawLake, monkeypatch: pytest.MonkeyPatch, seed: int, batches: int
 ) -> None:
     """Updates with values not sent, key changes, deletes, truncates, chunks that come late.
 
@@ -152,7 +159,7 @@ def test_mirror_equals_its_source_after_every_batch(
     """
     chance = random.Random(seed)
     tables = [Simulated(table("a"), chance), Simulated(table("b", oid=2), chance)]
-    for batch in range(4):
+    for batch in range(batches):
         few_rows, small_bytes, changed_share = WAYS[(batch + seed) % len(WAYS)]
         monkeypatch.setattr(mirroring, "FEW_ROWS", few_rows)
         monkeypatch.setattr(mirror_table, "SMALL_BYTES", small_bytes)
@@ -161,7 +168,7 @@ def test_mirror_equals_its_source_after_every_batch(
             for one in tables:
                 for _ in range(8):
                     one.transaction(raw.next_lsn())
-            if batch == 2:
+            if batch == batches // 2:
                 tables[0].truncate(raw.next_lsn())
             changes = {one.table: one.take() for one in tables}
             for one in tables:  # chunks are placed after changes of later positions

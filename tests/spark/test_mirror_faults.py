@@ -24,12 +24,13 @@ class KilledError(Exception):
     pass
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_killed_after_any_commit_it_ends_equal_and_applies_nothing_twice(
-    mirror: Mirror, raw: RawLake
+    mirror: Mirror, raw: RawLake, rounds: int
 ) -> None:
     """Rows without a key would be there twice."""
     a, b = table("a", identity="f"), table("b", oid=2)
-    for round_ in range(2):
+    for round_ in range(rounds):
         lsn = raw.next_lsn()
         rows = [change("c", i, "x", lsn, 10 + i) for i in (1, 1, 2)]
         raw.commit({a: rows, b: [change("c", round_, "y", lsn, 1)]})

@@ -11,6 +11,7 @@ import pytest
 
 from ingestd.errors import OperatorError
 from spark_jobs.class_archive import archive_path
+from spark_jobs.session import class_archive
 from spark_jobs.warm_up import main
 
 SESSION = """
@@ -35,6 +36,18 @@ def run(*arguments: str, cache: Path) -> str:
     return done.stdout + done.stderr
 
 
+def test_an_archive_that_is_there_is_taken_by_sessions(tmp_path: Path) -> None:
+    archive = class_archive()
+    if archive is None or not archive.exists():
+        pytest.skip("no archive here: `make warm` makes it")
+    cache = tmp_path / "cache"
+    (cache / "ingestd").mkdir(parents=True)
+    (cache / "ingestd" / archive.name).symlink_to(archive)
+    assert "is there" in run("-m", "spark_jobs.warm_up", cache=cache)
+    assert "rows 3 mapped True" in run("-c", SESSION, cache=cache)
+
+
+@pytest.mark.thorough
 def test_an_archive_is_made_once_and_taken_by_sessions(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert "start sooner now" in run("-m", "spark_jobs.warm_up", cache=cache)
