@@ -43,7 +43,7 @@ KINDS = {
 """What the publication is of, and which tables it sends in vain."""
 
 
-@pytest.fixture(scope="module", params=[15, 18])
+@pytest.fixture(scope="module", params=[15, pytest.param(18, marks=pytest.mark.thorough)])
 def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     with server_of(request.param) as running:
         yield running
