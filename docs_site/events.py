@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from docs_site.markdown import MADE_BY, table
@@ -157,17 +158,32 @@ def events(package: Path) -> dict[str, Event]:
     for path in sorted(package.rglob("*.py")):
         if "fakes" in path.parts or "demo" in path.parts:
             continue
-        for name, levels, facts in _calls(ast.parse(path.read_text("utf-8"))):
+        tree = ast.parse(path.read_text("utf-8"))
+        bound = [*_bound(tree), *chain(*map(_bound, _modules_of_bases(tree, package)))]
+        for name, levels, facts in _calls(tree, bound):
             event = found.setdefault(name, Event())
             event.levels |= levels
             event.facts |= dict.fromkeys(facts)
     return found
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[str, set[str], list[str]]]:
-    bound = [
-        k.arg for c in ast.walk(tree) if _attribute(c) == "bind" for k in _keywords(c) if k.arg
-    ]
+def _bound(tree: ast.Module) -> list[str]:
+    """Give what a module binds to its own log."""
+    return [k.arg for c in ast.walk(tree) if _attribute(c) == "bind" for k in _keywords(c) if k.arg]
+
+
+def _modules_of_bases(tree: ast.Module, package: Path) -> Iterator[ast.Module]:
+    """Give the modules of ours from which a module's classes derive: the log is theirs."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {base.id for c in classes for base in c.bases if isinstance(base, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and bases & {alias.name for alias in node.names}:
+            path = package.parent / f"{(node.module or '').replace('.', '/')}.py"
+            if path.exists():
+                yield ast.parse(path.read_text("utf-8"))
+
+
+def _calls(tree: ast.Module, bound: list[str]) -> Iterator[tuple[str, set[str], list[str]]]:
     for scope in ast.walk(tree):
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -6,27 +6,27 @@ Log events have constant names; one line per change of state, never one per row 
 from __future__ import annotations
 
 import errno
-import shlex
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from ingestd.changes import Chunk, CommittedEpoch
-from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
+from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.recent import note_error
-from ingestd.observe.status import SnapshotOutcome, SourceState, SourceStatus
+from ingestd.observe.status import SourceState, SourceStatus
 from ingestd.open_files import none_left
 from ingestd.ports import Discovery, Lag
 from ingestd.positions import Lsn
-from ingestd.recorded import Committed, Notice, TableEvent, TableState
+from ingestd.recorded import Committed, Notice, TableState
 from ingestd.run.epoch import FillingEpoch, Tally
 from ingestd.run.raw_values import hint
+from ingestd.run.table_watch import TableWatch, utc_now
 from ingestd.schema import TableId
 
 _RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
@@ -34,12 +34,11 @@ REMIND_EVERY = timedelta(hours=1)
 """How often the log tells what a paused source costs."""
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+class Watch(TableWatch):
+    """Keeps one source's status and metrics: see TableWatch.
 
-
-class Watch:
-    """Keeps one source's status and metrics. Synchronous, called from the event loop."""
+    `epoch_listeners`: called with each epoch that has become durable.
+    """
 
     def __init__(
         self,
@@ -47,24 +46,13 @@ class Watch:
         metrics: Metrics,
         log: FilteringBoundLogger,
         *,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.source = status.source
-        self._status = status
-        self._metrics = metrics
-        self._log = log.bind(source=status.source)
-        self._now = now
+        super().__init__(status, metrics, log, now=now)
         self._is_measured = True
         self._told_held_at: datetime | None = None
-        self._refused: frozenset[str] = frozenset()
         self._told_raw: set[tuple[TableId, str]] = set()
-        self._partial: set[str] = set()
-        self.kept: frozenset[str] = frozenset()
-        """Tables that are not streamed: others tell of them."""
-        self.listeners: list[Callable[[], None]] = []
-        """Called when the source's state, a table's, or what is durable has changed."""
         self.epoch_listeners: list[Callable[[CommittedEpoch], None]] = []
-        """Called with each epoch that has become durable."""
         metrics.source_state(self.source, status.state)
 
     # --- the source --------------------------------------------------------------------------
@@ -88,10 +76,6 @@ class Watch:
         """Take that nothing more is measured, and that what was received is given up."""
         self._metrics.no_lag(self.source)
         self._metrics.buffered(self.source, 0)
-
-    def _tell(self) -> None:
-        for listener in self.listeners:
-            listener()
 
     def paused(self, since: datetime) -> None:
         """Take that somebody paused the source, now or before this daemon was started."""
@@ -211,22 +195,6 @@ class Watch:
             self._is_measured = False
             self._log.warning("source.lag_unknown", reason=error.what)
 
-    def reading_failed(self, error: IngestdError, delay_s: float) -> None:
-        """Take that tables could not be read now, and when they will be; the stream goes on."""
-        self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
-        note_error(self._status.last_errors, self._now(), error.what, error.remedy)
-
-    def reading_waits(self, tables: Sequence[TableId]) -> None:
-        """Take that reading tables can't begin for long."""
-        self._log.warning(
-            "snapshot.waiting",
-            tables=[str(t) for t in tables],
-            reason="transactions have to end that wrote to them, or that run since before they"
-            " were published",
-            remedy="SELECT pid, xact_start, state, query FROM pg_stat_activity WHERE xact_start IS"
-            " NOT NULL ORDER BY xact_start; SELECT * FROM pg_prepared_xacts;",
-        )
-
     def noticed(self, notices: Sequence[Notice]) -> None:
         """Take what was found at the opening of the lake."""
         for notice in notices:
@@ -262,128 +230,6 @@ class Watch:
             epoch=committed.epoch,
             position=None if committed.position is None else str(committed.position),
         )
-
-    def offered(self, discovery: Discovery) -> None:
-        """Take which tables there are: nothing is shown of others. They may be dropped later."""
-        offered = {str(t.id) for t in discovery.tables}
-        self._refused = frozenset(str(r.table.id) for r in discovery.refused)
-        for name in set(self._status.tables) - offered - self._refused - self.kept:
-            del self._status.tables[name]
-            self._metrics.forget_table(self.source, name)
-
-    def _forget_requests(self) -> None:
-        """Say which snapshots were asked for and went with their pipeline.
-
-        Those that had begun are taken up again by the next, but for partial ones.
-        """
-        tables = [t for t in self._status.tables.values() if t.table not in self.kept]
-        for table in tables:
-            table.snapshot = None
-        forgotten = [t for t in tables if t.snapshot_requested or t.table in self._partial]
-        for table in forgotten:
-            self._end_snapshot(table.table, SnapshotOutcome.LOST)
-        if forgotten:
-            names = [t.table for t in forgotten]
-            self._log.warning(
-                "snapshot.request_lost",
-                tables=names,
-                reason="the source began anew meanwhile",
-                remedy=f"ingestd snapshot {self.source} {shlex.join(names)}",
-            )
-
-    # --- tables ------------------------------------------------------------------------------
-
-    def tables_changed(self, events: Sequence[TableEvent]) -> None:
-        """Take new rows of `_tables`."""
-        for event in events:
-            name = str(event.table.id)
-            if event.state is TableState.STOPPED:
-                remedy = self._remedy(name, event.remedy)
-                self._log.error("table.stopped", table=name, reason=event.reason, remedy=remedy)
-            else:
-                remedy = event.remedy
-                why = {"reason": event.reason} if event.reason else {}
-                known = self._status.tables.get(name)
-                if not event.progress or known is None or known.state is not event.state:
-                    self._log.info("table.state", table=name, state=str(event.state), **why)
-            error = OperatorError(event.reason, remedy=remedy) if event.reason else None
-            self._table(name, event.state, error, snapshot_lsn=event.snapshot_lsn)
-        self._tell()
-
-    def _remedy(self, name: str, remedy: str | None) -> str | None:
-        """Say how a stopped table comes back; one that is refused does once it can be captured."""
-        if name in self._refused:
-            return remedy
-        again = f"ingestd snapshot {self.source} {shlex.quote(name)}"
-        return again if remedy is None else f"{remedy}\n  then: {again}"
-
-    def _table(
-        self,
-        name: str,
-        state: TableState,
-        error: IngestdError | None = None,
-        *,
-        snapshot_lsn: Lsn | None = None,
-    ) -> None:
-        self._status.table(name, state, self._now(), error, snapshot_lsn=snapshot_lsn)
-        self._metrics.table_state(self.source, name, state)
-        if self._status.tables[name].snapshot is None:
-            self._metrics.no_snapshot(self.source, name)
-        if state is not TableState.LIVE:
-            self._partial.discard(name)
-
-    def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
-        """Take that somebody asked for these tables to be read anew, or for some of their rows."""
-        for table in tables:
-            status = self._status.tables.get(str(table))
-            if status is not None:  # else it is new, and about to be read
-                status.snapshot_requested = True
-                if partial:
-                    self._partial.add(str(table))
-        self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=partial)
-
-    def snapshot_progress(self, table: TableId, ratio: float, *, nbytes: int = 0) -> None:
-        """Take how much of a table's snapshot is read, 0 to 1; gone when it is live or stopped.
-
-        `nbytes`: what the source has sent since the last call. A partial snapshot, whose table
-        stays live, begins with the first call and ends with `snapshot_ended` or `snapshot_failed`.
-        """
-        name = str(table)
-        status = self._status.tables.get(name)
-        if status is None:
-            return
-        if status.state is TableState.SNAPSHOTTING or name in self._partial:
-            progress = status.read(ratio, nbytes, self._now())
-            self._metrics.snapshot_progress(self.source, name, progress.ratio, progress.eta_s)
-
-    def snapshot_ended(self, table: TableId) -> None:
-        """Take that all rows of a partial snapshot are durable."""
-        if str(table) in self._partial:
-            self._end_snapshot(str(table), SnapshotOutcome.DONE)
-
-    def snapshot_cancelled(self, tables: Sequence[TableId]) -> None:
-        """Take that somebody gave up the snapshots of these tables."""
-        for table in tables:
-            self._end_snapshot(str(table), SnapshotOutcome.CANCELLED)
-        self._log.info("snapshot.cancelled", tables=[str(t) for t in tables])
-
-    def snapshot_failed(self, table: TableId, error: IngestdError) -> None:
-        """Take that a snapshot can't be read, while its table goes on as before."""
-        why = error.reason if isinstance(error, TableError) else error.what
-        told = OperatorError(why, remedy=error.remedy)
-        self._end_snapshot(str(table), SnapshotOutcome.FAILED, told)
-        errors, now = self._status.last_errors, self._now()
-        note_error(errors, now, f"its snapshot failed: {why}", error.remedy, table=str(table))
-        self._log.error("snapshot.failed", table=str(table), reason=why, remedy=error.remedy)
-
-    def _end_snapshot(
-        self, name: str, outcome: SnapshotOutcome, error: IngestdError | None = None
-    ) -> None:
-        self._partial.discard(name)
-        status = self._status.tables.get(name)
-        if status is not None:
-            status.end_snapshot(outcome, self._now(), error)
-            self._metrics.no_snapshot(self.source, name)
 
     # --- positions and rows ------------------------------------------------------------------
 
