@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeDaemon
 
 
-@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("is_running", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_promoted_standby_with_the_slot_goes_on_without_a_snapshot(
     lake: Path, make_daemon: MakeDaemon, *, is_running: bool
 ) -> None:
