@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ingestd.app.parts import claim_of, connector_of, lake_of, load, storage_options
+from ingestd.app.parts import connector_of, lake_of, load, storage_options
+from ingestd.capture.advisory import claim_of
 from ingestd.capture.reference import check_references
 from ingestd.checks import CheckLine
 from ingestd.config import Config, SourceSettings
@@ -35,7 +36,7 @@ async def _check_writer(config: Config, name: str, settings: SourceSettings) -> 
     try:
         other = await lake.last_claim()
     except IngestdError as error:
-        return CheckLine(name, subject, "fail", error.what, error.remedy)
+        return CheckLine(name, subject, "warn", error.what, error.remedy)
     finally:
         await lake.close()
     if other is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ingestd import __version__
 from ingestd.app.parts import connector_of, lake_of, load, pause_mark_of, reference_table_of
+from ingestd.capture.advisory import claim_of
 from ingestd.config import UNSTREAMED, Config, SourceSettings
 from ingestd.errors import IngestdError, OperatorError
 from ingestd.observe.status import (
@@ -43,7 +44,7 @@ async def _status(config: Config, why: str) -> dict[str, Any]:
 async def _offline(
     config: Config, name: str, settings: SourceSettings, now: datetime
 ) -> SourceStatus:
-    found = SourceStatus(name, now, SourceState.CLOSED, slot=getattr(settings, "slot", None))
+    found = SourceStatus(name, now, SourceState.CLOSED, claim=claim_of(settings))
     capture = connector_of(config, name, settings).capture()
     lake = lake_of(config, name, is_claimed=False)
     try:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ingestd.capture.advisory import claim_text
 from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import Config, SourceSettings, load_config
@@ -44,11 +43,6 @@ def connector_of(config: Config, name: str, settings: SourceSettings) -> Connect
     """Give what reads a source."""
     factory = FACTORIES[settings.kind]
     return factory.create(name, settings, memory_bytes=share_bytes(config) // READING_PART)
-
-
-def claim_of(settings: SourceSettings) -> str:
-    """Name the claim by which a source is worked on."""
-    return claim_text(getattr(settings, "slot", None), settings.dsn.get_secret_value())
 
 
 def lake_of(

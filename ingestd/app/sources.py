@@ -10,7 +10,6 @@ from functools import partial
 import structlog
 
 from ingestd.app.parts import (
-    claim_of,
     connector_of,
     lake_of,
     pause_mark_of,
@@ -18,6 +17,7 @@ from ingestd.app.parts import (
     reference_table_of,
     storage_options,
 )
+from ingestd.capture.advisory import claim_of
 from ingestd.capture.reference import CopiedReferenceSource
 from ingestd.capture.session import transport_of
 from ingestd.capture.tls import REMEDY, weakness
@@ -52,6 +52,7 @@ class Building:
         self._status = status
         self._redactor = redactor
         self._turn = asyncio.Semaphore(1)
+        self._writers: dict[str, Writer] = {}
 
     def log(self, config: Config) -> None:
         """Have the log as the config says; what was a secret stays one."""
@@ -66,13 +67,17 @@ class Building:
         if known is None:
             known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
         known.references.clear()
-        known.slot = getattr(settings, "slot", None)
-        built = _supervised(config, name, settings, self._metrics, known, self._turn)
+        known.claim = claim_of(settings)
+        writer = self._writers.get(name)
+        if writer is None or writer.claim != known.claim:
+            writer = self._writers[name] = Writer(known.claim)
+        built = _supervised(config, name, settings, self._metrics, known, self._turn, writer)
         self.supervisor.begin(name, built)
 
     def forget(self, name: str) -> None:
         """Show nothing of a source any more."""
         self._status.sources.pop(name, None)
+        self._writers.pop(name, None)
         self._metrics.forget_source(name)
 
 
@@ -100,6 +105,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     metrics: Metrics,
     source_status: SourceStatus,
     turn: asyncio.Semaphore,
+    writer: Writer,
 ) -> Supervised:
     log = structlog.get_logger("ingestd")
     watch = Watch(source_status, metrics, log)
@@ -111,7 +117,6 @@ def _supervised(  # noqa: PLR0917 - of one source
     )
 
     connector = connector_of(config, name, settings)
-    writer = Writer(claim_of(settings))
 
     def make_pipeline() -> Pipeline:
         lake = lake_of(config, name, writer)

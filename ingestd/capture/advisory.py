@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from ingestd.capture.dsn import read_dsn
+from ingestd.config import SourceSettings
 from ingestd.errors import OperatorError
 
 
@@ -12,6 +13,11 @@ def claim_key(name: str) -> int:
     """Give the lock's key for a slot's or source's name: a signed 64-bit number."""
     digest = hashlib.sha256(f"ingestd/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def claim_of(settings: SourceSettings) -> str:
+    """Name the claim by which a source is worked on."""
+    return claim_text(getattr(settings, "slot", None), settings.dsn.get_secret_value())
 
 
 def claim_text(slot: str | None, dsn: str) -> str:

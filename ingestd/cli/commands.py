@@ -36,7 +36,7 @@ from ingestd.cli.options import (
     known_source,
     size_in,
 )
-from ingestd.cli.running import daemon_address, daemon_status
+from ingestd.cli.running import daemon_address, daemon_status, meant_daemon
 
 
 def run(config: ConfigFile, *, debug: Debug = False) -> None:
@@ -100,10 +100,9 @@ def snapshot(
         if loaded is not None:
             known_source(loaded, source)  # that is so whether the daemon runs or not
         address = daemon_address(config, url)
-        from ingestd.observe.meant import MeantDaemon  # noqa: PLC0415
         from ingestd.snapshot_command import SnapshotCommand  # noqa: PLC0415
 
-        meant = None if loaded is None else MeantDaemon.of(loaded)
+        meant = None if loaded is None else meant_daemon(loaded)
         daemon = shlex.join(["--url", str(url)] if config is None else ["-c", str(config)])
         command = SnapshotCommand(address, source, tables, meant, daemon)
         if cancel:
@@ -138,13 +137,13 @@ def tables(
     with reporting(debug=debug, config=config):
         from ingestd.app import tables as listing  # noqa: PLC0415
 
-        running = daemon_status(config)
+        running, _ = daemon_status(config)
         found, faults = listing.tables(
             config,
             [] if source is None else [source],
             schema=schema,
             timeout_s=timeout_s,
-            running=None if isinstance(running, str) else running,
+            running=running,
         )
     if as_json:
         typer.echo(json.dumps(found, indent=2))

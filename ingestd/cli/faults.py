@@ -59,7 +59,7 @@ def report_usage(error: Any) -> int:  # noqa: ANN401 - see USAGE_ERROR
 
     One that names no command at all gets the help.
     """
-    text, context = error.format_message(), error.ctx
+    text, context = redactor_of(None).text(error.format_message()), error.ctx
     if context is not None and text == context.get_help():
         error.show()
         return EXIT_USAGE
@@ -69,17 +69,18 @@ def report_usage(error: Any) -> int:  # noqa: ANN401 - see USAGE_ERROR
 
 
 @contextmanager
-def reporting(*, debug: bool, config: Path | None = None) -> Iterator[None]:
-    """Turn our errors into one to three lines on stderr and the right exit code."""
+def reporting(*, debug: bool, config: Path | None = None, unasked: str = "--yes") -> Iterator[None]:
+    """Turn our errors into one to three lines on stderr and the right exit code.
+
+    `unasked`: the options with which the command asks nothing.
+    """
     try:
         yield
     except typer.Abort as error:
         if not isinstance(error.__context__, EOFError):
             raise  # by Ctrl-C
-        sys.stderr.write(
-            "\ningestd: this asks something, and nobody answers: stdin is at its end\n"
-        )
-        sys.stderr.write("  remedy: say it by options, see --help; and --yes\n")
+        sys.stderr.write("\ningestd: nobody answers what is asked: stdin is at its end\n")
+        sys.stderr.write(f"  remedy: give {unasked}\n")
         raise typer.Exit(EXIT_USAGE) from None
     except IngestdError as error:
         known = None if isinstance(error, ConfigError) else config

@@ -10,7 +10,7 @@ import typer
 from ingestd.cli.config_path import daemon_config
 from ingestd.cli.faults import load, reporting
 from ingestd.cli.options import DaemonConfig, DaemonUrl, Debug, SourceName, duration_in
-from ingestd.cli.running import daemon_address
+from ingestd.cli.running import daemon_address, meant_daemon
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,6 @@ def resume(
 
 def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     """Say what is asked of whom. Raises ConfigError, OperatorError."""
-    from ingestd.observe.meant import MeantDaemon  # noqa: PLC0415
     from ingestd.pause_command import PauseCommand  # noqa: PLC0415
 
     if config is None or url is not None:
@@ -70,4 +69,4 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
 
     address = None if loaded.http.listen is None else daemon_address(config, None)
     daemon = shlex.join(["-c", str(config)])
-    return PauseCommand(address, source, MeantDaemon.of(loaded), open_mark, daemon)
+    return PauseCommand(address, source, meant_daemon(loaded), open_mark, daemon)

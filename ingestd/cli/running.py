@@ -12,7 +12,9 @@ from ingestd.cli.faults import load
 from ingestd.errors import OperatorError
 
 if TYPE_CHECKING:
+    from ingestd.config import Config
     from ingestd.observe.client import Endpoint
+    from ingestd.observe.meant import MeantDaemon
 
 
 def daemon_address(config: Path | None, url: str | None) -> Endpoint:
@@ -37,20 +39,29 @@ def daemon_address(config: Path | None, url: str | None) -> Endpoint:
     return listen
 
 
-def daemon_status(config: Path) -> dict[str, Any] | str:
-    """Ask the daemon that listens where the config says; text: why there is no answer of it.
+def meant_daemon(config: Config) -> MeantDaemon:
+    """Say how the daemon of a config is known among others."""
+    from ingestd.capture.advisory import claim_of  # noqa: PLC0415
+    from ingestd.observe.meant import MeantDaemon  # noqa: PLC0415
+
+    told = config.redactor.text
+    claims = {name: told(claim_of(settings)) for name, settings in config.sources.items()}
+    return MeantDaemon(told(config.lake.uri), claims)
+
+
+def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:
+    """Ask the daemon that listens where the config says; else None, and why not.
 
     Raises ConfigError, OperatorError.
     """
     from ingestd.observe.client import endpoint_in, fetch_status  # noqa: PLC0415
-    from ingestd.observe.meant import MeantDaemon  # noqa: PLC0415
 
     loaded = load(config)
     listen = endpoint_in(loaded.http)
     if listen is None:
-        return 'http.listen is "off": a daemon that runs can\'t be asked'
+        return None, 'http.listen is "off": a daemon that runs can\'t be asked'
     found = fetch_status(listen)
     if found is None:
-        return f"no daemon answers on {listen}"
-    why = MeantDaemon.of(loaded).difference(found)
-    return found if why is None else f"the daemon on {listen} is another: {why}"
+        return None, f"no daemon answers on {listen}"
+    why = meant_daemon(loaded).difference(found)
+    return (found, "") if why is None else (None, f"the daemon on {listen} is another: {why}")

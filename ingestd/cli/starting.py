@@ -64,7 +64,7 @@ def init(
     if kind not in {None, *_KINDS}:
         msg = f"must be {' or '.join(_KINDS)}"
         raise typer.BadParameter(msg, param_hint="--kind")
-    with reporting(debug=debug):
+    with reporting(debug=debug, unasked="--dsn, and --yes for defaults of the rest"):
         from ingestd.starter.init_command import InitCommand  # noqa: PLC0415
 
         InitCommand(source, dsn, lake, tables or [], kind, role, output, yes, force).do()

@@ -75,9 +75,9 @@ def _interval(text: str) -> float:
 
 
 def _found(config: Path) -> dict[str, Any]:
-    found = daemon_status(config)
-    if isinstance(found, str):
+    found, why = daemon_status(config)
+    if found is None:
         from ingestd.app import offline  # noqa: PLC0415
 
-        return offline.status(config, found)
+        found = offline.status(config, why)
     return found

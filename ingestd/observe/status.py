@@ -127,7 +127,7 @@ class ReferenceStatus:
 class SourceStatus:
     """A source as it is now. Counts are since the daemon's start, `epoch` is the lake's.
 
-    `slot`: its name, None for a kind without one; `wal_status`: the server's word for it;
+    `claim`: what it works by, for people; `wal_status`: the server's word for its slot;
     `safe_bytes`: None, too, where the server sets its slots no limit. `lag_at`: when the lag was
     measured. `now` is passed in by the caller (aware). One event loop calls all of it.
     """
@@ -135,7 +135,7 @@ class SourceStatus:
     source: str
     since: datetime
     state: SourceState = SourceState.STARTING
-    slot: str | None = None
+    claim: str = ""
     reason: str | None = None
     remedy: str | None = None
     lag_bytes: int | None = None
@@ -247,7 +247,9 @@ class SourceStatus:
     ) -> None:
         """Take a table's state, and why it is not an ordinary one."""
         status = self.tables.setdefault(table, TableStatus(table, state, now))
-        what = error.reason if isinstance(error, TableError) else error.what if error else None
+        what = None if error is None else error.what
+        if isinstance(error, TableError):
+            what = error.reason  # of which table is said
         if error is not None and state is TableState.STOPPED and what != status.reason:
             note_error(self.last_errors, now, str(what), error.remedy, table=table)
         if state is not status.state:

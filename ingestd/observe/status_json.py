@@ -53,7 +53,7 @@ def facts_to_json(source: SourceStatus) -> dict[str, Any]:
         "reason": source.reason,
         "remedy": source.remedy,
         "since": _time(source.since),
-        "slot": source.slot,
+        "claim": source.claim,
         "lag_bytes": source.lag_bytes,
         "lag_seconds": source.lag_seconds,
         "retained_bytes": source.retained_bytes,

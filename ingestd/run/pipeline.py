@@ -154,7 +154,6 @@ class Pipeline:
         self._watch.enter(SourceState.STARTING)
         await self._capture.claim()
         committed = await self._opened()
-        self._watch.noticed(committed.notices)
         self._refuse_gone(committed)
         discovery = await self._capture.discover(committed.tables)
         verdict = await self._capture.continuity(committed)
@@ -218,6 +217,7 @@ class Pipeline:
     async def _opened(self) -> Committed:
         """Read the lake; from here on nobody who did before commits to it (I5)."""
         committed = await self._sink.open()
+        self._watch.noticed(committed.notices)  # from whom it is taken over nobody knows then
         await self._sink.fence()
         return committed
 

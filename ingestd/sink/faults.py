@@ -94,13 +94,18 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
             " `ingestd run` reads it anew",
         )
     if _CUT_SHORT.search(said):
-        return OperatorError(
-            f"lake {uri}: a file of the table's log is cut short: {said}",
-            remedy="after a power cut `ingestd run` puts that right at its start, or says why not",
-        )
+        return cut_short(uri, said)
     return OperatorError(
         f"lake {uri}: {said}",
         remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
+    )
+
+
+def cut_short(uri: str, said: str = "its newest commit") -> OperatorError:
+    """Say that a log was not written whole."""
+    return OperatorError(
+        f"lake {uri}: a file of the table's log is cut short: {said}",
+        remedy="after a power cut `ingestd run` puts that right at its start, or says why not",
     )
 
 

@@ -45,7 +45,10 @@ class Store(Protocol):
         ...
 
     def make_folder(self, path: str) -> None:
-        """Make a folder with its parents, durably, where there are folders."""
+        """Make a folder with its parents, durably, where there are folders.
+
+        Raises OperatorError where the lake's own can't be.
+        """
         ...
 
     def create(self, path: str) -> IO[bytes]:
@@ -126,7 +129,9 @@ class LocalStore:
         """Make a folder with its parents."""
         try:
             make_folder(self.root / path, self._durability)
-        except FileNotFoundError as error:  # its parent was there a moment ago
+        except FileNotFoundError as error:
+            if self.root.exists():
+                raise
             raise OperatorError(
                 f"lake {self.root}: no folder can be made there",
                 remedy="set `lake.uri` to a folder of a file system that can be written to",

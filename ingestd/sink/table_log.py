@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ingestd.errors import OperatorError
-from ingestd.sink.commit_actions import resume_in, writer_of
-from ingestd.sink.faults import storage_fault, storage_faults
+from ingestd.sink.commit_actions import is_whole, resume_in, writer_of
+from ingestd.sink.faults import cut_short, storage_fault, storage_faults
 from ingestd.sink.store import Store
 from ingestd.sink.torn import set_aside_torn
 
@@ -113,19 +113,27 @@ class TableLog:
             self.set_aside += found
 
     def newest_commit(self) -> str | None:
-        """Read the newest commit; None if there is none, or it went with old ones."""
+        """Read the newest commit; None if there is none, or it went with old ones.
+
+        Raises OperatorError if a power cut left only part of it.
+        """
         if self._version < 0 or self.store.size(self._log_file(self._version)) is None:
             return None
-        return self._commit_json(self._version)
+        found = self._commit_json(self._version)
+        if not is_whole(found.encode()):
+            raise cut_short(self.uri)
+        return found
 
     def newest_writer(self) -> str | None:
         """Say who signed the newest signed commit: OPTIMIZE and ALTER sign none."""
-        for number in range(self._version, -1, -1):
-            if self.store.size(self._log_file(number)) is None:
-                return None
-            found = writer_of(self._commit_json(number))
+        commit, number = self.newest_commit(), self._version
+        while commit is not None:
+            found = writer_of(commit)
             if found is not None:
                 return found
+            number -= 1
+            is_there = number >= 0 and self.store.size(self._log_file(number)) is not None
+            commit = self._commit_json(number) if is_there else None
         return None
 
     def _open(self, version: int | None = None) -> DeltaTable | None:

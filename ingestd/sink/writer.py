@@ -24,18 +24,17 @@ class Writer:
         self.claim = claim
         self.name = f"{uuid.uuid4().hex} {claim}".rstrip()
         self.has_fenced = False
-        self._displaces: str | None = None
 
     def other_claim(self, signed: str | None) -> str | None:
         """Name the claim of who signed a commit, unless this one's claim says that he is gone.
 
-        That is so of the same slot (one server may be spelled in several ways, so the slot alone is
-        compared).
+        That is so of the same slot, or the same database by polling. (One server may be spelled in
+        several ways: it is not compared.)
         """
         if not self.claim or signed in {None, self.name}:
             return None
         _, _, other = str(signed).partition(" ")
-        return other if other and _slot_of(other) != _slot_of(self.claim) else None
+        return other if other and _held(other) != _held(self.claim) else None
 
     def refuse_if_taken_over(self, signed: str | None, lake: str) -> None:
         """Raise OperatorError if one who may live has signed a commit since the fence.
@@ -53,11 +52,8 @@ class Writer:
         )
 
     def takes_over(self, signed: str | None, lake: str) -> Notice | None:
-        """Say from whom the lake is taken over by the fence to come, if that one may live.
-
-        Also if a fence of before was not whole, and its commit is the newest now.
-        """
-        self._displaces = other = self.other_claim(signed) or self._displaces
+        """Say from whom the lake is taken over by the fence to come, if that one may live."""
+        other = self.other_claim(signed)
         if self.has_fenced or other is None:
             return None
         return Notice(
@@ -75,5 +71,7 @@ def drop_of(claim: str) -> str:
     return f"; else drop its slot, which keeps WAL: SELECT pg_drop_replication_slot('{slot[1]}');"
 
 
-def _slot_of(claim: str) -> str:
-    return claim.partition(",")[0]
+def _held(claim: str) -> str:
+    """Give of a claim what one daemon alone can have: the slot, else the database."""
+    slot, _, _ = claim.partition(",")
+    return slot if _SLOT.match(claim) else claim.partition(" at ")[0]

@@ -32,17 +32,7 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
 ) -> None:
     database = workload_database
     slots = [f"ingestd_{database.name}_{name}" for name in ("one", "two")]
-    one, two = (
-        make_daemon(
-            wal_config(
-                lake=lake,
-                dsn=database.dsn,
-                source_extra=f'slot = "{slot}"\npublication = "{slot}"',
-            ),
-            slot[-3:],
-        )
-        for slot in slots
-    )
+    one, two = (make_daemon(config(database, lake, slot), slot[-3:]) for slot in slots)
     with Workload(database.dsn, seed=seed, transactions=1_000_000, limit_s=350, pause_s=0.05):
         one.start_ready(LIMIT_S)
         assert_warned(two, slots[0])
@@ -53,6 +43,8 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
         for _ in range(3):
             await_epoch_after(len(epochs(lake)), lake, two)
         assert assert_nobody_commits_after_a_fence(lake) == 2
+        one.write_config(config(database, lake, slots[0], max_delay="300ms"))
+        assert_stays_stopped_at_a_reload(one)
         assert one.sigterm() == 0
         one.start_ready(LIMIT_S)  # a person's will
         assert_stops(two, slots[0])
@@ -60,6 +52,39 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
     assert_lake_equals_source(database, lake, slot=slots[0], limit_s=LIMIT_S)
     assert_change_log_is_sound(database, lake)
     assert assert_nobody_commits_after_a_fence(lake) == 3
+
+
+@pytest.mark.timeout(400)
+def test_a_slot_that_a_reload_leaves_is_named(
+    workload_database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    database = workload_database
+    old, new = (f"ingestd_{database.name}_{name}" for name in ("old", "new"))
+    daemon = make_daemon(config(database, lake, old))
+    daemon.start_ready(LIMIT_S)
+    daemon.write_config(config(database, lake, new))
+    daemon.sighup()
+    await_until(lambda: daemon.events("lake.taken_over"), LIMIT_S, daemon.tail)
+    assert_says_from_whom(daemon, old)
+    assert_lake_equals_source(database, lake, slot=new, limit_s=LIMIT_S)
+
+
+def config(database: Database, lake: Path, slot: str, **more: str) -> str:
+    extra = f'slot = "{slot}"\npublication = "{slot}"'
+    return wal_config(lake=lake, dsn=database.dsn, source_extra=extra, **more)
+
+
+def assert_stays_stopped_at_a_reload(daemon: Daemon) -> None:
+    """One that changes something else begins the source anew: it is no will to take over."""
+    begun = len(daemon.events("source.failed"))
+    daemon.sighup()
+    await_until(lambda: daemon.events("config.reloaded"), LIMIT_S, daemon.tail)
+    assert daemon.events("config.reloaded")[-1]["changed"] == ["shop"]
+    answer = daemon.get("/readyz")
+    assert answer is not None
+    assert answer[0] == 503
+    assert len(daemon.events("source.failed")) == begun
+    assert not daemon.events("lake.taken_over")
 
 
 def assert_warned(daemon: Daemon, other_slot: str) -> None:

@@ -56,7 +56,8 @@ def test_nor_to_one_with_another_slot(daemon: Daemon, database: Database) -> Non
     config = other_config(daemon, f'slot = "{database.name}"', 'slot = "other"')
     found = run_command(config, "pause", "shop")
     assert found.returncode == 1
-    assert f"works by slot '{database.name}', not slot 'other'" in found.stderr
+    assert "not slot 'other', database" in found.stderr
+    assert f"works by slot '{database.name}', database {database.name}" in found.stderr
 
 
 def test_status_says_whose_word_it_is(daemon: Daemon, tmp_path: Path, lake: Path) -> None:

@@ -87,6 +87,40 @@ def test_wrong_usage_is_2(args: list[str]) -> None:
     assert CliRunner().invoke(cli.app, args).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["status", "extra"], "Got unexpected extra argument(s) (extra)\n  remedy: see `{} status"),
+        (["snapshot", "shop"], "Missing argument 'TABLE'.\n  remedy: see `{} snapshot"),
+        (["--nope"], "No such option: --nope\n  remedy: see `{}"),
+        (["run", "-c"], "Option '-c' requires an argument.\n  remedy: see `{}"),
+        (
+            ["peek", "postgresql://u:hunter2@h/x"],
+            "Missing argument 'TABLE'.\n  remedy: see `{} peek",
+        ),
+        (["check", "postgresql://u:hunter2@h/x"], "Got unexpected extra argument(s) (postgresql:"),
+        (["init"], "nobody answers what is asked: stdin is at its end\n  remedy: give --dsn, and"),
+    ],
+)
+def test_wrong_usage_is_told_in_two_lines_cause_first(words: list[str], said: str) -> None:
+    """By the command itself: a test's runner goes past what tells it."""
+    command = [sys.executable, "-m", "ingestd", *words]
+    found = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2
+    told = found.stderr.lstrip("\n")
+    assert told.startswith(f"ingestd: {said.format('ingestd')}")
+    assert len(told.splitlines()) == 2
+    assert "hunter2" not in told
+
+
+def test_no_command_at_all_is_given_the_help() -> None:
+    command = [sys.executable, "-m", "ingestd"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, "Usage: ingestd" in found.stderr + found.stdout) == (2, True)
+
+
 def test_a_wrong_config_is_2_and_told_in_words(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(CONFIG)
@@ -264,6 +298,7 @@ def test_a_status_is_a_table_with_faults_below(capsys: pytest.CaptureFixture[str
 # --- snapshot --------------------------------------------------------------------------------
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
+CLAIM = "slot 'ingestd_shop', database shop at 127.0.0.1"
 CONFIG_ON = CONFIG.replace("tabels", "tables")
 
 
@@ -271,7 +306,7 @@ class Shop:
     """A daemon's HTTP side, with a source `shop` that reads tables at once when asked to."""
 
     def __init__(self) -> None:
-        self.source = SourceStatus("shop", T0, slot="ingestd_shop")
+        self.source = SourceStatus("shop", T0, claim=CLAIM)
         self.source.enter(SourceState.STREAMING, T0)
         self.source.table("public.orders", TableState.LIVE, T0)
         status = DaemonStatus("0", T0, {"shop": self.source}, lake="./lake")

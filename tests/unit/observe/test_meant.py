@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ingestd.app.parts import load
+from ingestd.cli.running import meant_daemon
 from ingestd.errors import OperatorError
 from ingestd.observe.meant import MeantDaemon
 from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.observe.status_json import to_json
 from ingestd.quantities import Address
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
-MEANT = MeantDaemon("/lake", {"shop": "ingestd_shop", "old": None})
+CLAIMS = {"shop": "slot 'a', database x", "old": "polling, database y"}
+MEANT = MeantDaemon("/lake", CLAIMS)
 
 
-def told(lake: str = "/lake", **slots: str | None) -> dict[str, Any]:
+def told(lake: str = "/lake", **claims: str) -> dict[str, Any]:
     """Give the /status of a daemon with these sources."""
-    sources = {name: SourceStatus(name, T0, slot=slot) for name, slot in slots.items()}
+    sources = {name: SourceStatus(name, T0, claim=claim) for name, claim in claims.items()}
     return to_json(DaemonStatus("0", T0, sources, lake))
 
 
 def test_the_daemon_of_the_config_is_the_one() -> None:
-    assert MEANT.difference(told(shop="ingestd_shop", old=None)) is None
-    MEANT.require(Address("127.0.0.1", 9464), told(shop="ingestd_shop", old=None))
+    assert MEANT.difference(told(**CLAIMS)) is None
+    MEANT.require(Address("127.0.0.1", 9464), told(**CLAIMS))
 
 
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        (told(shop="ingestd_shop"), "its sources are shop"),
-        (told("/other", shop="ingestd_shop", old=None), "its lake is /other, not /lake"),
+        (told(shop=CLAIMS["shop"]), "its sources are shop"),
+        (told("/other", **CLAIMS), "its lake is /other, not /lake"),
         (
-            told(shop="two", old=None),
-            "its source shop works by slot 'two', not slot 'ingestd_shop'",
+            told(**CLAIMS | {"shop": "slot 'b', database x"}),
+            "its source shop works by slot 'b', database x, not slot 'a', database x",
         ),
-        (told(shop="ingestd_shop", old="x"), "its source old works by slot 'x', not no slot"),
+        (
+            told(**CLAIMS | {"old": "polling, database x"}),
+            "its source old works by polling, database x, not polling, database y",
+        ),
     ],
 )
 def test_another_is_told_by_what_differs(status: dict[str, Any], why: str) -> None:
@@ -47,8 +56,23 @@ def test_another_is_told_by_what_differs(status: dict[str, Any], why: str) -> No
 
 
 def test_a_daemon_of_an_older_version_is_known_by_its_sources() -> None:
-    status = told(shop="two", old=None)
+    status = told(shop="", old="")
     for part in (status, *status["sources"].values()):
         part.pop("lake", None)
-        part.pop("slot", None)
+        part.pop("claim", None)
     assert MEANT.difference(status) is None
+
+
+def test_a_secret_that_is_part_of_a_name_is_no_difference(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[lake]\nuri = "/data/secretly"\n[sources.shop]\nkind = "wal"\ntables = ["public.*"]\n'
+        'dsn = "postgresql://u:secretly@h/secretly"\nslot = "secretly_1"\n'
+    )
+    config = load(path)
+    meant = meant_daemon(config)
+    assert "secretly" not in str(meant)
+    status = told("/data/secretly", shop="slot 'secretly_1', database secretly at h")
+    shown = config.redactor.tree(status)
+    assert isinstance(shown, dict)
+    assert meant.difference(shown) is None

@@ -258,7 +258,7 @@ class Seen:
             self._then.pop(0)()
 
 
-SHOP, CRM = MeantDaemon("", {"shop": None}), MeantDaemon("", {"crm": None})
+SHOP, CRM = MeantDaemon("", {"shop": ""}), MeantDaemon("", {"crm": ""})
 
 
 async def test_ask_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,15 @@ def test_nothing_is_left_of_a_look_at_a_lake_that_is_not_there_yet(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_where_no_folder_can_be_made_is_told() -> None:
+    found = probe("/proc/nope/lake")
+    assert (found.level, found.detail) == (
+        "fail",
+        "lake /proc/nope/lake: no folder can be made there",
+    )
+    assert "set `lake.uri` to a folder" in str(found.remedy)
+
+
 def test_a_lake_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "lake" / "shop").mkdir(parents=True)
     (tmp_path / "empty").mkdir()

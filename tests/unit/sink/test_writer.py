@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import OperatorError, TransientError
+from ingestd.errors import OperatorError
 from ingestd.positions import Lsn
 from ingestd.recorded import Notice
 from ingestd.sink.lake import DeltaLake
@@ -75,22 +75,29 @@ async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: 
     assert await noticed(lake, second) == []
 
 
-async def test_it_says_so_too_where_somebody_commits_before_its_fence_is_whole(lake: Path) -> None:
-    before = await start(lake, Writer(OLD))
-    second = Writer(NEW)
-    opened = DeltaLake(str(lake), "shop", writer=second)
-    await opened.open()
-    await before.advance(Lsn(105))
-    with pytest.raises(TransientError, match="another writer committed while this one took over"):
-        await opened.fence()
-    [notice] = await noticed(lake, second)
-    assert f"last written by {OLD}" in notice.what
-
-
 @pytest.mark.parametrize("claim", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
 async def test_nobody_is_told_who_only_starts_anew_or_looks(lake: Path, claim: str) -> None:
     await start(lake, Writer(OLD))
     assert await noticed(lake, Writer(claim)) == []
+
+
+async def test_another_database_is_another_by_polling_too(lake: Path) -> None:
+    first = Writer("polling, database shop at h port 5432")
+    await start(lake, first)
+    assert await noticed(lake, Writer("polling, database shop at other")) == []
+    second = Writer("polling, database crm at h port 5432")
+    assert [n.event for n in await noticed(lake, second)] == ["lake.taken_over"]
+    await start(lake, second)
+    await refused(lake, first)
+
+
+async def test_a_look_at_a_lake_whose_newest_commit_is_cut_short(lake: Path) -> None:
+    opened = await start(lake, Writer(OLD))
+    await opened.advance(Lsn(105))
+    newest = max((lake / "shop/_epochs/_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:-20])
+    with pytest.raises(OperatorError, match="cut short"):
+        await DeltaLake(str(lake), "shop", writer=Writer(NEW), is_claimed=False).last_claim()
 
 
 async def test_no_slot_is_left_where_polling_was_before(lake: Path) -> None:
