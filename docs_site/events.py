@@ -43,8 +43,8 @@ MEANINGS: Mapping[str, str] = {
     "lake.file_set_aside": "A power cut left a file half written; what it held comes again.",
     "lake.foreign_commit": "Another program wrote to a raw table. Stop it, then have the table read"
     " anew.",
-    "lake.taken_over": "Another ingestd, with another slot, wrote this lake last. It stops, if it"
-    " runs; its slot keeps WAL until somebody drops it.",
+    "lake.taken_over": "Another slot, or database that is polled, wrote this lake last. Its daemon"
+    " stops, if it runs; a slot keeps WAL until somebody drops it.",
     "maintenance.done": "Small files were joined, old ones removed.",
     "maintenance.failed": "A look at the lake failed; it is tried again. Once until one succeeds.",
     "object.failed": "An object could not be cleared up; its error. A fault of the program.",

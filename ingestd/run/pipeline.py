@@ -217,7 +217,7 @@ class Pipeline:
     async def _opened(self) -> Committed:
         """Read the lake; from here on nobody who did before commits to it (I5)."""
         committed = await self._sink.open()
-        self._watch.noticed(committed.notices)  # from whom it is taken over nobody knows then
+        self._watch.noticed(committed.notices)  # before the fence, after which they are not known
         await self._sink.fence()
         return committed
 
