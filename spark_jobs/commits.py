@@ -128,18 +128,38 @@ def settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]
 
 def current_version(session: SparkSession, path: str) -> int:
     """Give the newest version of a table. No Spark job."""
-    return int(_snapshot(session, path).version())
+    return int(snapshot_of(session, path).version())
+
+
+def newest_entry(session: SparkSession, path: str) -> int:
+    """Give the newest version of a table, as the names in its log tell; -1 without one.
+
+    (To take a snapshot of a version that another engine wrote costs Delta a Spark job.)
+    """
+    log = _log(session, path)
+    found = int(log.unsafeVolatileSnapshot().version())
+    names = log.listFrom(max(found, 0))
+    for _ in range(_MAX_LISTED):
+        if not names.hasNext():
+            return found
+        number, _, kind = str(names.next().getPath().getName()).partition(".")
+        if kind == "json":
+            found = int(number)
+    return current_version(session, path)
+
+
+_MAX_LISTED = 100
 
 
 def size_bytes(session: SparkSession, path: str) -> int | None:
     """Give the size of a table's newest version, None if its log does not tell. No Spark job."""
-    found = _snapshot(session, path).sizeInBytesIfKnown()
+    found = snapshot_of(session, path).sizeInBytesIfKnown()
     return int(found.get()) if found.isDefined() else None
 
 
 def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
     """Give a table's id and its properties that are named ``ingestd.*``. No Spark job."""
-    metadata = _snapshot(session, path).metadata()
+    metadata = snapshot_of(session, path).metadata()
     pairs = metadata.configuration().toSeq()
     found = [pairs.apply(n) for n in range(pairs.size())]
     properties = {pair._1(): pair._2() for pair in found}  # noqa: SLF001 - Scala's names
@@ -148,15 +168,19 @@ def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
 
 def table_property(session: SparkSession, path: str, name: str) -> str | None:
     """Give a property of a table, None without it. No Spark job."""
-    found = _snapshot(session, path).metadata().configuration().get(name)
+    found = snapshot_of(session, path).metadata().configuration().get(name)
     return str(found.get()) if found.isDefined() else None
 
 
-def _snapshot(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
+def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
+    """Give Delta's snapshot of a table's newest version. No Spark job."""
+    nothing = session._jvm.scala.Option.empty()  # type: ignore[union-attr]  # noqa: SLF001
+    return _log(session, path).update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
+
+
+def _log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
     jvm: Any = session._jvm  # noqa: SLF001 - Delta has no call for it in Python
-    nothing, own = jvm.scala.Option.empty(), session._jsparkSession  # noqa: SLF001
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(own, path)
-    return log.update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
+    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)  # noqa: SLF001
 
 
 def commits_above(session: SparkSession, path: str, version: int) -> list[Commit]:
@@ -175,14 +199,22 @@ def commits_above(session: SparkSession, path: str, version: int) -> list[Commit
 
 
 def _commit(session: SparkSession, path: str, version: int) -> Commit | None:
-    """Read a log entry. Source: Delta transaction log protocol, "Commit Provenance Information"."""
-    jvm: Any = session._jvm  # noqa: SLF001 - as above
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)  # noqa: SLF001
-    file = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+    entries = log_entries(session, path, version)
+    if entries is None:
+        return None
+    info: dict[str, Any] = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
+    return Commit(version, info.get("operation", ""), Signature.parse(info.get("userMetadata")))
+
+
+def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str, Any]] | None:
+    """Read the actions of a version; None if its log entry is gone. No Spark job.
+
+    Source: Delta transaction log protocol, "Delta Log Entries".
+    """
+    log = _log(session, path)
+    file = session._jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")  # type: ignore[union-attr]  # noqa: SLF001
     configuration = log.newDeltaHadoopConf()
     if not file.getFileSystem(configuration).exists(file):
         return None
-    lines = log.store().read(file, configuration)
-    entries = (json.loads(lines.apply(n)) for n in range(lines.size()))
-    info: dict[str, Any] = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
-    return Commit(version, info.get("operation", ""), Signature.parse(info.get("userMetadata")))
+    lines: str = log.store().read(file, configuration).mkString("\n")
+    return [json.loads(line) for line in lines.splitlines()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
@@ -26,10 +26,12 @@ from spark_jobs.columns import (
 from spark_jobs.commits import settings, signed, size_bytes, table_property
 from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.missing_values import missing_value, with_text
+from spark_jobs.small_mirrors import SmallMirror
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from spark_jobs.commits import Signature
@@ -96,9 +98,10 @@ class MirrorTable:
         key: Sequence[LakeColumn],
         signature: Signature,
     ) -> None:
-        """Make the mirror anew of these rows: one commit, a plain write.
+        """Make the mirror anew of these rows: a plain write, then a commit that clusters by key.
 
-        With soft deletes they have the column DELETED_AT.
+        With soft deletes they have the column DELETED_AT. The last commit is the one that is signed
+        as the mirror's: a run that was killed before it is repeated.
         """
         names = [col(name) for name in _names(columns)]
         if self.soft_deletes and key:
@@ -114,11 +117,13 @@ class MirrorTable:
         )
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")
-        clustering = _clustering(columns, key)
-        if clustering:
-            writer = writer.clusterBy(*clustering)
-        with self._choosing(stats_columns), signed(self.session, signature, None):
+        clustering = ", ".join(map(quoted, _clustering(columns, key)))
+        written = replace(signature, epoch=0, schema_version=0) if clustering else signature
+        with self._choosing(stats_columns), signed(self.session, written, None):
             writer.save(self.path)
+        if clustering:  # (Delta heeds a writer's `clusterBy` for tables of a catalog only)
+            with signed(self.session, signature, None):
+                self.session.sql(f"ALTER TABLE delta.{quoted(self.path)} CLUSTER BY ({clustering})")
 
     @contextmanager
     def _choosing(self, stats_columns: str) -> Iterator[None]:
@@ -148,6 +153,18 @@ class MirrorTable:
             # (deletion vectors cost a pass more, and save the writing of large files)
             with settings(self.session, {_MERGE_VECTORS: str(not is_small).lower()}):
                 self._merge(outcomes, signature)
+
+    def rewrite_small(
+        self, outcomes: pa.Table, key: Sequence[str], signature: Signature, above: int
+    ) -> bool:
+        """Do as `apply`, without a Spark job; False if the mirror is not one that this is for.
+
+        `above`: the epoch that the mirror is at.
+        """
+        if self.soft_deletes:
+            return False
+        small = SmallMirror(self.session, self.path, self.app_id, above, SMALL_BYTES)
+        return small.rewrite(outcomes, key, signature)
 
     def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
         columns, unsent = outcomes.columns, outcomes.unsent

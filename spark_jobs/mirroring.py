@@ -27,6 +27,8 @@ import structlog
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType
 
 from ingestd.errors import TableError
 from ingestd.schema import TableId
@@ -44,6 +46,8 @@ from spark_jobs.folding import DELETED, fold_changes
 from spark_jobs.mirror_table import DELETED_AT, MirrorTable, Outcomes
 from spark_jobs.missing_values import with_missing
 from spark_jobs.multiset import apply_whole_rows, whole_rows
+from spark_jobs.raw_files import has_unsent, read_newest
+from spark_jobs.rewriting import shaped
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -281,7 +285,9 @@ class _Move:
     # --- moved --------------------------------------------------------------------------------
 
     def _move_few(self) -> None:
-        changes = self._shaped(self._changes()).toArrow()
+        changes = self._newest()
+        if changes is None:
+            changes = self._shaped(self._changes()).toArrow()
         self._ensure_all(changes.num_rows)
         ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
         if "t" in ops:
@@ -298,10 +304,27 @@ class _Move:
         if changes.num_rows:
             self._merge_local(changes)
 
+    def _newest(self) -> pa.Table | None:
+        """Give what `_shaped(_changes())` gives, read without Spark; None if that is not simple."""
+        if self._added:
+            return None
+        step = self.step
+        read = read_newest(
+            self.lake, step.table, above=step.above, through=step.through.number, rows=step.rows
+        )
+        if read is None or has_unsent(read, [k.name for k in self.key]):
+            return None
+        kinds = [(c.name, DataType.fromDDL(c.delta_type)) for c in self.columns]
+        own = [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds]
+        cdc = [field for field in read.schema if field.name.startswith("_cdc_")]
+        return shaped(read, pa.schema([*own, *cdc]))
+
     def _merge_local(self, changes: pa.Table) -> None:
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
         folded = fold_changes(changes, names, key)
         outcomes = borrow(folded, self.mirror.rows(), self.key)
+        if self.mirror.rewrite_small(outcomes, key, self.step.signature, self.step.above):
+            return
         kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
         self.mirror.apply(
             Outcomes(

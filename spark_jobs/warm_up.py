@@ -105,8 +105,8 @@ def _run(session: SparkSession, source: str, target: str) -> None:
 
     rows = session.range(1000).selectExpr("id", "CAST(id AS STRING) AS text", "current_date() AS d")
     for path in (source, target):
-        writer = rows.write.format("delta").option("delta.enableDeletionVectors", "true")
-        writer.clusterBy("id").save(path)
+        rows.write.format("delta").option("delta.enableDeletionVectors", "true").save(path)
+        session.sql(f"ALTER TABLE delta.`{path}` CLUSTER BY (id)")
 
     def merge(batch: DataFrame, _: int) -> None:
         newest = batch.groupBy("id").agg({"text": "max", "d": "max"}).toDF("id", "text", "d")
