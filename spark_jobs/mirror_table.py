@@ -117,13 +117,21 @@ class MirrorTable:
         )
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")
-        clustering = ", ".join(map(quoted, _clustering(columns, key)))
+        clustering = _clustering(columns, key)
         written = replace(signature, epoch=0, schema_version=0) if clustering else signature
         with self._choosing(stats_columns), signed(self.session, written, None):
             writer.save(self.path)
-        if clustering:  # (Delta heeds a writer's `clusterBy` for tables of a catalog only)
+        self._cluster(clustering, signature)
+
+    def _cluster(self, by: Sequence[str], signature: Signature) -> None:
+        """Cluster by these columns (quoted), which a plain write undoes: one commit, none for none.
+
+        (Delta heeds a writer's `clusterBy` for tables of a catalog only.)
+        """
+        if by:
             with signed(self.session, signature, None):
-                self.session.sql(f"ALTER TABLE delta.{quoted(self.path)} CLUSTER BY ({clustering})")
+                table = f"delta.{quoted(self.path)}"
+                self.session.sql(f"ALTER TABLE {table} CLUSTER BY ({', '.join(by)})")
 
     @contextmanager
     def _choosing(self, stats_columns: str) -> Iterator[None]:
@@ -199,6 +207,9 @@ class MirrorTable:
     def _rewrite(self, outcomes: Outcomes, signature: Signature, *, is_small: bool) -> None:
         """Do as `_merge` does, by one join and a plain write of all rows; without soft deletes.
 
+        A run that is killed right after that leaves the mirror without its clustering until it is
+        written whole again: its rows are right.
+
         Quicker where most files are touched anyway: MERGE looks for them first, by a join more.
         """
         old, unsent = self.rows(), outcomes.unsent
@@ -223,6 +234,7 @@ class MirrorTable:
         partitions = {_PARTITIONS: "1"} if is_small else {}
         with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)
+        self._cluster(_clustering(outcomes.columns, outcomes.key), signature)
 
     def evolve(self, columns: Sequence[LakeColumn], signature: Signature) -> None:
         """Add the columns that the mirror lacks; fill old rows with what they have in the source.

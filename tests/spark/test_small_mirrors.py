@@ -1,0 +1,148 @@
+"""Mirrors of a few MB are rewritten in the driver; the same rows come out as by Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from ingestd.schema import TIMESTAMP, Column, Table, TableId
+from spark_jobs import mirror_table
+from spark_jobs.epochs import latest
+from spark_jobs.mirror import main
+from tests.harness.raw_lake import Change, RawLake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+ID = Column("id", 20, -1, pa.int64(), "bigint", identity=True)
+COLUMNS = (
+    ID,
+    Column("amount", 1700, -1, pa.decimal128(38, 10), "numeric(38,10)"),
+    Column("at", 1184, -1, TIMESTAMP, "timestamp with time zone"),
+    Column("local", 1114, -1, pa.timestamp("us"), "timestamp without time zone"),
+    Column("day", 1082, -1, pa.date32(), "date"),
+    Column("data", 17, -1, pa.binary(), "bytea"),
+    Column("tags", 1009, -1, pa.list_(pa.string()), "text[]"),
+    Column("score", 701, -1, pa.float64(), "double precision"),
+    Column("small", 21, -1, pa.int16(), "smallint"),
+    Column("is_open", 16, -1, pa.bool_(), "boolean"),
+    Column("note", 25, -1, pa.string(), "text"),
+)
+TABLE = Table(TableId("public", "kinds"), 1, COLUMNS, "d", ("id",), ("id",))
+VALUES: list[dict[str, Any]] = [
+    {
+        "amount": Decimal("1234567890123456789012345678.0123456789"),
+        "at": datetime(1, 1, 1, tzinfo=UTC),
+        "local": datetime(9999, 12, 31, 23, 59, 59, 999_999),  # noqa: DTZ001 - it has no zone
+        "day": date(1, 1, 1),
+        "data": b"\x00\xff",
+        "tags": ["a", None, ""],
+        "score": float("inf"),
+        "small": -32768,
+        "is_open": True,
+        "note": "zażółć",
+    },
+    {
+        "amount": Decimal(-1),
+        "at": datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+        "local": datetime(1582, 10, 10, 1, 2, 3),  # noqa: DTZ001 - as above
+        "day": date(1582, 10, 10),
+        "tags": [],
+        "score": -0.0,
+    },
+    {},
+]
+
+
+class Mirror:
+    def __init__(self, spark: SparkSession, lake: Path, target: Path) -> None:
+        self.spark, self.raw, self.target = spark, RawLake(lake), str(target)
+        self.path = f"{target}/public/kinds"
+
+    def run(self, *changes: Change, table: Table = TABLE) -> None:
+        self.raw.commit({table: [{"_cdc_lsn": self.raw.lsn} | c for c in changes]})
+        self.raw.record("live", table)
+        lake = ["--lake", str(self.raw.uri), "--source", self.raw.source]
+        assert main([*lake, "--target", self.target, "--once"]) == 0
+        self.raw.next_lsn()
+
+    def rows(self, name: str = "public.kinds") -> dict[int, Any]:
+        found = latest(self.spark, self.target)[name].selectExpr("id", "to_json(struct(*)) AS row")
+        return {row["id"]: json.loads(row["row"]) for row in found.collect()}
+
+    def detail(self) -> Any:
+        return self.spark.sql(f"DESCRIBE DETAIL delta.`{self.path}`").collect()[0]
+
+
+@pytest.fixture
+def mirror(spark: SparkSession, lake: Path, tmp_path: Path) -> Mirror:
+    return Mirror(spark, lake, tmp_path / "mirror")
+
+
+@pytest.fixture
+def _by_the_driver_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        pytest.fail("it was left to Spark")
+
+    monkeypatch.setattr(mirror_table.MirrorTable, "apply", refuse)
+
+
+@pytest.mark.usefixtures("_by_the_driver_only")
+def test_values_of_all_kinds_stay_what_they_are(mirror: Mirror) -> None:
+    rows = [{"_cdc_op": "r", "_cdc_seq": 0, "id": n, **v} for n, v in enumerate(VALUES)]
+    mirror.run(*rows, {"_cdc_op": "r", "_cdc_seq": 0, "id": 7, "note": "to be gone"})
+    by_spark = mirror.rows()
+    changed = [{"_cdc_op": "c", "_cdc_seq": 1, "id": 10 + n, **v} for n, v in enumerate(VALUES)]
+    mirror.run(*changed, {"_cdc_op": "d", "_cdc_seq": 9, "id": 7})
+    found = mirror.rows()
+    assert {n: found[n] for n in range(3)} == {n: by_spark[n] for n in range(3)}
+    assert found.keys() == {0, 1, 2, 10, 11, 12}
+    where = {"id": 0, "_cdc_lsn": 0, "_cdc_seq": 0}
+    for n in range(3):
+        assert found[10 + n] | where == found[n] | where
+    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 0, "note": "again"})
+    assert (mirror.rows()[10], mirror.rows()[2]) == (found[10], found[2])
+
+
+def test_mirrors_are_clustered_by_key_however_they_are_written(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1})
+    assert mirror.detail()["clusteringColumns"] == ["id"]
+    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "by the driver"})
+    monkeypatch.setattr(mirror_table, "SMALL_BYTES", 0)
+    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "by a plain write"})
+    monkeypatch.setattr(mirror_table, "CHANGED_SHARE", 0)
+    mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "by a MERGE"})
+    monkeypatch.undo()
+    mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 3, "note": "a file has deletions"})
+    assert mirror.detail()["clusteringColumns"] == ["id"]
+    assert "deletionVectors" in mirror.detail()["tableFeatures"]
+    mirror.run({"_cdc_op": "t", "_cdc_seq": 1}, {"_cdc_op": "c", "_cdc_seq": 2, "id": 4})
+    assert mirror.detail()["clusteringColumns"] == ["id"]
+    assert mirror.rows().keys() == {4}
+
+
+def test_a_mirror_with_mapped_names_is_left_to_spark(mirror: Mirror) -> None:
+    odd = Column("a b", 25, -1, pa.string(), "text")
+    table = Table(TableId("public", "kinds"), 1, (ID, odd), "d", ("id",), ("id",))
+    mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "a b": "x"}, table=table)
+    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "a b": "y"}, table=table)
+    assert mirror.rows()[1]["a b"] == "y"
+
+
+def test_somebody_elses_rows_are_not_written_over(mirror: Mirror) -> None:
+    mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1})
+    mirror.spark.sql(f"UPDATE delta.`{mirror.path}` SET note = 'by hand'")
+    mirror.raw.commit({TABLE: [{"_cdc_op": "c", "_cdc_lsn": mirror.raw.lsn, "id": 2}]})
+    lake = ["--lake", str(mirror.raw.uri), "--source", mirror.raw.source]
+    assert main([*lake, "--target", mirror.target, "--once"]) == 1
+    [note] = mirror.spark.read.format("delta").load(mirror.path).select("note").collect()
+    assert note["note"] == "by hand"
