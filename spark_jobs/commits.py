@@ -217,4 +217,4 @@ def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str
     if not file.getFileSystem(configuration).exists(file):
         return None
     lines: str = log.store().read(file, configuration).mkString("\n")
-    return [json.loads(line) for line in lines.splitlines()]
+    return [json.loads(line) for line in lines.split("\n") if line]

@@ -7,11 +7,12 @@ change, `_cdc_lsn` and `_cdc_seq`: a change is applied only to a row of a lower 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from spark_jobs.columns import (
@@ -234,7 +235,9 @@ class MirrorTable:
         partitions = {_PARTITIONS: "1"} if is_small else {}
         with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)
-        self._cluster(_clustering(outcomes.columns, outcomes.key), signature)
+        # (not where somebody has chosen statistics without the key: Delta refuses it then)
+        with suppress(AnalysisException):
+            self._cluster(_clustering(outcomes.columns, outcomes.key), signature)
 
     def evolve(self, columns: Sequence[LakeColumn], signature: Signature) -> None:
         """Add the columns that the mirror lacks; fill old rows with what they have in the source.

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from spark_jobs.commits import log_entries, newest_entry
 from spark_jobs.driver_files import read_parquet
@@ -39,9 +40,9 @@ def read_newest(
         if not names:
             return None
         read = [read_parquet(lake.session, path, name) for name in names]
-    except Py4JError:  # a file or entry that is gone: Spark knows better what that means
-        return None
-    found = pa.concat_tables(read, promote_options="default")
+        found = pa.concat_tables(read, promote_options="default")
+    except (Py4JError, PySparkException, pa.ArrowException, ValueError):
+        return None  # a file or entry that is gone or torn: Spark knows better what that means
     epoch = found[_EPOCH]
     found = found.filter(pc.and_(pc.greater(epoch, above), pc.less_equal(epoch, through)))
     return found if found.num_rows == rows else None
@@ -70,9 +71,9 @@ def _newest_files(lake: SourceLake, path: str, above: int, through: int) -> list
 def _added(entries: list[dict[str, Any]] | None) -> list[tuple[str, int, int]] | None:
     """Give name, lowest and highest epoch of the files that an entry added; None: not told.
 
-    A compaction adds no rows.
+    A compaction adds no rows. Where rows were taken out, by somebody's DELETE, it is not told.
     """
-    if entries is None:
+    if entries is None or any(e["remove"]["dataChange"] for e in entries if "remove" in e):
         return None
     found = []
     for add in (e["add"] for e in entries if "add" in e):

@@ -115,7 +115,7 @@ class SmallMirror:
 
 
 def _is_plain(properties: Any) -> bool:  # noqa: ANN401 - a Scala map
-    names = properties.keys().mkString("\n").splitlines()
+    names = properties.keys().mkString("\n").split("\n")
     return not any(name.startswith(_NOT_PLAIN) for name in names)
 
 
