@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
@@ -25,9 +25,10 @@ from spark_jobs.columns import (
     same_key,
 )
 from spark_jobs.commits import settings, signed, size_bytes, table_property
+from spark_jobs.driver_merge import MAX_BYTES, DriverMerge
 from spark_jobs.folding import DELETED, KEPT
+from spark_jobs.mirror_files import MirrorFiles
 from spark_jobs.missing_values import missing_value, with_text
-from spark_jobs.small_mirrors import SmallMirror
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +88,7 @@ class MirrorTable:
     path: str
     app_id: str
     soft_deletes: bool = False
+    files: MirrorFiles = field(default_factory=MirrorFiles)
 
     def rows(self) -> DataFrame:
         """Give the mirror's rows."""
@@ -163,7 +165,13 @@ class MirrorTable:
             with settings(self.session, {_MERGE_VECTORS: str(not is_small).lower()}):
                 self._merge(outcomes, signature)
 
-    def rewrite_small(
+    @property
+    def is_for_the_driver(self) -> bool:
+        """Whether `merge_here` may do it."""
+        size = size_bytes(self.session, self.path)
+        return size is not None and size < MAX_BYTES and not self.soft_deletes
+
+    def merge_here(
         self, outcomes: pa.Table, key: Sequence[str], signature: Signature, above: int
     ) -> bool:
         """Do as `apply`, without a Spark job; False if the mirror is not one that this is for.
@@ -172,8 +180,8 @@ class MirrorTable:
         """
         if self.soft_deletes:
             return False
-        small = SmallMirror(self.session, self.path, self.app_id, above, SMALL_BYTES)
-        return small.rewrite(outcomes, key, signature)
+        merge = DriverMerge(self.session, self.path, self.app_id, above, self.files)
+        return merge.apply(outcomes, key, signature)
 
     def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
         columns, unsent = outcomes.columns, outcomes.unsent

@@ -17,7 +17,7 @@ a table without a key                   as many equal rows less or more (`multis
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,11 @@ from spark_jobs.bulk_folding import (
 )
 from spark_jobs.columns import col, later, same_key, selected
 from spark_jobs.folding import DELETED, fold_changes
+from spark_jobs.mirror_files import MirrorFiles
 from spark_jobs.mirror_table import DELETED_AT, MirrorTable, Outcomes
 from spark_jobs.missing_values import with_missing
 from spark_jobs.multiset import apply_whole_rows, whole_rows
+from spark_jobs.quick_folding import fold
 from spark_jobs.raw_files import has_unsent, read_newest
 from spark_jobs.rewriting import shaped
 
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 
 FEW_ROWS, FEW_BYTES = 50_000, 64 << 20
 """Batches up to this are folded in the driver."""
+HERE_ROWS, HERE_BYTES = 2_000_000, 256 << 20
+"""So are those up to this if a mirror of some MB is all there is besides."""
 _MAX_NAMED = 2_000
 """So many keys are named one by one in the condition of a MERGE."""
 
@@ -80,10 +84,11 @@ class Mirroring:
 
     soft_deletes: bool = False
     name: str = "mirror"
+    files: MirrorFiles = field(default_factory=MirrorFiles)
 
     def move(self, lake: SourceLake, step: Step) -> None:
         """See `spark_jobs.stream.TableJob`."""
-        mirror = MirrorTable(lake.session, step.path, step.app_id, self.soft_deletes)
+        mirror = MirrorTable(lake.session, step.path, step.app_id, self.soft_deletes, self.files)
         try:
             _Move(lake, step, mirror).run()
         except AnalysisException as error:
@@ -132,7 +137,7 @@ class _Move:
                 self._move_whole_rows()
             elif self.step.rows <= FEW_ROWS and self.step.nbytes <= FEW_BYTES:
                 self._move_few()
-            else:
+            elif not self._move_here():
                 self._move_many()
         except _RowsGoneError as error:
             structlog.get_logger("ingestd").warning(
@@ -321,9 +326,9 @@ class _Move:
 
     def _merge_local(self, changes: pa.Table) -> None:
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        folded = fold_changes(changes, names, key)
+        folded = fold(changes, names, key) or fold_changes(changes, names, key)
         outcomes = borrow(folded, self.mirror.rows(), self.key)
-        if self.mirror.rewrite_small(outcomes, key, self.step.signature, self.step.above):
+        if self.mirror.merge_here(outcomes, key, self.step.signature, self.step.above):
             return
         kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
         self.mirror.apply(
@@ -337,6 +342,23 @@ class _Move:
             ),
             self.step.signature,
         )
+
+    def _move_here(self) -> bool:
+        """Move many rows without Spark; False if that can't be done."""
+        step = self.step
+        if step.rows > HERE_ROWS or step.nbytes > HERE_BYTES or not self.mirror.is_for_the_driver:
+            return False
+        changes = self._newest()
+        if changes is None or not {"r", "t"}.isdisjoint(pc.unique(changes["_cdc_op"]).to_pylist()):
+            return False
+        self._ensure_same_key(pc.min(changes["_cdc_lsn"]).as_py())
+        names, key = [c.name for c in self.columns], [k.name for k in self.key]
+        folded = fold(changes, names, key)
+        if folded is None:
+            return False
+        self._evolve()
+        outcomes = borrow(folded, self.mirror.rows(), self.key)
+        return self.mirror.merge_here(outcomes, key, step.signature, step.above)
 
     def _move_many(self) -> None:
         changes = self._changes()

@@ -16,13 +16,15 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from spark_jobs.commits import log_entries, newest_entry
-from spark_jobs.driver_files import read_parquet
+from spark_jobs.driver_files import TooLargeError, read_parquet
 
 if TYPE_CHECKING:
     from spark_jobs.lake import SourceLake
 
 _MAX_ENTRIES = 32
 """So many log entries are looked at: more are quicker by Spark."""
+_MAX_NBYTES = 1 << 30
+"""So much memory raw rows take at most."""
 _EPOCH = "_cdc_epoch"
 
 
@@ -39,9 +41,12 @@ def read_newest(
         names = _newest_files(lake, path, above, through)
         if not names:
             return None
-        read = [read_parquet(lake.session, path, name) for name in names]
+        read, left = [], _MAX_NBYTES
+        for name in names:
+            read.append(read_parquet(lake.session, path, name, max_nbytes=left))
+            left -= read[-1].nbytes
         found = pa.concat_tables(read, promote_options="default")
-    except (Py4JError, PySparkException, pa.ArrowException, ValueError):
+    except (Py4JError, PySparkException, pa.ArrowException, TooLargeError, OSError, ValueError):
         return None  # a file or entry that is gone or torn: Spark knows better what that means
     epoch = found[_EPOCH]
     found = found.filter(pc.and_(pc.greater(epoch, above), pc.less_equal(epoch, through)))

@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from spark_jobs.arrow_keys import are_compared, found_in
 from spark_jobs.folding import DELETED, KEPT, keys_of
 
 _RAW = "_cdc_raw"
 _MAX_HASHED = 200_000
 """So many keys are compared in Python at most."""
+GONE = -1
+
+_Ints = NDArray[np.int64]
 
 
-def rewritten(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> pa.Table | None:
-    """Give a mirror's rows after these outcomes (see `spark_jobs.folding.Folded.outcomes`).
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What outcomes make of rows.
 
-    `old`: the rows before, with `_cdc_raw` and their position; the result has its schema. Of two
-    rows of one key the one of the higher position stays. A column that outcomes do not have is null
-    in rows that they change. None: too many rows to be compared here.
+    `places`: the rows that change or go, ascending; `becomes`: for each the row of `rows` that it
+    becomes, or GONE. The rows of `rows` from `added` on are new ones.
+    """
+
+    places: _Ints
+    becomes: _Ints
+    rows: pa.Table
+    added: int
+
+    def applied(self, old: pa.Table, first: int) -> pa.Table:
+        """Give `old`, the rows from number `first` on, without those that go and with what changes.
+
+        It has the columns of `rows`.
+        """
+        mine = slice(*np.searchsorted(self.places, [first, first + old.num_rows]))
+        places, becomes = self.places[mine] - first, self.becomes[mine]
+        if not len(places):
+            return old
+        chosen = np.arange(old.num_rows)
+        chosen[places] = np.where(becomes == GONE, GONE, becomes + old.num_rows)
+        both = pa.concat_tables([old, self.rows]).combine_chunks()
+        return both.take(pa.array(chosen[chosen != GONE]))
+
+
+def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Schema) -> Merge | None:
+    """Tell what becomes of rows by these outcomes (see `spark_jobs.folding.Folded.outcomes`).
+
+    `old`: the rows before, of the columns of `schema` at least the key, the position, `_cdc_raw`
+    and those that outcomes keep; `schema`: of the mirror. Of two rows of one key the one of the
+    higher position stays. A column that outcomes do not have is null in rows that they change.
+    None: too many rows to be compared here.
     """
     match = _matches(old, outcomes, key)
     if match is None:
@@ -31,15 +65,15 @@ def rewritten(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> pa.Table
     newest = match[places]
     is_later = _is_later(outcomes, newest, old, places)
     places, newest = places[is_later], newest[is_later]
-    is_deleted = _mask(outcomes[DELETED])
-    stays = np.ones(old.num_rows, bool)
-    stays[places] = False
+    is_deleted = np.asarray(outcomes[DELETED].to_numpy(), bool)
     is_new = ~is_deleted
     is_new[match[is_matched]] = False
-    changed = ~is_deleted[newest]
-    merged = _merged(old, places[changed], outcomes.take(newest[changed]))
-    added = shaped(outcomes.filter(pa.array(is_new)), old.schema)
-    return pa.concat_tables([old.filter(pa.array(stays)), merged, added])
+    is_gone = is_deleted[newest]
+    changed = _merged(old, places[~is_gone], outcomes.take(pa.array(newest[~is_gone])), schema)
+    becomes = np.full(len(places), GONE)
+    becomes[~is_gone] = np.arange(changed.num_rows)
+    added = shaped(outcomes.filter(pa.array(is_new)), schema)
+    return Merge(places, becomes, pa.concat_tables([changed, added]), changed.num_rows)
 
 
 def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -54,59 +88,44 @@ def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     )
 
 
-def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> NDArray[np.int64] | None:
+def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | None:
     """Give the number of each row's outcome, -1 without one."""
-    if len(key) == 1 and _is_plain(old, key[0]) and _is_plain(outcomes, key[0]):
-        wanted = outcomes[key[0]].combine_chunks()
-        found = pc.index_in(old[key[0]].cast(wanted.type), value_set=wanted, skip_nulls=True)
-        return np.asarray(pc.fill_null(found, -1).to_numpy(), np.int64)
+    has_null = any(outcomes[name].null_count for name in key)
+    if not has_null and are_compared(old, key) and are_compared(outcomes, key):
+        return found_in([old[name] for name in key], [outcomes[name] for name in key])
     if old.num_rows > _MAX_HASHED:
         return None
     numbers = {own: n for n, own in enumerate(keys_of(outcomes, key))}
     return np.fromiter((numbers.get(own, -1) for own in keys_of(old, key)), np.int64, old.num_rows)
 
 
-def _is_plain(rows: pa.Table, name: str) -> bool:
-    """Whether values are equal where Arrow says so, and all there is of a key."""
-    kind = rows.schema.field(name).type
-    is_simple: bool = (
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)
-    )
-    has_texts: bool = rows[_RAW].null_count < rows.num_rows
-    return is_simple and not has_texts
-
-
-def _is_later(
-    outcomes: pa.Table, newest: NDArray[np.int64], old: pa.Table, places: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _is_later(outcomes: pa.Table, newest: _Ints, old: pa.Table, places: _Ints) -> NDArray[np.bool_]:
     lsn, seq = (outcomes[name].to_numpy()[newest] for name in ("_cdc_lsn", "_cdc_seq"))
     old_lsn, old_seq = (old[name].to_numpy()[places] for name in ("_cdc_lsn", "_cdc_seq"))
     is_later: NDArray[np.bool_] = (lsn > old_lsn) | ((lsn == old_lsn) & (seq > old_seq))
     return is_later
 
 
-def _merged(old: pa.Table, places: NDArray[np.int64], outcomes: pa.Table) -> pa.Table:
+def _merged(old: pa.Table, places: _Ints, outcomes: pa.Table, schema: pa.Schema) -> pa.Table:
     """Give outcomes with the values that they keep of the rows at `places`, which they replace."""
-    rows = shaped(outcomes, old.schema)
+    rows = shaped(outcomes, schema)
     kept = outcomes[KEPT].combine_chunks()
-    names = pc.unique(pc.list_flatten(kept)).to_pylist()
+    values = pc.list_flatten(kept)
+    names = pc.unique(values).to_pylist()
     if not names:
         return rows
-    before = old.take(places)
+    before = old.select([_RAW, *(n for n in names if n in schema.names)]).take(pa.array(places))
     parents = pc.list_parent_indices(kept).to_numpy()
-    values = pc.list_flatten(kept)
-    for name in names:
-        index = rows.schema.get_field_index(name)
-        if index < 0:
-            continue
+    for name in before.column_names[1:]:
+        index = schema.get_field_index(name)
         is_kept = np.zeros(rows.num_rows, bool)
-        is_kept[parents[_mask(pc.equal(values, name))]] = True
-        chosen = pc.if_else(pa.array(is_kept), before[name], rows[name])
-        rows = rows.set_column(index, rows.schema.field(index), chosen)
+        is_kept[parents[np.asarray(pc.equal(values, name).to_numpy(zero_copy_only=False))]] = True
+        chosen = pc.if_else(pa.array(is_kept), before[name].cast(schema.types[index]), rows[name])
+        rows = rows.set_column(index, schema.field(index), chosen)
     if before[_RAW].null_count == before.num_rows:
         return rows
     texts = _with_kept_texts(rows[_RAW], before[_RAW], kept)
-    return rows.set_column(rows.schema.get_field_index(_RAW), rows.schema.field(_RAW), texts)
+    return rows.set_column(schema.get_field_index(_RAW), schema.field(_RAW), texts)
 
 
 def _with_kept_texts(own: pa.ChunkedArray, before: pa.ChunkedArray, kept: pa.Array) -> pa.Array:
@@ -118,8 +137,3 @@ def _with_kept_texts(own: pa.ChunkedArray, before: pa.ChunkedArray, kept: pa.Arr
         found |= {name: text for name, text in earlier or () if name in (names or ())}
         texts.append(sorted(found.items()) or None)
     return pa.array(texts, own.type)
-
-
-def _mask(values: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False).astype(bool)
-    return found

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from ingestd.schema import Column, Table, TableId
-from spark_jobs import mirror_table, mirroring
 from spark_jobs.epochs import latest, read_at
 from spark_jobs.mirror import main
 from tests.harness.raw_lake import Change, RawLake
@@ -133,21 +132,26 @@ class Simulated:
         return sorted((key, *row) for key, row in self.rows.items())
 
 
-WAYS = (
-    (50_000, 0, 0),  # folded in the driver, then a MERGE
-    (-1, 0, 0),  # folded by Spark, then a MERGE
-    (50_000, 1 << 20, 0),  # in the driver, then a plain write as one file
-    (-1, 0, 1 << 40),  # by Spark, then a plain write
+SPARK_MERGES = {"driver_merge.MAX_BYTES": -1, "mirror_table.SMALL_BYTES": 0}
+SPARK_FOLDS = {"mirroring.FEW_ROWS": -1, "mirroring.HERE_ROWS": -1}
+WAYS: tuple[dict[str, int], ...] = (
+    {},  # all in the driver, files written anew
+    SPARK_MERGES | {"mirror_table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE
+    {"driver_merge.SMALL_FILE": 0},  # all in the driver, deletion vectors
+    SPARK_FOLDS | {"mirror_table.SMALL_BYTES": 0, "mirror_table.CHANGED_SHARE": 0},  # all by Spark
+    {"driver_merge.MAX_BYTES": -1},  # folded in the driver, then a plain write as one file
+    {"mirroring.FEW_ROWS": -1},  # as many rows in the driver
+    SPARK_FOLDS | {"mirror_table.CHANGED_SHARE": 1 << 40},  # by Spark, then a plain write
 )
-"""FEW_ROWS, SMALL_BYTES, CHANGED_SHARE."""
+"""How a batch is brought into the mirror: what is set in which module."""
 
 
 @pytest.mark.parametrize(
     ("seed", "batches"),
     [
-        (1, 2),
-        pytest.param(1, 4, marks=pytest.mark.thorough),
-        pytest.param(2, 4, marks=pytest.mark.long),
+        (1, 3),
+        pytest.param(1, 7, marks=pytest.mark.thorough),
+        pytest.param(2, 14, marks=pytest.mark.long),
     ],
 )
 def test_mirror_equals_its_source_after_every_batch(
@@ -155,15 +159,14 @@ def test_mirror_equals_its_source_after_every_batch(
 ) -> None:
     """Updates with values not sent, key changes, deletes, truncates, chunks that come late.
 
-    Batches are folded in the driver and by Spark, applied by a MERGE and by a plain write, in turn.
+    Batches are folded and applied in all WAYS, in turn.
     """
     chance = random.Random(seed)
     tables = [Simulated(table("a"), chance), Simulated(table("b", oid=2), chance)]
     for batch in range(batches):
-        few_rows, small_bytes, changed_share = WAYS[(batch + seed) % len(WAYS)]
-        monkeypatch.setattr(mirroring, "FEW_ROWS", few_rows)
-        monkeypatch.setattr(mirror_table, "SMALL_BYTES", small_bytes)
-        monkeypatch.setattr(mirror_table, "CHANGED_SHARE", changed_share)
+        monkeypatch.undo()
+        for name, value in WAYS[(batch + seed) % len(WAYS)].items():
+            monkeypatch.setattr(f"spark_jobs.{name}", value)
         for _ in range(chance.randint(1, 3)):
             for one in tables:
                 for _ in range(8):

@@ -1,4 +1,4 @@
-"""Mirrors of a few MB are rewritten in the driver; the same rows come out as by Spark."""
+"""The driver changes mirrors itself; the same rows come out as by Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from ingestd.schema import TIMESTAMP, Column, Table, TableId
-from spark_jobs import mirror_table
+from spark_jobs import driver_merge, mirror_files, mirror_table, mirroring
+from spark_jobs.commits import snapshot_of
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
 from tests.harness.raw_lake import Change, RawLake
@@ -77,6 +78,11 @@ class Mirror:
         found = latest(self.spark, self.target)[name].selectExpr("id", "to_json(struct(*)) AS row")
         return {row["id"]: json.loads(row["row"]) for row in found.collect()}
 
+    def files(self) -> dict[str, Any]:
+        """Give the deletion vectors of the newest version's files, by their names."""
+        found = snapshot_of(self.spark, self.path).allFiles().toJSON().collectAsList()
+        return {add["path"]: add.get("deletionVector") for add in map(json.loads, found)}
+
     def detail(self) -> Any:
         return self.spark.sql(f"DESCRIBE DETAIL delta.`{self.path}`").collect()[0]
 
@@ -95,7 +101,9 @@ def _by_the_driver_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_by_the_driver_only")
-def test_values_of_all_kinds_stay_what_they_are(mirror: Mirror) -> None:
+def test_values_of_all_kinds_stay_what_they_are(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"_cdc_op": "r", "_cdc_seq": 0, "id": n, **v} for n, v in enumerate(VALUES)]
     mirror.run(*rows, {"_cdc_op": "r", "_cdc_seq": 0, "id": 7, "note": "to be gone"})
     by_spark = mirror.rows()
@@ -107,6 +115,7 @@ def test_values_of_all_kinds_stay_what_they_are(mirror: Mirror) -> None:
     where = {"id": 0, "_cdc_lsn": 0, "_cdc_seq": 0}
     for n in range(3):
         assert found[10 + n] | where == found[n] | where
+    monkeypatch.setattr(mirroring, "FEW_ROWS", -1)  # as if there were many
     mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 0, "note": "again"})
     assert (mirror.rows()[10], mirror.rows()[2]) == (found[10], found[2])
 
@@ -117,17 +126,41 @@ def test_mirrors_are_clustered_by_key_however_they_are_written(
     mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1})
     assert mirror.detail()["clusteringColumns"] == ["id"]
     mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "by the driver"})
-    monkeypatch.setattr(mirror_table, "SMALL_BYTES", 0)
+    monkeypatch.setattr(driver_merge, "MAX_BYTES", -1)
     mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "by a plain write"})
-    monkeypatch.setattr(mirror_table, "CHANGED_SHARE", 0)
-    mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "by a MERGE"})
     monkeypatch.undo()
-    mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 3, "note": "a file has deletions"})
     assert mirror.detail()["clusteringColumns"] == ["id"]
     assert "deletionVectors" in mirror.detail()["tableFeatures"]
     mirror.run({"_cdc_op": "t", "_cdc_seq": 1}, {"_cdc_op": "c", "_cdc_seq": 2, "id": 4})
     assert mirror.detail()["clusteringColumns"] == ["id"]
     assert mirror.rows().keys() == {4}
+
+
+def test_deletion_vectors_of_the_driver_and_of_spark_are_one(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.run(*({"_cdc_op": "r", "_cdc_seq": 0, "id": n, "note": "first"} for n in range(40)))
+    monkeypatch.setattr(driver_merge, "SMALL_FILE", 0)
+    [loaded] = mirror.files()
+    update = {"_cdc_op": "u", "_cdc_seq": 1}
+    mirror.run(update | {"id": 1, "note": "by the driver"}, {**update, "_cdc_op": "d", "id": 2})
+    with monkeypatch.context() as spark_only:
+        spark_only.setattr(driver_merge, "MAX_BYTES", -1)
+        spark_only.setattr(mirror_table, "SMALL_BYTES", 0)
+        spark_only.setattr(mirror_table, "CHANGED_SHARE", 0)
+        mirror.run(update | {"id": 3, "note": "by Spark"})
+    assert mirror.files()[loaded]["cardinality"] == 3
+    monkeypatch.setattr(mirror_files, "_MAX_ENTRIES", 1)  # so that Spark has to list them
+    mirror.run(update | {"id": 4, "note": "by the driver"})
+    assert mirror.files()[loaded]["cardinality"] == 4
+    notes = dict.fromkeys((0, *range(5, 40)), "first")
+    notes |= {1: "by the driver", 3: "by Spark", 4: "by the driver"}
+    assert {n: row["note"] for n, row in mirror.rows().items()} == notes
+    mirror.spark.sql(f"REORG TABLE delta.`{mirror.path}` APPLY (PURGE)")
+    assert loaded not in mirror.files()
+    monkeypatch.undo()
+    mirror.run(update | {"id": 5, "note": "after all"})
+    assert {n: row["note"] for n, row in mirror.rows().items()} == notes | {5: "after all"}
 
 
 def test_a_mirror_with_mapped_names_is_left_to_spark(mirror: Mirror) -> None:

@@ -1,0 +1,76 @@
+"""Keys of rows compared by Arrow, without a Python value for each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_RAW = "_cdc_raw"
+_COMPARED = (
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+    pa.types.is_binary,
+    pa.types.is_decimal,
+    pa.types.is_boolean,
+)
+"""Kinds of values that are equal where Arrow says so; floats are not: minus zero, NaN."""
+
+
+def are_compared(rows: pa.Table, key: Sequence[str]) -> bool:
+    """Whether keys are equal where Arrow says so, and none is a text in `_cdc_raw`."""
+    kinds = [rows.schema.field(name).type for name in key]
+    return all(any(is_one(kind) for is_one in _COMPARED) for kind in kinds) and not any(
+        pc.any(pc.is_in(chunk.keys, value_set=pa.array(key, chunk.keys.type))).as_py()
+        for chunk in rows[_RAW].chunks
+        if chunk.null_count < len(chunk)
+    )
+
+
+def numbered(columns: Sequence[pa.Array]) -> NDArray[np.int64]:
+    """Give each row of these columns a number below their length: the same to equal rows."""
+    found: NDArray[np.int64] | None = None
+    for column in columns:
+        codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
+        if found is None:
+            found = codes
+        else:
+            both = found * (codes.max(initial=0) + 1) + codes
+            found = np.unique(both, return_inverse=True)[1].astype(np.int64)
+    if found is None:
+        raise ValueError("a key without columns")
+    return found
+
+
+def found_in(
+    old: Sequence[pa.ChunkedArray], wanted: Sequence[pa.ChunkedArray]
+) -> NDArray[np.int64]:
+    """Give for each row of `old` the place of its like in `wanted`, whose rows differ; -1: none.
+
+    A null is like nothing.
+    """
+    codes = np.zeros(len(old[0]), np.int64)
+    own = np.zeros(len(wanted[0]), np.int64)
+    for mine, theirs in zip(old, wanted, strict=True):
+        distinct = pc.unique(theirs)
+        width = len(distinct) + 1
+        own = own * width + _places(theirs, distinct)
+        codes = np.where(codes < 0, -1, codes * width)
+        places = _places(mine.cast(distinct.type), distinct)
+        codes = np.where((codes < 0) | (places < 0), -1, codes + places)
+        distinct = pa.array(np.unique(own))
+        own = _places(pa.array(own), distinct)
+        codes = _places(pa.array(codes), distinct)
+    place = np.full(len(own) + 1, -1, np.int64)
+    place[own] = np.arange(len(own))
+    return place[codes]
+
+
+def _places(values: pa.Array | pa.ChunkedArray, among: pa.Array) -> NDArray[np.int64]:
+    found = pc.fill_null(pc.index_in(values, value_set=among, skip_nulls=True), -1)
+    return np.asarray(found.to_numpy(), np.int64)

@@ -1,0 +1,313 @@
+"""Outcomes put into a mirror by the driver: no Spark job, one commit.
+
+========================================  ======================================================
+a file of the mirror                      what is done
+========================================  ======================================================
+its keys are not those of the outcomes    left as it is
+small, or a good part of its rows change  its rows are written anew, with what they become
+large                                     a deletion vector more; what rows become is written anew
+========================================  ======================================================
+
+The commit is made by Delta's own transaction: it checks for conflicts and knows the table's
+features. What is not plain here (column mapping, constraints, more than fits in memory) is left to
+Spark. Source: Delta transaction log protocol, "Actions".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_jobs.commits import Signature, snapshot_of
+from spark_jobs.deletion_vectors import Rows, rows_gone, write_vectors
+from spark_jobs.driver_files import TooLargeError, read_parquet, write_parquet
+from spark_jobs.folding import KEPT
+from spark_jobs.rewriting import Merge, merge, shaped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.mirror_files import Action, MirrorFiles
+
+SMALL_FILE = 4 << 20
+"""Files below this are written anew, in bytes."""
+MAX_BYTES, _MAX_NBYTES = 128 << 20, 1 << 30
+"""So much is read at most: of files, and of memory that their rows take."""
+_CHANGED_SHARE = 4
+"""A file of which more than this part of the rows change is written anew."""
+_WRITTEN_NBYTES = 64 << 20
+"""What takes more memory than this is written as several files, in threads."""
+_NOT_PLAIN = (
+    "delta.columnMapping.mode",
+    "delta.constraints.",
+    "delta.enableChangeDataFeed",
+    "delta.enableIcebergCompat",
+    "delta.enableRowTracking",
+)
+"""Properties of tables that Spark is to write."""
+_POSITION = ("_cdc_lsn", "_cdc_seq")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file of the mirror, of `total` rows. `rows`: those that are there, `numbers`: theirs."""
+
+    add: Action
+    total: int
+    rows: pa.Table
+    numbers: Rows
+    is_whole: bool
+
+    @property
+    def count(self) -> int:
+        return int(self.rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverMerge:
+    """The mirror at `path`, that has the rows of epoch `above`.
+
+    What it commits is of the application `app_id`. Its methods raise Py4JError or OSError: for a
+    store that fails; Py4JError where another commit came between.
+    """
+
+    session: SparkSession
+    path: str
+    app_id: str
+    above: int
+    files: MirrorFiles
+
+    def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
+        """Apply outcomes, signed as `commits.signed` does; False if that can't be done here."""
+        snapshot = snapshot_of(self.session, self.path)
+        if not _is_plain(snapshot.metadata().configuration()):
+            return False
+        found = self.files.of(self.session, self.path, snapshot)
+        # (somebody else may have gone on meanwhile)
+        if found is None or found.signature is None or found.signature.epoch != self.above:
+            return False
+        touched = _that_may_have(found.adds, outcomes, key[0])
+        size = sum(add["size"] for add in touched)
+        if size > MAX_BYTES:
+            return False
+        kind = StructType.fromJson(json.loads(snapshot.schema().json()))
+        schema = to_arrow_schema(kind, timezone="UTC")
+        with self.files.large if size > SMALL_FILE else nullcontext():
+            try:
+                actions = self._actions(touched, outcomes, key, schema)
+            except (TooLargeError, pa.ArrowException, ValueError):
+                return False  # Spark knows better what that means
+            if actions is None:
+                return False
+            is_whole = {a["remove"]["path"] for a in actions if "remove" in a} == found.adds.keys()
+            return self._commit(actions, signature, found.version, is_whole=is_whole)
+
+    # --- what is read and written ---------------------------------------------------------------
+
+    def _actions(
+        self, touched: Sequence[Action], outcomes: pa.Table, key: Sequence[str], schema: pa.Schema
+    ) -> list[Action] | None:
+        """Write what outcomes make of these files; give the actions of the commit."""
+        kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
+        names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
+        parts, left = [], _MAX_NBYTES
+        for add in touched:
+            parts.append(self._read(add, outcomes.num_rows, schema, names, left))
+            left -= parts[-1].rows.nbytes
+        needed = pa.schema([schema.field(name) for name in names])
+        old = pa.concat_tables(
+            [part.rows.select(names) for part in parts] or [needed.empty_table()]
+        )
+        merged = merge(old, outcomes, key, schema)
+        return None if merged is None else self._written(parts, merged)
+
+    def _read(
+        self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
+    ) -> _Part:
+        """Read a file: all of it if it may be written anew, else these columns."""
+        gone = rows_gone(self.session, self.path, add)
+        count = json.loads(add.get("stats") or "{}").get("numRecords", 0)
+        is_whole = _is_rewritten(add, changes + len(gone), count)
+        read = read_parquet(
+            self.session,
+            self.path,
+            unquote(add["path"]),
+            columns=None if is_whole else names,
+            max_nbytes=max_nbytes,
+        )
+        fields = schema if is_whole else pa.schema([schema.field(name) for name in names])
+        total = read.num_rows
+        numbers = np.arange(total)
+        if len(gone):
+            is_there = np.ones(total, bool)
+            is_there[gone] = False
+            read, numbers = read.filter(pa.array(is_there)), numbers[is_there]
+        return _Part(add, total, shaped(read, fields), numbers, is_whole)
+
+    def _written(self, parts: Sequence[_Part], merged: Merge) -> list[Action]:
+        actions: list[Action] = []
+        rows, vectors = [], []
+        is_written = np.zeros(merged.rows.num_rows, bool)
+        first, now_ms = 0, time.time_ns() // 1_000_000
+        for part in parts:
+            last = first + part.count
+            mine = slice(*np.searchsorted(merged.places, [first, last]))
+            places = merged.places[mine] - first
+            if len(places):
+                actions.append({"remove": _removed(part.add, now_ms)})
+                if part.is_whole and _is_rewritten(part.add, len(places), part.count):
+                    rows.append(merged.applied(part.rows, first))
+                    becomes = merged.becomes[mine]
+                    is_written[becomes[becomes >= 0]] = True
+                else:
+                    there = np.ones(part.count, bool)
+                    there[places] = False
+                    vectors.append((part, there))
+            first = last
+        rows.append(merged.rows.filter(pa.array(~is_written)))
+        actions += self._with_vectors(vectors, now_ms)
+        return actions + self._new_files(pa.concat_tables(rows), now_ms)
+
+    def _with_vectors(
+        self, parts: Sequence[tuple[_Part, NDArray[np.bool_]]], now_ms: int
+    ) -> list[Action]:
+        """Write the vectors of files that lose rows; give their `add` actions."""
+        if not parts:
+            return []
+        every = []
+        for part, is_there in parts:
+            gone = np.ones(part.total, bool)
+            gone[part.numbers[is_there]] = False
+            every.append(np.flatnonzero(gone))
+        actions = []
+        vectors = write_vectors(self.session, self.path, every)
+        for (part, _), vector in zip(parts, vectors, strict=True):
+            told = json.loads(part.add.get("stats") or "{}")
+            told |= {"numRecords": part.total, "tightBounds": False}
+            changed = {"dataChange": True, "stats": json.dumps(told), "deletionVector": vector}
+            actions.append({"add": part.add | {"modificationTime": now_ms} | changed})
+        return actions
+
+    def _new_files(self, rows: pa.Table, now_ms: int) -> list[Action]:
+        if not rows.num_rows:
+            return []
+        count = min(math.ceil(rows.nbytes / _WRITTEN_NBYTES), 4)
+        each = math.ceil(rows.num_rows / count)
+        slices = [rows.slice(n * each, each) for n in range(count)]
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(lambda part: self._new_file(part, now_ms), slices))
+
+    def _new_file(self, rows: pa.Table, now_ms: int) -> Action:
+        name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        size = write_parquet(self.session, self.path, name, rows)
+        added = {
+            "path": name,
+            "partitionValues": {},
+            "size": size,
+            "modificationTime": now_ms,
+            "dataChange": True,
+            "stats": json.dumps(_stats(rows)),
+        }
+        return {"add": added}
+
+    # --- committed ------------------------------------------------------------------------------
+
+    def _commit(
+        self, actions: Sequence[Action], signature: Signature, version: int, *, is_whole: bool
+    ) -> bool:
+        """Commit if `version` is the newest still; False if not.
+
+        `is_whole`: no file of that version is left as it was.
+        """
+        jvm: Any = self.session._jvm  # noqa: SLF001 - Delta has no call for it in Python
+        delta, own = jvm.org.apache.spark.sql.delta, self.session._jsparkSession  # noqa: SLF001
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own)
+        transaction = delta.DeltaLog.forTable(own, self.path).startTransaction()
+        if transaction.snapshot().version() != version:
+            return False
+        transaction.readWholeTable()
+        now_ms = time.time_ns() // 1_000_000
+        done = {"appId": self.app_id, "version": signature.epoch, "lastUpdated": now_ms}
+        found = jvm.java.util.ArrayList()
+        for action in [*actions, {"txn": done}]:
+            found.add(delta.actions.Action.fromJson(json.dumps(action)))
+        modes = jvm.org.apache.spark.sql.streaming.OutputMode
+        update = getattr(delta, "DeltaOperations$StreamingUpdate")
+        operation = update(
+            modes.Complete() if is_whole else modes.Update(),
+            self.app_id,
+            signature.epoch,
+            jvm.scala.Option.apply(signature.to_text()),
+        )
+        transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(found), operation)
+        return True
+
+
+def _is_plain(properties: Any) -> bool:  # noqa: ANN401 - a Scala map
+    names = properties.keys().mkString("\n").split("\n")
+    return not any(name.startswith(_NOT_PLAIN) for name in names)
+
+
+def _is_rewritten(add: Action, changes: int, rows: int) -> bool:
+    return bool(add["size"] < SMALL_FILE or changes * _CHANGED_SHARE > rows)
+
+
+def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
+    """Give the files whose keys, by their statistics, may be among those of the outcomes."""
+    values = outcomes[name]
+    if not pa.types.is_integer(values.type) or values.null_count:
+        return list(adds.values())
+    wanted = np.unique(values.to_numpy())
+    found = []
+    for add in adds.values():
+        told = json.loads(add.get("stats") or "{}")
+        low, high = (told.get(n, {}).get(name) for n in ("minValues", "maxValues"))
+        if (
+            low is None
+            or high is None
+            or np.searchsorted(wanted, low) < np.searchsorted(wanted, high, side="right")
+        ):
+            found.append(add)
+    return found
+
+
+def _stats(rows: pa.Table) -> dict[str, Any]:
+    """Give a file's statistics: those of integers (keys, positions) are worth having here."""
+    names = [f.name for f in rows.schema if pa.types.is_integer(f.type)][:32]
+    bounds = {name: pc.min_max(rows[name]).as_py() for name in names}
+    told = {name: both for name, both in bounds.items() if both["min"] is not None}
+    return {
+        "numRecords": rows.num_rows,
+        "minValues": {name: both["min"] for name, both in told.items()},
+        "maxValues": {name: both["max"] for name, both in told.items()},
+        "nullCount": {name: rows[name].null_count for name in names},
+        "tightBounds": True,
+    }
+
+
+def _removed(add: Action, now_ms: int) -> Action:
+    removed = {
+        "path": add["path"],
+        "partitionValues": {},
+        "size": add["size"],
+        "deletionTimestamp": now_ms,
+        "dataChange": True,
+        "extendedFileMetadata": True,
+    }
+    vector = add.get("deletionVector")
+    return removed if vector is None else removed | {"deletionVector": vector}

@@ -1,0 +1,110 @@
+"""Which files a mirror is made of, as its log tells: known from batch to batch.
+
+Source: Delta transaction log protocol, "Actions".
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_jobs.commits import Signature, log_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+_MAX_ENTRIES = 8
+"""So many log entries are looked at for one that wrote all files: more are quicker by Spark."""
+_MAX_NEW = 64
+_MAX_FILES = 1_000
+
+Action = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Of a version of a table: the `add` actions, by path, and the newest signature there is."""
+
+    table_id: str
+    version: int
+    adds: Mapping[str, Action]
+    signature: Signature | None
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorFiles:
+    """The files of a job's mirrors. Of one mirror, one thread asks at a time.
+
+    `large`: held by who has a mirror of more than a few MB in memory.
+    """
+
+    large: threading.Lock = field(default_factory=threading.Lock)
+    _known: dict[str, Files] = field(default_factory=dict)
+
+    def of(self, session: SparkSession, path: str, snapshot: Any) -> Files | None:  # noqa: ANN401
+        """Give the files of Delta's snapshot of a table; None for too many, and if it's not told.
+
+        A Spark job where more than a few commits were made since they were last told whole.
+        """
+        table_id, version = str(snapshot.metadata().id()), int(snapshot.version())
+        known = self._known.pop(path, None)
+        if known is not None and not (
+            known.table_id == table_id and 0 <= version - known.version <= _MAX_NEW
+        ):
+            known = None
+        found = _files(session, path, snapshot, table_id, known)
+        if found is None or len(found.adds) > _MAX_FILES:
+            return None
+        self._known[path] = found
+        return found
+
+
+def _files(
+    session: SparkSession,
+    path: str,
+    snapshot: Any,  # noqa: ANN401 - a Scala object
+    table_id: str,
+    known: Files | None,
+) -> Files | None:
+    version = int(snapshot.version())
+    oldest = max(version - _MAX_ENTRIES + 1, 0) if known is None else known.version + 1
+    newer: list[list[Action]] = []
+    signature: Signature | None = None
+    adds: dict[str, Action] | None = None if known is None else dict(known.adds)
+    for number in range(version, oldest - 1, -1):
+        entries = log_entries(session, path, number)
+        if entries is None:
+            return None
+        info: Action = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
+        signature = signature or Signature.parse(info.get("userMetadata"))
+        newer.append(entries)
+        if number == 0 or _is_whole(info):
+            adds = {}
+            break
+    if adds is None:
+        adds, newer = _listed(snapshot), []
+    for entries in reversed(newer):
+        for entry in entries:
+            if "remove" in entry:
+                adds.pop(entry["remove"]["path"], None)
+        adds |= {e["add"]["path"]: e["add"] for e in entries if "add" in e}
+    return Files(table_id, version, adds, signature or (known.signature if known else None))
+
+
+def _is_whole(info: Action) -> bool:
+    """Whether a commit names every file there is after it."""
+    told = info.get("operationParameters", {})
+    if info.get("operation") == "STREAMING UPDATE":
+        return bool(told.get("outputMode") == "Complete")
+    is_overwrite = info.get("operation") == "WRITE" and told.get("mode") == "Overwrite"
+    return is_overwrite and "predicate" not in told
+
+
+def _listed(snapshot: Any) -> dict[str, Action]:  # noqa: ANN401 - a Scala object
+    rows = snapshot.allFiles().limit(_MAX_FILES + 1).toJSON().collectAsList()
+    adds = [json.loads(row) for row in rows]
+    return {add["path"]: add for add in adds}

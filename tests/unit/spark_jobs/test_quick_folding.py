@@ -1,0 +1,99 @@
+"""The fold by Arrow against the fold of one row after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jobs import quick_folding
+from spark_jobs.folding import fold_changes
+from spark_jobs.quick_folding import fold
+
+RAW = pa.map_(pa.string(), pa.string())
+COLUMNS = ("id", "part", "a", "b")
+BEFORE = pa.struct([("id", pa.int64()), ("part", pa.string()), ("a", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("part", pa.string()),
+        ("a", pa.string()),
+        ("b", pa.string()),
+        ("_cdc_op", pa.string()),
+        ("_cdc_lsn", pa.int64()),
+        ("_cdc_seq", pa.int64()),
+        ("_cdc_ts", pa.timestamp("us", "UTC")),
+        ("_cdc_unchanged", pa.list_(pa.string())),
+        ("_cdc_before", BEFORE),
+        ("_cdc_raw", RAW),
+    ]
+)
+KEYS = st.tuples(st.integers(1, 3), st.sampled_from("xy"))
+TEXTS = st.sampled_from(["p", "q", None])
+
+
+@st.composite
+def _changes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Draw changes of few keys, in positions of their own, in any order."""
+    count = draw(st.integers(1, 10))
+    return draw(st.permutations([_change(draw, place) for place in range(count)]))
+
+
+def _change(draw: st.DrawFn, place: int) -> dict[str, Any]:
+    op, (number, part) = draw(st.sampled_from("cuuuud")), draw(KEYS)
+    row: dict[str, Any] = {"id": number, "part": part, "_cdc_op": op}
+    row |= {"_cdc_lsn": place // 3, "_cdc_seq": place % 3, "_cdc_ts": place}
+    if op == "d":
+        return row
+    row |= {"a": draw(TEXTS), "b": draw(TEXTS)}
+    if op == "u":
+        unsent = draw(st.lists(st.sampled_from("ab"), unique=True))
+        row |= dict.fromkeys(unsent) | {"_cdc_unchanged": unsent or None}
+        if draw(st.booleans()):
+            old, old_part = draw(st.one_of(st.just((number, part)), KEYS))
+            row["_cdc_before"] = {"id": old, "part": old_part, "a": draw(TEXTS)}
+    if draw(st.integers(0, 9)) == 0:
+        row["_cdc_raw"] = [(draw(st.sampled_from(["a", "id", "_cdc_before.a"])), "text")]
+    return row
+
+
+def _by_key(outcomes: pa.Table, borrowed: Any, key: tuple[str, ...]) -> dict[Any, Any]:
+    owned: dict[int, set[Any]] = {}
+    for number, name, whose in borrowed:
+        owned.setdefault(number, set()).add((name, whose))
+    found = {}
+    for number, row in enumerate(outcomes.to_pylist()):
+        row["_cdc_kept"] = sorted(row["_cdc_kept"] or ())
+        mine = (*(row[k] for k in key), dict(row["_cdc_raw"] or ()).get("id"))
+        assert mine not in found
+        found[mine] = (row, owned.get(number))
+    return found
+
+
+@pytest.mark.parametrize("key", [("id",), ("id", "part")])
+@given(rows=_changes())
+def test_it_is_the_fold_of_one_after_another(
+    key: tuple[str, ...], rows: list[dict[str, Any]]
+) -> None:
+    changes = pa.Table.from_pylist(rows, SCHEMA)
+    expected = fold_changes(changes, COLUMNS, key)
+    found = fold(changes, COLUMNS, key)
+    assert found is not None
+    assert found.outcomes.schema == expected.outcomes.schema
+    assert _by_key(found.outcomes, found.borrowed, key) == _by_key(
+        expected.outcomes, expected.borrowed, key
+    )
+
+
+def test_too_many_rows_to_be_folded_singly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick_folding, "MAX_SINGLY", 1)
+    rows = [
+        {"id": n, "_cdc_op": "u", "_cdc_lsn": n, "_cdc_seq": 0, "_cdc_raw": [("a", "NaN")]}
+        for n in range(2)
+    ]
+    assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",)) is None
+    plain = [row | {"_cdc_raw": None} for row in rows]
+    assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",)) is not None
