@@ -54,19 +54,18 @@ def found_in(
 
     A null is like nothing.
     """
-    codes = np.zeros(len(old[0]), np.int64)
-    own = np.zeros(len(wanted[0]), np.int64)
+    codes, own, count = np.zeros(len(old[0]), np.int64), np.zeros(len(wanted[0]), np.int64), 1
     for mine, theirs in zip(old, wanted, strict=True):
         distinct = pc.unique(theirs)
-        width = len(distinct) + 1
-        own = own * width + _places(theirs, distinct)
-        codes = np.where(codes < 0, -1, codes * width)
         places = _places(mine.cast(distinct.type), distinct)
-        codes = np.where((codes < 0) | (places < 0), -1, codes + places)
-        distinct = pa.array(np.unique(own))
-        own = _places(pa.array(own), distinct)
-        codes = _places(pa.array(codes), distinct)
-    place = np.full(len(own) + 1, -1, np.int64)
+        codes = np.where((codes < 0) | (places < 0), -1, codes * len(distinct) + places)
+        own = own * len(distinct) + _places(theirs, distinct)
+        count *= len(distinct)
+        if count > len(own):  # numbered anew, so that they stay small
+            pairs = pc.unique(pa.array(own))
+            codes, own = _places(pa.array(codes), pairs), _places(pa.array(own), pairs)
+            count = len(pairs)
+    place = np.full(count + 1, -1, np.int64)
     place[own] = np.arange(len(own))
     return place[codes]
 

@@ -52,6 +52,8 @@ _CHANGED_SHARE = 4
 """A file of which more than this part of the rows change is written anew."""
 _WRITTEN_NBYTES = 64 << 20
 """What takes more memory than this is written as several files, in threads."""
+_MAX_LOOKED_UP = 100_000
+"""Of more keys than this, some are of any file."""
 _NOT_PLAIN = (
     "delta.columnMapping.mode",
     "delta.constraints.",
@@ -91,6 +93,12 @@ class DriverMerge:
     app_id: str
     above: int
     files: MirrorFiles
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether `apply` is worth a try, for any outcomes: False for large mirrors."""
+        found = self.files.of(self.session, self.path, snapshot_of(self.session, self.path))
+        return found is not None and sum(add["size"] for add in found.adds.values()) <= MAX_BYTES
 
     def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
         """Apply outcomes, signed as `commits.signed` does; False if that can't be done here."""
@@ -270,7 +278,8 @@ def _is_rewritten(add: Action, changes: int, rows: int) -> bool:
 def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
     """Give the files whose keys, by their statistics, may be among those of the outcomes."""
     values = outcomes[name]
-    if not pa.types.is_integer(values.type) or values.null_count:
+    is_many = len(values) > _MAX_LOOKED_UP
+    if is_many or not pa.types.is_integer(values.type) or values.null_count:
         return list(adds.values())
     wanted = np.unique(values.to_numpy())
     found = []

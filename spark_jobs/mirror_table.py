@@ -25,7 +25,7 @@ from spark_jobs.columns import (
     same_key,
 )
 from spark_jobs.commits import settings, signed, size_bytes, table_property
-from spark_jobs.driver_merge import MAX_BYTES, DriverMerge
+from spark_jobs.driver_merge import DriverMerge
 from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.mirror_files import MirrorFiles
 from spark_jobs.missing_values import missing_value, with_text
@@ -33,7 +33,6 @@ from spark_jobs.missing_values import missing_value, with_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from spark_jobs.commits import Signature
@@ -165,23 +164,14 @@ class MirrorTable:
             with settings(self.session, {_MERGE_VECTORS: str(not is_small).lower()}):
                 self._merge(outcomes, signature)
 
-    @property
-    def is_for_the_driver(self) -> bool:
-        """Whether `merge_here` may do it."""
-        size = size_bytes(self.session, self.path)
-        return size is not None and size < MAX_BYTES and not self.soft_deletes
+    def in_driver(self, above: int) -> DriverMerge | None:
+        """Give what does as `apply` without Spark jobs, for a mirror that is at epoch `above`.
 
-    def merge_here(
-        self, outcomes: pa.Table, key: Sequence[str], signature: Signature, above: int
-    ) -> bool:
-        """Do as `apply`, without a Spark job; False if the mirror is not one that this is for.
-
-        `above`: the epoch that the mirror is at.
+        None if the mirror is not one that this is for.
         """
         if self.soft_deletes:
-            return False
-        merge = DriverMerge(self.session, self.path, self.app_id, above, self.files)
-        return merge.apply(outcomes, key, signature)
+            return None
+        return DriverMerge(self.session, self.path, self.app_id, above, self.files)
 
     def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
         columns, unsent = outcomes.columns, outcomes.unsent

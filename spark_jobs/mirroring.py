@@ -328,7 +328,8 @@ class _Move:
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
         folded = fold(changes, names, key) or fold_changes(changes, names, key)
         outcomes = borrow(folded, self.mirror.rows(), self.key)
-        if self.mirror.merge_here(outcomes, key, self.step.signature, self.step.above):
+        in_driver = self.mirror.in_driver(self.step.above)
+        if in_driver is not None and in_driver.apply(outcomes, key, self.step.signature):
             return
         kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
         self.mirror.apply(
@@ -345,8 +346,10 @@ class _Move:
 
     def _move_here(self) -> bool:
         """Move many rows without Spark; False if that can't be done."""
-        step = self.step
-        if step.rows > HERE_ROWS or step.nbytes > HERE_BYTES or not self.mirror.is_for_the_driver:
+        step, in_driver = self.step, self.mirror.in_driver(self.step.above)
+        if step.rows > HERE_ROWS or step.nbytes > HERE_BYTES:
+            return False
+        if in_driver is None or not in_driver.is_likely:
             return False
         changes = self._newest()
         if changes is None or not {"r", "t"}.isdisjoint(pc.unique(changes["_cdc_op"]).to_pylist()):
@@ -358,7 +361,7 @@ class _Move:
             return False
         self._evolve()
         outcomes = borrow(folded, self.mirror.rows(), self.key)
-        return self.mirror.merge_here(outcomes, key, step.signature, step.above)
+        return in_driver.apply(outcomes, key, step.signature)
 
     def _move_many(self) -> None:
         changes = self._changes()

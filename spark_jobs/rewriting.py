@@ -43,9 +43,12 @@ class Merge:
         places, becomes = self.places[mine] - first, self.becomes[mine]
         if not len(places):
             return old
+        stays = becomes != GONE
+        few = slice(*becomes[stays][[0, -1]]) if stays.any() else slice(0, 0)
         chosen = np.arange(old.num_rows)
-        chosen[places] = np.where(becomes == GONE, GONE, becomes + old.num_rows)
-        both = pa.concat_tables([old, self.rows]).combine_chunks()
+        chosen[places] = np.where(stays, becomes - few.start + old.num_rows, GONE)
+        changed = self.rows.slice(few.start, few.stop + 1 - few.start)
+        both = pa.concat_tables([old, changed]).combine_chunks()
         return both.take(pa.array(chosen[chosen != GONE]))
 
 

@@ -41,7 +41,7 @@ def after(
     parts = [merged.applied(rows.slice(first, 1), first) for first in range(len(old))]
     found = pa.concat_tables([*parts, merged.rows.slice(merged.added)])
     assert found.schema == MIRROR
-    return sorted(found.to_pylist(), key=lambda row: (row["id"], row["note"] or ""))
+    return sorted(found.to_pylist(), key=lambda row: (row["id"] or 0, row["note"] or ""))
 
 
 def test_rows_are_replaced_removed_and_added() -> None:
