@@ -62,6 +62,10 @@ _NOT_PLAIN = (
     "delta.enableRowTracking",
 )
 """Properties of tables that Spark is to write."""
+_MAX_STATS = 32
+_DAY_US = 86_400_000_000
+_FIRST_DAY, _LAST_DAY = -354_285, 2_932_896
+"""From the year 1000 to the end of 9999, in days from 1970: what any reader's dates can be."""
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
@@ -109,7 +113,7 @@ class DriverMerge:
         # (somebody else may have gone on meanwhile)
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False
-        touched = _that_may_have(found.adds, outcomes, key[0])
+        touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
         size = sum(add["size"] for add in touched)
         if size > MAX_BYTES:
             return False
@@ -296,17 +300,48 @@ def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) ->
 
 
 def _stats(rows: pa.Table) -> dict[str, Any]:
-    """Give a file's statistics: those of integers (keys, positions) are worth having here."""
-    names = [f.name for f in rows.schema if pa.types.is_integer(f.type)][:32]
-    bounds = {name: pc.min_max(rows[name]).as_py() for name in names}
-    told = {name: both for name, both in bounds.items() if both["min"] is not None}
+    """Give a file's statistics: those of keys, positions and times are worth having here."""
+    bounds: dict[str, tuple[int | str, int | str]] = {}
+    names = [f.name for f in rows.schema if _has_bounds(f.type)][:_MAX_STATS]
+    for name in names:
+        found = _bounds(rows[name])
+        if found is not None:
+            bounds[name] = found
     return {
         "numRecords": rows.num_rows,
-        "minValues": {name: both["min"] for name, both in told.items()},
-        "maxValues": {name: both["max"] for name, both in told.items()},
+        "minValues": {name: low for name, (low, _) in bounds.items()},
+        "maxValues": {name: high for name, (_, high) in bounds.items()},
         "nullCount": {name: rows[name].null_count for name in names},
         "tightBounds": True,
     }
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_date32(kind)
+        or (pa.types.is_timestamp(kind) and kind.unit == "us")
+    )
+
+
+def _bounds(values: pa.ChunkedArray) -> tuple[int | str, int | str] | None:
+    """Give the lowest and highest value as Delta writes them; None without, and far from now.
+
+    Source: Delta transaction log protocol, "Per-file Statistics".
+    """
+    kind = values.type
+    if pa.types.is_integer(kind):
+        both = pc.min_max(values).as_py()
+        return None if both["min"] is None else (both["min"], both["max"])
+    is_date = pa.types.is_date32(kind)
+    both = pc.min_max(values.cast(pa.int32() if is_date else pa.int64())).as_py()
+    low, high, unit = both["min"], both["max"], 1 if is_date else _DAY_US
+    if low is None or low < _FIRST_DAY * unit or high >= _LAST_DAY * unit:
+        return None
+    if is_date:
+        return str(np.datetime64(low, "D")), str(np.datetime64(high, "D"))
+    zone = "Z" if kind.tz else ""
+    return f"{np.datetime64(low, 'us')}{zone}", f"{np.datetime64(high, 'us')}{zone}"
 
 
 def _removed(add: Action, now_ms: int) -> Action:

@@ -93,6 +93,27 @@ class MirrorTable:
         """Give the mirror's rows."""
         return self.session.read.format("delta").load(self.path)
 
+    def create(
+        self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], signature: Signature
+    ) -> bool:
+        """Make an empty mirror where there is none; False if there is one, or it can't be plain.
+
+        It is signed as being at no epoch: a run that is killed after this makes it anew.
+        """
+        names = _names(columns)
+        if needs_column_mapping(names) or DeltaTable.isDeltaTable(self.session, self.path):
+            return False
+        kinds = {c.name: c.delta_type for c in columns} | {RAW: RAW_TYPE}
+        made = ", ".join(f"{quoted(name)} {kinds.get(name, 'long')}" for name in names)
+        clustering = ", ".join(_clustering(columns, key))
+        with signed(self.session, replace(signature, epoch=0, schema_version=0), None):
+            self.session.sql(
+                f"CREATE TABLE delta.{quoted(self.path)} ({made}) USING delta"
+                f" {f'CLUSTER BY ({clustering})' if clustering else ''} TBLPROPERTIES"
+                f" ('delta.enableDeletionVectors' = 'true', {_chosen(_with_stats(columns, key))})"
+            )
+        return True
+
     def replace(
         self,
         outcomes: DataFrame,
@@ -109,7 +130,7 @@ class MirrorTable:
         if self.soft_deletes and key:
             names.append(col(DELETED_AT))
         rows = outcomes.where(~col(DELETED)).select(*names)
-        stats_columns = ",".join(_with_stats(columns, key))
+        stats_columns = _with_stats(columns, key)
         writer = (
             rows.write.format("delta")
             .mode("overwrite")
@@ -149,8 +170,7 @@ class MirrorTable:
             session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")
         yield
         if before != stats_columns:
-            text = stats_columns.replace("\\", "\\\\").replace("'", "\\'")
-            session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{_STATS_COLUMNS}' = '{text}')")
+            session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({_chosen(stats_columns)})")
 
     def apply(self, outcomes: Outcomes, signature: Signature) -> None:
         """Change the rows that outcomes are of: one commit, skipped if it is there already."""
@@ -302,11 +322,18 @@ def _kept_texts() -> Column:
     return f.when(f.size(every) > 0, every)
 
 
-def _with_stats(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> list[str]:
+def _chosen(stats_columns: str) -> str:
+    """Write the property that has these columns, as SQL."""
+    text = stats_columns.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{_STATS_COLUMNS}' = '{text}'"
+
+
+def _with_stats(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> str:
     """Name the columns of which statistics are kept: those that files can be told apart by."""
     clustering = _clustering(columns, key)
     ranged = [quoted(c.name) for c in columns if c.delta_type in _RANGED]
-    return list(dict.fromkeys([*clustering, *ranged[: _INDEXED - len(clustering)], "_cdc_lsn"]))
+    indexed = [*clustering, *ranged[: _INDEXED - len(clustering)], "_cdc_lsn"]
+    return ",".join(dict.fromkeys(indexed))
 
 
 def _clustering(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> list[str]:

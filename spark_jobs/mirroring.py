@@ -47,7 +47,8 @@ from spark_jobs.mirror_files import MirrorFiles
 from spark_jobs.mirror_table import DELETED_AT, MirrorTable, Outcomes
 from spark_jobs.missing_values import with_missing
 from spark_jobs.multiset import apply_whole_rows, whole_rows
-from spark_jobs.quick_folding import fold
+from spark_jobs.quick_folding import above_truncate, fold
+from spark_jobs.quick_folding import unfolded as taken_as_they_are
 from spark_jobs.raw_files import has_unsent, read_newest
 from spark_jobs.rewriting import shaped
 
@@ -130,7 +131,8 @@ class _Move:
 
     def run(self) -> None:
         if self.step.above == 0:
-            self._make()
+            if not self._make_here():
+                self._make()
             return
         try:
             if not self.key:
@@ -213,6 +215,31 @@ class _Move:
             )
 
     # --- made anew ----------------------------------------------------------------------------
+
+    def _make_here(self) -> bool:
+        """Make a mirror that is not there yet without reading by Spark; False if it can't be."""
+        in_driver = self.mirror.in_driver(0)
+        changes = None if in_driver is None or self._is_large else self._newest()
+        if in_driver is None or changes is None:
+            return False
+        changes = above_truncate(changes)
+        names, key = [c.name for c in self.columns], [k.name for k in self.key]
+        is_read = pc.equal(changes["_cdc_op"], "r")
+        if pc.all(is_read).as_py() and pc.count_distinct(changes["_cdc_lsn"]).as_py() <= 1:
+            outcomes = taken_as_they_are(changes, names)
+        else:
+            folded = fold(changes, names, key) if key else None
+            if folded is None or folded.borrowed:
+                return False
+            lsn = pc.filter(changes["_cdc_lsn"], pc.invert(is_read))
+            self._ensure_same_key(pc.min(lsn).as_py())
+            outcomes = folded.outcomes
+        is_made = self.mirror.create(self.columns, self.key, self.step.signature)
+        return is_made and in_driver.apply(outcomes, key, self.step.signature)
+
+    @property
+    def _is_large(self) -> bool:
+        return self.step.rows > HERE_ROWS or self.step.nbytes > HERE_BYTES
 
     def _make(self) -> None:
         """Make the mirror of the fold of all that is above the newest `t`."""
@@ -346,10 +373,8 @@ class _Move:
 
     def _move_here(self) -> bool:
         """Move many rows without Spark; False if that can't be done."""
-        step, in_driver = self.step, self.mirror.in_driver(self.step.above)
-        if step.rows > HERE_ROWS or step.nbytes > HERE_BYTES:
-            return False
-        if in_driver is None or not in_driver.is_likely:
+        in_driver = self.mirror.in_driver(self.step.above)
+        if self._is_large or in_driver is None or not in_driver.is_likely:
             return False
         changes = self._newest()
         if changes is None or not {"r", "t"}.isdisjoint(pc.unique(changes["_cdc_op"]).to_pylist()):
@@ -361,7 +386,7 @@ class _Move:
             return False
         self._evolve()
         outcomes = borrow(folded, self.mirror.rows(), self.key)
-        return in_driver.apply(outcomes, key, step.signature)
+        return in_driver.apply(outcomes, key, self.step.signature)
 
     def _move_many(self) -> None:
         changes = self._changes()

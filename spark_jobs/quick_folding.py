@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.changes import DELETE, UPDATE
+from ingestd.changes import DELETE, TRUNCATE, UPDATE
 from spark_jobs.arrow_keys import are_compared, numbered
 from spark_jobs.folding import CARRIED, DELETED, KEPT, Folded, before_column, fold_changes
 
@@ -44,6 +44,24 @@ def fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folde
     outcomes = _by_arrow(others, numbers[~is_single], columns)
     # (the first stay the first: `borrowed` has their numbers)
     return Folded(pa.concat_tables([folded.outcomes, outcomes]), folded.borrowed)
+
+
+def above_truncate(changes: pa.Table) -> pa.Table:
+    """Leave out the newest `t`, and what it voids: all of lower positions, whenever it came."""
+    is_truncate = _mask(pc.equal(changes["_cdc_op"], TRUNCATE))
+    if not is_truncate.any():
+        return changes
+    lsn, seq = (changes[name].to_numpy() for name in ("_cdc_lsn", "_cdc_seq"))
+    last = lsn[is_truncate].max()
+    last_seq = seq[is_truncate & (lsn == last)].max()
+    return changes.filter(pa.array((lsn > last) | ((lsn == last) & (seq > last_seq))))
+
+
+def unfolded(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Give rows that are one a key and all there, as outcomes: a snapshot's."""
+    rows = changes.select([*columns, "_cdc_raw", *CARRIED])
+    rows = rows.append_column(DELETED, pa.array(np.zeros(rows.num_rows, bool)))
+    return rows.append_column(KEPT, _lists({}, rows.num_rows))
 
 
 def _keys(changes: pa.Table, key: Sequence[str]) -> tuple[_Ints, _Mask]:

@@ -93,6 +93,8 @@ def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | None:
     """Give the number of each row's outcome, -1 without one."""
+    if not old.num_rows:
+        return np.empty(0, np.int64)
     has_null = any(outcomes[name].null_count for name in key)
     if not has_null and are_compared(old, key) and are_compared(outcomes, key):
         return found_in([old[name] for name in key], [outcomes[name] for name in key])
