@@ -39,9 +39,11 @@ def read_parquet(
     Raises Py4JError or OSError if it can't be read, ArrowException if it is none, TooLargeError if
     its rows take more than `max_nbytes` of memory.
     """
-    with _local_copy(session, folder, name) as path:
+    with (
+        _local_copy(session, folder, name) as path,
         # (Spark writes timestamps with nanoseconds, which reach from 1677 to 2262 only)
-        file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us", pre_buffer=False)
+        pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file,
+    ):
         schema = file.schema_arrow
         chosen = None if columns is None else [c for c in columns if c in schema.names]
         nbytes = 0

@@ -21,7 +21,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -49,7 +48,7 @@ SMALL_FILE = 4 << 20
 MAX_BYTES, _MAX_NBYTES = 128 << 20, 1 << 30
 """So much is read at most: of files, and of memory that their rows take."""
 _CHANGED_SHARE = 4
-"""A file of which more than this part of the rows change is written anew."""
+"""A file of which more than this part of the rows are gone, or change, is written anew."""
 _WRITTEN_NBYTES = 64 << 20
 """What takes more memory than this is written as several files, in threads."""
 _MAX_LOOKED_UP = 100_000
@@ -119,7 +118,7 @@ class DriverMerge:
             return False
         kind = StructType.fromJson(json.loads(snapshot.schema().json()))
         schema = to_arrow_schema(kind, timezone="UTC")
-        with self.files.large if size > SMALL_FILE else nullcontext():
+        with self.files.room_for(size):
             try:
                 actions = self._actions(touched, outcomes, key, schema)
             except (TooLargeError, pa.ArrowException, ValueError):
@@ -182,7 +181,8 @@ class DriverMerge:
             places = merged.places[mine] - first
             if len(places):
                 actions.append({"remove": _removed(part.add, now_ms)})
-                if part.is_whole and _is_rewritten(part.add, len(places), part.count):
+                gone = part.total - part.count + len(places)
+                if part.is_whole and _is_rewritten(part.add, gone, part.total):
                     rows.append(merged.applied(part.rows, first))
                     becomes = merged.becomes[mine]
                     is_written[becomes[becomes >= 0]] = True
@@ -272,11 +272,12 @@ class DriverMerge:
 
 def _is_plain(properties: Any) -> bool:  # noqa: ANN401 - a Scala map
     names = properties.keys().mkString("\n").split("\n")
-    return not any(name.startswith(_NOT_PLAIN) for name in names)
+    has_vectors = properties.get("delta.enableDeletionVectors").contains("true")
+    return has_vectors and not any(name.startswith(_NOT_PLAIN) for name in names)
 
 
-def _is_rewritten(add: Action, changes: int, rows: int) -> bool:
-    return bool(add["size"] < SMALL_FILE or changes * _CHANGED_SHARE > rows)
+def _is_rewritten(add: Action, gone: int, rows: int) -> bool:
+    return bool(add["size"] < SMALL_FILE or gone * _CHANGED_SHARE > rows)
 
 
 def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_jobs.commits import Signature, log_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
 _MAX_ENTRIES = 8
 """So many log entries are looked at for one that wrote all files: more are quicker by Spark."""
 _MAX_NEW = 64
+_FEW_BYTES = 4 << 20
 _MAX_FILES = 1_000
 
 Action = dict[str, Any]
@@ -37,13 +39,16 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class MirrorFiles:
-    """The files of a job's mirrors. Of one mirror, one thread asks at a time.
+    """The files of a job's mirrors. Of one mirror, one thread asks at a time."""
 
-    `large`: held by who has a mirror of more than a few MB in memory.
-    """
-
-    large: threading.Lock = field(default_factory=threading.Lock)
     _known: dict[str, Files] = field(default_factory=dict)
+    _large: threading.RLock = field(default_factory=threading.RLock)
+
+    @contextmanager
+    def room_for(self, nbytes: int) -> Iterator[None]:
+        """Wait until nobody else has more than a few MB in memory, if this is so much."""
+        with self._large if nbytes > _FEW_BYTES else nullcontext():
+            yield
 
     def of(self, session: SparkSession, path: str, snapshot: Any) -> Files | None:  # noqa: ANN401
         """Give the files of Delta's snapshot of a table; None for too many, and if it's not told.

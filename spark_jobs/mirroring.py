@@ -16,7 +16,7 @@ a table without a key                   as many equal rows less or more (`multis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -131,7 +131,7 @@ class _Move:
 
     def run(self) -> None:
         if self.step.above == 0:
-            if not self._make_here():
+            if not self._is_done_here(self._make_here):
                 self._make()
             return
         try:
@@ -139,13 +139,20 @@ class _Move:
                 self._move_whole_rows()
             elif self.step.rows <= FEW_ROWS and self.step.nbytes <= FEW_BYTES:
                 self._move_few()
-            elif not self._move_here():
+            elif not self._is_done_here(self._move_here):
                 self._move_many()
         except _RowsGoneError as error:
             structlog.get_logger("ingestd").warning(
                 "mirror.rebuilding", table=self.step.table, reason=str(error)
             )
             self._make()
+
+    def _is_done_here(self, way: Callable[[], bool]) -> bool:
+        """Do it without Spark, of large steps one at a time; False if that can't be done."""
+        if self.step.rows > HERE_ROWS or self.step.nbytes > HERE_BYTES:
+            return False
+        with self.mirror.files.room_for(self.step.nbytes):
+            return way()
 
     def _ensure_same_kind(self) -> None:
         there = self.mirror.rows().columns
@@ -219,7 +226,7 @@ class _Move:
     def _make_here(self) -> bool:
         """Make a mirror that is not there yet without reading by Spark; False if it can't be."""
         in_driver = self.mirror.in_driver(0)
-        changes = None if in_driver is None or self._is_large else self._newest()
+        changes = None if in_driver is None else self._newest()
         if in_driver is None or changes is None:
             return False
         changes = above_truncate(changes)
@@ -236,10 +243,6 @@ class _Move:
             outcomes = folded.outcomes
         is_made = self.mirror.create(self.columns, self.key, self.step.signature)
         return is_made and in_driver.apply(outcomes, key, self.step.signature)
-
-    @property
-    def _is_large(self) -> bool:
-        return self.step.rows > HERE_ROWS or self.step.nbytes > HERE_BYTES
 
     def _make(self) -> None:
         """Make the mirror of the fold of all that is above the newest `t`."""
@@ -374,7 +377,7 @@ class _Move:
     def _move_here(self) -> bool:
         """Move many rows without Spark; False if that can't be done."""
         in_driver = self.mirror.in_driver(self.step.above)
-        if self._is_large or in_driver is None or not in_driver.is_likely:
+        if in_driver is None or not in_driver.is_likely:
             return False
         changes = self._newest()
         if changes is None or not {"r", "t"}.isdisjoint(pc.unique(changes["_cdc_op"]).to_pylist()):
