@@ -89,6 +89,11 @@ class MirrorTable:
     soft_deletes: bool = False
     files: MirrorFiles = field(default_factory=MirrorFiles)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a Delta table."""
+        return DeltaTable.isDeltaTable(self.session, self.path)
+
     def rows(self) -> DataFrame:
         """Give the mirror's rows."""
         return self.session.read.format("delta").load(self.path)
@@ -96,12 +101,12 @@ class MirrorTable:
     def create(
         self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], signature: Signature
     ) -> bool:
-        """Make an empty mirror where there is none; False if there is one, or it can't be plain.
+        """Make an empty mirror where there is none; False if some names can't be plain.
 
         It is signed as being at no epoch: a run that is killed after this makes it anew.
         """
         names = _names(columns)
-        if needs_column_mapping(names) or DeltaTable.isDeltaTable(self.session, self.path):
+        if needs_column_mapping(names):
             return False
         kinds = {c.name: c.delta_type for c in columns} | {RAW: RAW_TYPE}
         made = ", ".join(f"{quoted(name)} {kinds.get(name, 'long')}" for name in names)
@@ -163,8 +168,7 @@ class MirrorTable:
         (Options of a write choose them for a new table only.)
         """
         session, path = self.session, self.path
-        is_there = DeltaTable.isDeltaTable(session, path)
-        before = table_property(session, path, _STATS_COLUMNS) if is_there else stats_columns
+        before = table_property(session, path, _STATS_COLUMNS) if self.is_there else stats_columns
         table = f"delta.{quoted(path)}"
         if before not in {None, stats_columns}:
             session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")

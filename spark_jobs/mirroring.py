@@ -3,6 +3,8 @@
 ======================================  ==========================================================
 what the raw rows between have          what is done
 ======================================  ==========================================================
+changes alone, and a mirror of which    folded and put in by the driver (`driver_step.py`,
+no more than some 100 MB may change     `driver_merge.py`), which makes such mirrors, too; else:
 no mirror yet                           made of the fold of all that is above the newest `t`
 a `t`                                   the same: what is below it is void, whenever it came
 `r` rows, of a reading that goes on     left out where their keys have gone since: they may come
@@ -16,8 +18,8 @@ a table without a key                   as many equal rows less or more (`multis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -27,8 +29,6 @@ import structlog
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType
 
 from ingestd.errors import TableError
 from ingestd.schema import TableId
@@ -42,15 +42,14 @@ from spark_jobs.bulk_folding import (
     with_keys,
 )
 from spark_jobs.columns import col, later, same_key, selected
+from spark_jobs.driver_step import DriverStep
 from spark_jobs.folding import DELETED, fold_changes
 from spark_jobs.mirror_files import MirrorFiles
+from spark_jobs.mirror_step import MirrorStep
 from spark_jobs.mirror_table import DELETED_AT, MirrorTable, Outcomes
 from spark_jobs.missing_values import with_missing
 from spark_jobs.multiset import apply_whole_rows, whole_rows
-from spark_jobs.quick_folding import above_truncate, fold
-from spark_jobs.quick_folding import unfolded as taken_as_they_are
-from spark_jobs.raw_files import has_unsent, read_newest
-from spark_jobs.rewriting import shaped
+from spark_jobs.quick_folding import fold
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
 
 FEW_ROWS, FEW_BYTES = 50_000, 64 << 20
 """Batches up to this are folded in the driver."""
-HERE_ROWS, HERE_BYTES = 2_000_000, 256 << 20
-"""So are those up to this if a mirror of some MB is all there is besides."""
 _MAX_NAMED = 2_000
 """So many keys are named one by one in the condition of a MERGE."""
 
@@ -108,30 +105,14 @@ class Mirroring:
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
-    """One step of one table."""
-
-    lake: SourceLake
-    step: Step
-    mirror: MirrorTable
-
+class _Move(MirrorStep):
     @property
-    def columns(self) -> Sequence[LakeColumn]:
-        return self.step.definition.columns
-
-    @property
-    def key(self) -> Sequence[LakeColumn]:
-        names = self.step.definition.key
-        return [c for c in self.columns if c.name in names]
-
-    @property
-    def _added(self) -> Sequence[LakeColumn]:
-        """Columns that some rows were written before."""
-        return [c for c in self.columns if c.since_lsn]
+    def _here(self) -> DriverStep:
+        return DriverStep(self.lake, self.step, self.mirror)
 
     def run(self) -> None:
         if self.step.above == 0:
-            if not self._is_done_here(self._make_here):
+            if not self._here.make():
                 self._make()
             return
         try:
@@ -139,50 +120,13 @@ class _Move:
                 self._move_whole_rows()
             elif self.step.rows <= FEW_ROWS and self.step.nbytes <= FEW_BYTES:
                 self._move_few()
-            elif not self._is_done_here(self._move_here):
+            elif not self._here.move():
                 self._move_many()
         except _RowsGoneError as error:
             structlog.get_logger("ingestd").warning(
                 "mirror.rebuilding", table=self.step.table, reason=str(error)
             )
             self._make()
-
-    def _is_done_here(self, way: Callable[[], bool]) -> bool:
-        """Do it without Spark, of large steps one at a time; False if that can't be done."""
-        if self.step.rows > HERE_ROWS or self.step.nbytes > HERE_BYTES:
-            return False
-        with self.mirror.files.room_for(self.step.nbytes):
-            return way()
-
-    def _ensure_same_kind(self) -> None:
-        there = self.mirror.rows().columns
-        if not {k.name for k in self.key}.issubset(there):
-            raise self._fault(
-                "its key has another type now, in a column of its own",
-                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " of that",
-            )
-        marks = DELETED_AT in there
-        if marks != (self.mirror.soft_deletes and bool(self.key)):
-            made = "with" if marks else "without"
-            raise self._fault(
-                f"{self.step.path} was made {made} --soft-deletes",
-                f"--rebuild {self.step.table} makes it anew; or go on {made} it",
-            )
-
-    def _fault(self, what: str, remedy: str) -> TableError:
-        return TableError(TableId.parse(self.step.table), what, remedy=remedy)
-
-    def _ensure_same_key(self, changed_from: int | None) -> None:
-        """Raise TableError if some of the changes may name their rows by another key."""
-        since = self.step.definition.key_since_lsn
-        if changed_from is not None and changed_from < since:
-            raise self._fault(
-                f"its replica identity changed at {since}, and earlier changes name rows by the"
-                " other one",
-                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " of that",
-            )
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -212,7 +156,7 @@ class _Move:
         """Give rows with all columns there are now, and what the source has in those of before."""
         cdc = [col(name) for name in changes.columns if name.startswith("_cdc_")]
         shaped = with_keys(changes.select(*selected(changes, self.columns), *cdc), self.key)
-        return with_missing(shaped, self._added)
+        return with_missing(shaped, self.added)
 
     def _ensure_all(self, found: int) -> None:
         if found < self.step.rows:
@@ -222,27 +166,6 @@ class _Move:
             )
 
     # --- made anew ----------------------------------------------------------------------------
-
-    def _make_here(self) -> bool:
-        """Make a mirror that is not there yet without reading by Spark; False if it can't be."""
-        in_driver = self.mirror.in_driver(0)
-        changes = None if in_driver is None else self._newest()
-        if in_driver is None or changes is None:
-            return False
-        changes = above_truncate(changes)
-        names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        is_read = pc.equal(changes["_cdc_op"], "r")
-        if pc.all(is_read).as_py() and pc.count_distinct(changes["_cdc_lsn"]).as_py() <= 1:
-            outcomes = taken_as_they_are(changes, names)
-        else:
-            folded = fold(changes, names, key) if key else None
-            if folded is None or folded.borrowed:
-                return False
-            lsn = pc.filter(changes["_cdc_lsn"], pc.invert(is_read))
-            self._ensure_same_key(pc.min(lsn).as_py())
-            outcomes = folded.outcomes
-        is_made = self.mirror.create(self.columns, self.key, self.step.signature)
-        return is_made and in_driver.apply(outcomes, key, self.step.signature)
 
     def _make(self) -> None:
         """Make the mirror of the fold of all that is above the newest `t`."""
@@ -260,8 +183,8 @@ class _Move:
             outcomes = unfolded(rows, self.columns)
         elif not self.key:
             above = survey(rows, ()) if seen.truncated is not None else seen
-            self._ensure_same_key(above.changed_from)
-            outcomes = whole_rows(rows, self.columns, self._added)
+            self.ensure_same_key(above.changed_from)
+            outcomes = whole_rows(rows, self.columns, self.added)
         else:
             if seen.truncated is not None:
                 seen = survey(rows, self.key)
@@ -320,7 +243,7 @@ class _Move:
     # --- moved --------------------------------------------------------------------------------
 
     def _move_few(self) -> None:
-        changes = self._newest()
+        changes = self._here.newest()
         if changes is None:
             changes = self._shaped(self._changes()).toArrow()
         self._ensure_all(changes.num_rows)
@@ -330,29 +253,14 @@ class _Move:
             return
         lsn = changes["_cdc_lsn"]
         is_read = pc.equal(changes["_cdc_op"], "r")
-        self._ensure_same_key(pc.min(pc.filter(lsn, pc.invert(is_read))).as_py())
+        self.ensure_same_key(pc.min(pc.filter(lsn, pc.invert(is_read))).as_py())
         if "r" in ops:
             read_from = pc.min(pc.filter(lsn, is_read)).as_py()
             local = self.mirror.session.createDataFrame(changes)
             changes = self._without_overtaken(local, read_from).toArrow()
-        self._evolve()
+        self.evolve()
         if changes.num_rows:
             self._merge_local(changes)
-
-    def _newest(self) -> pa.Table | None:
-        """Give what `_shaped(_changes())` gives, read without Spark; None if that is not simple."""
-        if self._added:
-            return None
-        step = self.step
-        read = read_newest(
-            self.lake, step.table, above=step.above, through=step.through.number, rows=step.rows
-        )
-        if read is None or has_unsent(read, [k.name for k in self.key]):
-            return None
-        kinds = [(c.name, DataType.fromDDL(c.delta_type)) for c in self.columns]
-        own = [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds]
-        cdc = [field for field in read.schema if field.name.startswith("_cdc_")]
-        return shaped(read, pa.schema([*own, *cdc]))
 
     def _merge_local(self, changes: pa.Table) -> None:
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
@@ -374,23 +282,6 @@ class _Move:
             self.step.signature,
         )
 
-    def _move_here(self) -> bool:
-        """Move many rows without Spark; False if that can't be done."""
-        in_driver = self.mirror.in_driver(self.step.above)
-        if in_driver is None or not in_driver.is_likely:
-            return False
-        changes = self._newest()
-        if changes is None or not {"r", "t"}.isdisjoint(pc.unique(changes["_cdc_op"]).to_pylist()):
-            return False
-        self._ensure_same_key(pc.min(changes["_cdc_lsn"]).as_py())
-        names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        folded = fold(changes, names, key)
-        if folded is None:
-            return False
-        self._evolve()
-        outcomes = borrow(folded, self.mirror.rows(), self.key)
-        return in_driver.apply(outcomes, key, self.step.signature)
-
     def _move_many(self) -> None:
         changes = self._changes()
         seen = survey(changes, self.key)
@@ -398,7 +289,7 @@ class _Move:
         if seen.truncated is not None:
             self._make()
             return
-        self._evolve()
+        self.evolve()
         shaped = self._shaped(changes)
         if seen.read_from is not None:
             shaped = self._without_overtaken(shaped, seen.read_from)
@@ -413,7 +304,7 @@ class _Move:
 
         `before`: the rows that there were, None for none.
         """
-        self._ensure_same_key(seen.changed_from)
+        self.ensure_same_key(seen.changed_from)
         outcomes = fold_in_spark(changes, self.columns, self.key, seen)
         if not seen.links:
             return outcomes
@@ -435,19 +326,11 @@ class _Move:
         if seen.truncated is not None:
             self._make()
             return
-        self._ensure_same_key(seen.changed_from)
-        self._evolve()
+        self.ensure_same_key(seen.changed_from)
+        self.evolve()
         if seen.rows:
             shaped = self._shaped(changes)
-            apply_whole_rows(self.mirror, shaped, self.columns, self._added, self.step)
-
-    def _evolve(self) -> None:
-        self._ensure_same_kind()
-        if self.step.schema_version == self.step.definition.schema_version:
-            return
-        # Signed as not there yet: a run that is killed in between is repeated.
-        signature = replace(self.step.signature, epoch=self.step.above, schema_version=0)
-        self.mirror.evolve(self.columns, signature)
+            apply_whole_rows(self.mirror, shaped, self.columns, self.added, self.step)
 
 
 def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:

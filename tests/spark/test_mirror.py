@@ -133,7 +133,7 @@ class Simulated:
 
 
 SPARK_MERGES = {"driver_merge.MAX_BYTES": -1, "mirror_table.SMALL_BYTES": 0}
-SPARK_FOLDS = {"mirroring.FEW_ROWS": -1, "mirroring.HERE_ROWS": -1}
+SPARK_FOLDS = {"mirroring.FEW_ROWS": -1, "driver_step.HERE_ROWS": -1}
 WAYS: tuple[dict[str, int], ...] = (
     {},  # all in the driver, files written anew
     SPARK_MERGES | {"mirror_table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE
