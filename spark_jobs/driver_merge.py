@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SMALL_FILE = 4 << 20
 """Files below this are written anew, in bytes."""
-MAX_BYTES, _MAX_NBYTES = 128 << 20, 1 << 30
+MAX_BYTES, _MAX_NBYTES = 128 << 20, 512 << 20
 """So much is read at most: of files, and of memory that their rows take."""
 _CHANGED_SHARE = 4
 """A file of which more than this part of the rows are gone, or change, is written anew."""
@@ -87,8 +87,8 @@ class _Part:
 class DriverMerge:
     """The mirror at `path`, that has the rows of epoch `above`.
 
-    What it commits is of the application `app_id`. Its methods raise Py4JError or OSError: for a
-    store that fails; Py4JError where another commit came between.
+    What it commits is of the application `app_id`. Its methods raise Py4JError: for a store that
+    fails, and where another commit came between.
     """
 
     session: SparkSession
@@ -121,7 +121,7 @@ class DriverMerge:
         with self.files.room_for(size):
             try:
                 actions = self._actions(touched, outcomes, key, schema)
-            except (TooLargeError, pa.ArrowException, ValueError):
+            except (TooLargeError, pa.ArrowException, OSError, ValueError):
                 return False  # Spark knows better what that means
             if actions is None:
                 return False

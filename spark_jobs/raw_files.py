@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_ENTRIES = 32
 """So many log entries are looked at: more are quicker by Spark."""
-_MAX_NBYTES = 1 << 30
+_MAX_NBYTES = 512 << 20
 """So much memory raw rows take at most."""
 _EPOCH = "_cdc_epoch"
 
