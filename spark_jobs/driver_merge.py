@@ -19,7 +19,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,12 @@ from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_jobs.arrow_keys import are_compared
 from spark_jobs.commits import Signature, snapshot_of
 from spark_jobs.deletion_vectors import Rows, rows_gone, write_vectors
 from spark_jobs.driver_files import TooLargeError, read_parquet, write_parquet
 from spark_jobs.folding import KEPT
-from spark_jobs.rewriting import Merge, merge, shaped
+from spark_jobs.rewriting import MAX_HASHED, Merge, merge, shaped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 SMALL_FILE = 4 << 20
 """Files below this are written anew, in bytes."""
+_MAX_SMALL = 16
+"""More of them than this are written as one."""
 MAX_BYTES, _MAX_NBYTES = 128 << 20, 512 << 20
 """So much is read at most: of files, and of memory that their rows take."""
 _CHANGED_SHARE = 4
@@ -101,28 +104,29 @@ class DriverMerge:
     def is_likely(self) -> bool:
         """Whether `apply` is worth a try, for any outcomes: False for large mirrors."""
         found = self.files.of(self.session, self.path, snapshot_of(self.session, self.path))
-        return found is not None and sum(add["size"] for add in found.adds.values()) <= MAX_BYTES
+        return found is not None and _size(found.adds.values()) <= MAX_BYTES
 
     def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
         """Apply outcomes, signed as `commits.signed` does; False if that can't be done here."""
         snapshot = snapshot_of(self.session, self.path)
-        if not _is_plain(snapshot.metadata().configuration()):
+        kind = StructType.fromJson(json.loads(snapshot.schema().json()))
+        if not _is_plain(snapshot.metadata().configuration(), kind):
             return False
         found = self.files.of(self.session, self.path, snapshot)
         # (somebody else may have gone on meanwhile)
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False
         touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
-        size = sum(add["size"] for add in touched)
-        if size > MAX_BYTES:
+        if _size(touched) > MAX_BYTES or not _can_be_matched(touched, outcomes, key):
             return False
-        kind = StructType.fromJson(json.loads(snapshot.schema().json()))
-        schema = to_arrow_schema(kind, timezone="UTC")
-        with self.files.room_for(size):
+        joined = _to_be_joined(found.adds, touched)
+        with self.files.room_for(_size([*touched, *joined])):
             try:
-                actions = self._actions(touched, outcomes, key, schema)
+                schema = to_arrow_schema(kind, timezone="UTC")
+                actions = self._actions([*touched, *joined], outcomes, key, schema)
             except (TooLargeError, pa.ArrowException, OSError, ValueError):
-                return False  # Spark knows better what that means
+                self.files.leave_to_spark(self.path, found)  # which knows better what that means
+                return False
             if actions is None:
                 return False
             is_whole = {a["remove"]["path"] for a in actions if "remove" in a} == found.adds.keys()
@@ -136,7 +140,8 @@ class DriverMerge:
         """Write what outcomes make of these files; give the actions of the commit."""
         kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
         names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
-        parts, left = [], _MAX_NBYTES
+        parts: list[_Part] = []
+        left = _MAX_NBYTES
         for add in touched:
             parts.append(self._read(add, outcomes.num_rows, schema, names, left))
             left -= parts[-1].rows.nbytes
@@ -145,7 +150,7 @@ class DriverMerge:
             [part.rows.select(names) for part in parts] or [needed.empty_table()]
         )
         merged = merge(old, outcomes, key, schema)
-        return None if merged is None else self._written(parts, merged)
+        return None if merged is None else self._written(parts, merged, key)
 
     def _read(
         self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
@@ -170,7 +175,8 @@ class DriverMerge:
             read, numbers = read.filter(pa.array(is_there)), numbers[is_there]
         return _Part(add, total, shaped(read, fields), numbers, is_whole)
 
-    def _written(self, parts: Sequence[_Part], merged: Merge) -> list[Action]:
+    def _written(self, parts: Sequence[_Part], merged: Merge, key: Sequence[str]) -> list[Action]:
+        are_joined = sum(_is_small(part.add) for part in parts) > _MAX_SMALL
         actions: list[Action] = []
         rows, vectors = [], []
         is_written = np.zeros(merged.rows.num_rows, bool)
@@ -179,7 +185,7 @@ class DriverMerge:
             last = first + part.count
             mine = slice(*np.searchsorted(merged.places, [first, last]))
             places = merged.places[mine] - first
-            if len(places):
+            if len(places) or (are_joined and _is_small(part.add)):
                 actions.append({"remove": _removed(part.add, now_ms)})
                 gone = part.total - part.count + len(places)
                 if part.is_whole and _is_rewritten(part.add, gone, part.total):
@@ -193,7 +199,7 @@ class DriverMerge:
             first = last
         rows.append(merged.rows.filter(pa.array(~is_written)))
         actions += self._with_vectors(vectors, now_ms)
-        return actions + self._new_files(pa.concat_tables(rows), now_ms)
+        return actions + self._new_files(pa.concat_tables(rows), key, now_ms)
 
     def _with_vectors(
         self, parts: Sequence[tuple[_Part, NDArray[np.bool_]]], now_ms: int
@@ -215,16 +221,16 @@ class DriverMerge:
             actions.append({"add": part.add | {"modificationTime": now_ms} | changed})
         return actions
 
-    def _new_files(self, rows: pa.Table, now_ms: int) -> list[Action]:
+    def _new_files(self, rows: pa.Table, key: Sequence[str], now_ms: int) -> list[Action]:
         if not rows.num_rows:
             return []
         count = min(math.ceil(rows.nbytes / _WRITTEN_NBYTES), 4)
         each = math.ceil(rows.num_rows / count)
-        slices = [rows.slice(n * each, each) for n in range(count)]
+        slices = [rows.slice(first, each) for first in range(0, rows.num_rows, each)]
         with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(lambda part: self._new_file(part, now_ms), slices))
+            return list(pool.map(lambda part: self._new_file(part, key, now_ms), slices))
 
-    def _new_file(self, rows: pa.Table, now_ms: int) -> Action:
+    def _new_file(self, rows: pa.Table, key: Sequence[str], now_ms: int) -> Action:
         name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         size = write_parquet(self.session, self.path, name, rows)
         added = {
@@ -233,7 +239,7 @@ class DriverMerge:
             "size": size,
             "modificationTime": now_ms,
             "dataChange": True,
-            "stats": json.dumps(_stats(rows)),
+            "stats": json.dumps(_stats(rows, key)),
         }
         return {"add": added}
 
@@ -270,14 +276,41 @@ class DriverMerge:
         return True
 
 
-def _is_plain(properties: Any) -> bool:  # noqa: ANN401 - a Scala map
+def _is_plain(properties: Any, kind: StructType) -> bool:  # noqa: ANN401 - a Scala map
+    if not all(field.nullable for field in kind):
+        return False
     names = properties.keys().mkString("\n").split("\n")
     has_vectors = properties.get("delta.enableDeletionVectors").contains("true")
     return has_vectors and not any(name.startswith(_NOT_PLAIN) for name in names)
 
 
 def _is_rewritten(add: Action, gone: int, rows: int) -> bool:
-    return bool(add["size"] < SMALL_FILE or gone * _CHANGED_SHARE > rows)
+    return _is_small(add) or gone * _CHANGED_SHARE > rows
+
+
+def _is_small(add: Action) -> bool:
+    return bool(add["size"] < SMALL_FILE)
+
+
+def _size(adds: Iterable[Action]) -> int:
+    return sum(int(add["size"]) for add in adds)
+
+
+def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[str]) -> bool:
+    """Whether rows can be compared with those of these files: see `rewriting.merge`."""
+    rows = sum(json.loads(add.get("stats") or "{}").get("numRecords", 0) for add in adds)
+    return rows <= MAX_HASHED or are_compared(outcomes, key)
+
+
+def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
+    """Give the small files beside these that are to be written as one, when there are many."""
+    small = {path: add for path, add in adds.items() if _is_small(add)}
+    if len(small) <= _MAX_SMALL:
+        return []
+    for add in touched:
+        small.pop(add["path"], None)
+    others = list(small.values())
+    return others if _size(touched) + _size(others) <= MAX_BYTES else []
 
 
 def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
@@ -300,10 +333,12 @@ def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) ->
     return found
 
 
-def _stats(rows: pa.Table) -> dict[str, Any]:
+def _stats(rows: pa.Table, key: Sequence[str]) -> dict[str, Any]:
     """Give a file's statistics: those of keys, positions and times are worth having here."""
     bounds: dict[str, tuple[int | str, int | str]] = {}
-    names = [f.name for f in rows.schema if _has_bounds(f.type)][:_MAX_STATS]
+    ranged = [f.name for f in rows.schema if pa.types.is_temporal(f.type)]
+    indexed = dict.fromkeys([*key, *_POSITION, *ranged])
+    names = [name for name in indexed if _has_bounds(rows.schema.field(name).type)][:_MAX_STATS]
     for name in names:
         found = _bounds(rows[name])
         if found is not None:

@@ -72,7 +72,7 @@ def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) 
     `columns`: the source columns, all in `changes`; `key` is among them.
     """
     changes = changes.combine_chunks()
-    rows = _fold(changes, key)
+    rows = _fold(changes, columns, key)
     return _outcomes(changes, rows, columns, key)
 
 
@@ -131,7 +131,8 @@ def _hashable(value: Any) -> Hashable:  # noqa: ANN401 - whatever Arrow gives
     return hashable
 
 
-def _fold(changes: pa.Table, key: Sequence[str]) -> dict[Key, _Row | _Gone]:
+def _fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> dict[Key, _Row | _Gone]:
+    wanted = set(columns)
     lsn = changes["_cdc_lsn"].to_numpy()
     seq = changes["_cdc_seq"].to_numpy()
     ops = changes["_cdc_op"].to_pylist()
@@ -148,7 +149,7 @@ def _fold(changes: pa.Table, key: Sequence[str]) -> dict[Key, _Row | _Gone]:
         if origin != mine:
             rows[origin] = _Gone(i)
         row = rows[mine] = _Row(i)
-        for name in unsent[i] or ():
+        for name in (n for n in unsent[i] or () if n in wanted):
             if sent_before.has(i, name):
                 row.taken[name] = -1 - i
             elif previous is None:

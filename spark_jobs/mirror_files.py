@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_jobs.commits import Signature, log_entries
@@ -21,20 +21,26 @@ if TYPE_CHECKING:
 _MAX_ENTRIES = 8
 """So many log entries are looked at for one that wrote all files: more are quicker by Spark."""
 _MAX_NEW = 64
-_FEW_BYTES = 4 << 20
+"""What was known so many versions ago is brought up to date by the log, and holds as long."""
 _MAX_FILES = 1_000
+"""Mirrors of more files are left to Spark."""
+_FEW_BYTES = 4 << 20
 
 Action = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Of a version of a table: the `add` actions, by path, and the newest signature there is."""
+    """Of a version of a table: the `add` actions, by path, and the newest signature there is.
+
+    `are_left`: they are no business of the driver's.
+    """
 
     table_id: str
     version: int
     adds: Mapping[str, Action]
     signature: Signature | None
+    are_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +62,24 @@ class MirrorFiles:
         A Spark job where more than a few commits were made since they were last told whole.
         """
         table_id, version = str(snapshot.metadata().id()), int(snapshot.version())
-        known = self._known.pop(path, None)
+        known = self._known.get(path)
         if known is not None and not (
             known.table_id == table_id and 0 <= version - known.version <= _MAX_NEW
         ):
             known = None
-        found = _files(session, path, snapshot, table_id, known)
-        if found is None or len(found.adds) > _MAX_FILES:
+        if known is not None and known.are_left:
             return None
-        self._known[path] = found
+        found = _files(session, path, snapshot, table_id, known)
+        if found is not None and len(found.adds) > _MAX_FILES:
+            self.leave_to_spark(path, found)
+            return None
+        if found is not None:
+            self._known[path] = found
         return found
+
+    def leave_to_spark(self, path: str, files: Files) -> None:
+        """Give no files of this mirror until some commits later."""
+        self._known[path] = replace(files, adds={}, are_left=True)
 
 
 def _files(

@@ -101,7 +101,7 @@ class MirrorTable:
     def create(
         self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], signature: Signature
     ) -> bool:
-        """Make an empty mirror where there is none; False if some names can't be plain.
+        """Make an empty mirror where there is none; False if it can't be a plain one.
 
         It is signed as being at no epoch: a run that is killed after this makes it anew.
         """
@@ -111,12 +111,14 @@ class MirrorTable:
         kinds = {c.name: c.delta_type for c in columns} | {RAW: RAW_TYPE}
         made = ", ".join(f"{quoted(name)} {kinds.get(name, 'long')}" for name in names)
         clustering = ", ".join(_clustering(columns, key))
+        table = f"delta.{quoted(self.path)} ({made}) USING delta"
+        by = f"CLUSTER BY ({clustering})" if clustering else ""
+        properties = f"'delta.enableDeletionVectors' = 'true', {_chosen(_with_stats(columns, key))}"
         with signed(self.session, replace(signature, epoch=0, schema_version=0), None):
-            self.session.sql(
-                f"CREATE TABLE delta.{quoted(self.path)} ({made}) USING delta"
-                f" {f'CLUSTER BY ({clustering})' if clustering else ''} TBLPROPERTIES"
-                f" ('delta.enableDeletionVectors' = 'true', {_chosen(_with_stats(columns, key))})"
-            )
+            try:
+                self.session.sql(f"CREATE TABLE {table} {by} TBLPROPERTIES ({properties})")
+            except AnalysisException:  # as where the folder has other files
+                return False
         return True
 
     def replace(

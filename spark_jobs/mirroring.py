@@ -264,7 +264,10 @@ class _Move(MirrorStep):
 
     def _merge_local(self, changes: pa.Table) -> None:
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        folded = fold(changes, names, key) or fold_changes(changes, names, key)
+        folded = fold(changes, names, key)
+        if folded is None:
+            self._move_many()
+            return
         outcomes = borrow(folded, self.mirror.rows(), self.key)
         in_driver = self.mirror.in_driver(self.step.above)
         if in_driver is not None and in_driver.apply(outcomes, key, self.step.signature):

@@ -14,7 +14,7 @@ from spark_jobs.arrow_keys import are_compared, found_in
 from spark_jobs.folding import DELETED, KEPT, keys_of
 
 _RAW = "_cdc_raw"
-_MAX_HASHED = 200_000
+MAX_HASHED = 200_000
 """So many keys are compared in Python at most."""
 GONE = -1
 
@@ -98,7 +98,7 @@ def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | N
     has_null = any(outcomes[name].null_count for name in key)
     if not has_null and are_compared(old, key) and are_compared(outcomes, key):
         return found_in([old[name] for name in key], [outcomes[name] for name in key])
-    if old.num_rows > _MAX_HASHED:
+    if old.num_rows > MAX_HASHED:
         return None
     numbers = {own: n for n, own in enumerate(keys_of(outcomes, key))}
     return np.fromiter((numbers.get(own, -1) for own in keys_of(old, key)), np.int64, old.num_rows)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from ingestd.schema import TIMESTAMP, Column, Table, TableId
-from spark_jobs import driver_merge, mirror_files, mirror_table, mirroring
+from spark_jobs import driver_merge, driver_step, mirror_files, mirror_table, mirroring
 from spark_jobs.commits import snapshot_of
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
 from tests.harness.raw_lake import Change, RawLake
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 ID = Column("id", 20, -1, pa.int64(), "bigint", identity=True)
@@ -105,7 +106,9 @@ def test_values_of_all_kinds_stay_what_they_are(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"_cdc_op": "r", "_cdc_seq": 0, "id": n, **v} for n, v in enumerate(VALUES)]
-    mirror.run(*rows, {"_cdc_op": "r", "_cdc_seq": 0, "id": 7, "note": "to be gone"})
+    with monkeypatch.context() as by_spark_only:
+        by_spark_only.setattr(driver_step, "HERE_ROWS", -1)
+        mirror.run(*rows, {"_cdc_op": "r", "_cdc_seq": 0, "id": 7, "note": "to be gone"})
     by_spark = mirror.rows()
     changed = [{"_cdc_op": "c", "_cdc_seq": 1, "id": 10 + n, **v} for n, v in enumerate(VALUES)]
     mirror.run(*changed, {"_cdc_op": "d", "_cdc_seq": 9, "id": 7})
@@ -161,6 +164,58 @@ def test_deletion_vectors_of_the_driver_and_of_spark_are_one(
     monkeypatch.undo()
     mirror.run(update | {"id": 5, "note": "after all"})
     assert {n: row["note"] for n, row in mirror.rows().items()} == notes | {5: "after all"}
+
+
+@pytest.mark.usefixtures("_by_the_driver_only")
+def test_small_files_are_joined(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_merge, "_MAX_SMALL", 2)
+    counts = []
+    for n in range(4):  # by its key none may be in a file that is there
+        mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": n})
+        counts.append(len(mirror.files()))
+    assert counts == [1, 2, 3, 1]
+    assert mirror.rows().keys() == {0, 1, 2, 3}
+
+
+def test_what_the_driver_cant_do_is_done_by_spark(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(driver_merge, "write_parquet", refuse)
+        mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"})
+        mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"})
+    with monkeypatch.context() as narrow:
+        narrow.setattr(driver_merge, "_MAX_NBYTES", 0)
+        mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 3, "note": "third"})
+    found = {n: row["note"] for n, row in mirror.rows().items()}
+    assert found == {1: "first", 2: "second", 3: "third"}
+
+
+def test_killed_between_making_a_mirror_and_its_rows(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> bool:  # what stops a table leaves it as a kill does
+        raise LookupError
+
+    with monkeypatch.context() as killed:
+        killed.setattr(driver_merge.DriverMerge, "apply", die)
+        with pytest.raises(AssertionError):
+            mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"})
+    assert mirror.spark.read.format("delta").load(mirror.path).count() == 0
+    assert not latest(mirror.spark, mirror.target)
+    mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"})
+    assert {n: row["note"] for n, row in mirror.rows().items()} == {1: "first", 2: "second"}
+
+
+def test_a_folder_with_other_files_gets_its_mirror(mirror: Mirror) -> None:
+    folder = Path(mirror.path)
+    folder.mkdir(parents=True)
+    (folder / "README").write_text("whose is this?")
+    mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"})
+    assert mirror.rows()[1]["note"] == "first"
 
 
 def test_a_mirror_with_mapped_names_is_left_to_spark(mirror: Mirror) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spark_jobs import quick_folding
 from spark_jobs.folding import fold_changes
-from spark_jobs.quick_folding import fold
+from spark_jobs.quick_folding import above_truncate, fold
 
 RAW = pa.map_(pa.string(), pa.string())
 COLUMNS = ("id", "part", "a", "b")
@@ -97,3 +97,25 @@ def test_too_many_rows_to_be_folded_singly(monkeypatch: pytest.MonkeyPatch) -> N
     assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",)) is None
     plain = [row | {"_cdc_raw": None} for row in rows]
     assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",)) is not None
+
+
+def test_what_a_truncate_voids_goes_by_position() -> None:
+    rows = [
+        {"id": 1, "_cdc_op": "r", "_cdc_lsn": 5, "_cdc_seq": 0},
+        {"id": 2, "_cdc_op": "c", "_cdc_lsn": 7, "_cdc_seq": 1},
+        {"_cdc_op": "t", "_cdc_lsn": 5, "_cdc_seq": 3},
+        {"id": 3, "_cdc_op": "c", "_cdc_lsn": 5, "_cdc_seq": 4},
+        {"id": 4, "_cdc_op": "c", "_cdc_lsn": 5, "_cdc_seq": 2},
+        {"_cdc_op": "t", "_cdc_lsn": 5, "_cdc_seq": -1},
+    ]
+    left = above_truncate(pa.Table.from_pylist(rows, SCHEMA))
+    assert left["id"].to_pylist() == [2, 3]
+
+
+def test_a_column_that_is_dropped_is_kept_by_no_outcome() -> None:
+    row = {"id": 1, "_cdc_op": "u", "_cdc_lsn": 5, "_cdc_seq": 0, "_cdc_unchanged": ["b"]}
+    for raw in (None, [("a", "NaN")]):
+        changes = pa.Table.from_pylist([row | {"_cdc_raw": raw}], SCHEMA)
+        found = fold(changes, ("id", "a"), ("id",))
+        assert found is not None
+        assert found.outcomes["_cdc_kept"].to_pylist() == [None]
