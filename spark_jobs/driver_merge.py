@@ -117,13 +117,13 @@ class DriverMerge:
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False
         touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
+        touched += _to_be_joined(found.adds, touched)
         if _size(touched) > MAX_BYTES or not _can_be_matched(touched, outcomes, key):
             return False
-        joined = _to_be_joined(found.adds, touched)
-        with self.files.room_for(_size([*touched, *joined])):
+        with self.files.room_for(_size(touched)):
             try:
                 schema = to_arrow_schema(kind, timezone="UTC")
-                actions = self._actions([*touched, *joined], outcomes, key, schema)
+                actions = self._actions(touched, outcomes, key, schema)
             except (TooLargeError, pa.ArrowException, OSError, ValueError):
                 self.files.leave_to_spark(self.path, found)  # which knows better what that means
                 return False
