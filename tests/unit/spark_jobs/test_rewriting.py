@@ -4,6 +4,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_jobs.rewriting import merge
 
@@ -101,3 +103,37 @@ def test_keys_of_several_columns() -> None:
 def test_nothing_is_left() -> None:
     assert after([row(1, "a", 10)], [outcome(1, None, 20, _cdc_deleted=True)]) == []
     assert after([], []) == []
+
+
+KEYS = st.tuples(st.integers(1, 4), st.sampled_from(["x", "y", None]))
+
+
+@given(
+    st.dictionaries(KEYS, st.integers(1, 5), max_size=8),
+    st.dictionaries(KEYS, st.tuples(st.integers(1, 5), st.booleans(), st.booleans()), max_size=8),
+    st.integers(1, 8),
+)
+def test_rows_become_what_they_do_one_by_one(
+    old: dict[Any, int], changes: dict[Any, tuple[int, bool, bool]], size: int
+) -> None:
+    """Keys are `id` and `note`, some without a value; `gone` is kept, or not."""
+    expected: dict[Any, Any] = {key: (lsn, "old") for key, lsn in old.items()}
+    for key, (lsn, is_deleted, is_kept) in changes.items():
+        if lsn <= old.get(key, 0):
+            continue
+        if is_deleted:
+            expected.pop(key, None)
+        else:
+            expected[key] = (lsn, "old" if is_kept and key in old else None)
+    rows = [row(number, note, lsn) for (number, note), lsn in old.items()]
+    outcomes = [
+        outcome(number, note, lsn, _cdc_deleted=deleted, _cdc_kept=["gone"] if kept else None)
+        for (number, note), (lsn, deleted, kept) in changes.items()
+    ]
+    before = pa.Table.from_pylist(rows, MIRROR)
+    merged = merge(before, pa.Table.from_pylist(outcomes, OUTCOMES), ("id", "note"), MIRROR)
+    assert merged is not None
+    parts = [merged.applied(before.slice(n, size), n) for n in range(0, len(rows), size)]
+    found = pa.concat_tables([*parts, merged.rows.slice(merged.added)]).to_pylist()
+    assert len(found) == len(expected)
+    assert {(r["id"], r["note"]): (r["_cdc_lsn"], r["gone"]) for r in found} == expected
