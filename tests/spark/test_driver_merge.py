@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +15,14 @@ import pyarrow as pa
 import pytest
 
 from ingestd.schema import TIMESTAMP, Column, Table, TableId
-from spark_jobs import driver_merge, driver_step, mirror_files, mirror_table, mirroring
+from spark_jobs import (
+    driver_files,
+    driver_merge,
+    driver_step,
+    mirror_files,
+    mirror_table,
+    mirroring,
+)
 from spark_jobs.commits import snapshot_of
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
@@ -175,6 +183,23 @@ def test_small_files_are_joined(mirror: Mirror, monkeypatch: pytest.MonkeyPatch)
         counts.append(len(mirror.files()))
     assert counts == [1, 2, 3, 1]
     assert mirror.rows().keys() == {0, 1, 2, 3}
+
+
+@pytest.mark.usefixtures("_by_the_driver_only")
+def test_files_of_stores_go_through_temporary_ones(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(driver_files, "_is_local", lambda _: False)
+    monkeypatch.setattr(driver_merge, "SMALL_FILE", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mirror.run(*({"_cdc_op": "r", "_cdc_seq": 0, "id": n, "note": "first"} for n in range(9)))
+    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "second"})
+    assert [row["note"] for _, row in sorted(mirror.rows().items())][:3] == [
+        "first",
+        "second",
+        "first",
+    ]
+    assert not list(tmp_path.glob("ingestd-*"))
 
 
 def test_what_the_driver_cant_do_is_done_by_spark(
