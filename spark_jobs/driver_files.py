@@ -39,11 +39,32 @@ def read_parquet(
     Raises Py4JError or OSError if it can't be read, ArrowException if it is none, TooLargeError if
     its rows take more than `max_nbytes` of memory.
     """
-    with (
-        _local_copy(session, folder, name) as path,
-        # (Spark writes timestamps with nanoseconds, which reach from 1677 to 2262 only)
-        pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file,
-    ):
+    path, system = _place(session, folder, name)
+    with _on_this_machine(path, system) as here:
+        if not _is_local(system):
+            copy = _hadoop_path(session, here)
+            system.copyToLocalFile(False, path, copy, True)  # noqa: FBT003 - kept; no checksums
+        return _rows(here, columns, max_nbytes)
+
+
+def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table) -> int:
+    """Write a new file; give its size in bytes. Raises Py4JError or OSError if it can't be."""
+    path, system = _place(session, folder, name)
+    with _on_this_machine(path, system) as here:
+        try:
+            pq.write_table(rows, here, compression="snappy")
+        except OSError:
+            here.unlink(missing_ok=True)
+            raise
+        if not _is_local(system):
+            made = _hadoop_path(session, here)
+            system.copyFromLocalFile(False, False, made, path)  # noqa: FBT003 - kept; none is there
+        return here.stat().st_size
+
+
+def _rows(path: Path, columns: Sequence[str] | None, max_nbytes: int) -> pa.Table:
+    # (Spark writes timestamps with nanoseconds, which reach from 1677 to 2262 only)
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
         schema = file.schema_arrow
         chosen = None if columns is None else [c for c in columns if c in schema.names]
         nbytes = 0
@@ -51,41 +72,19 @@ def read_parquet(
         for batch in file.iter_batches(_BATCH_ROWS, columns=chosen):
             nbytes += batch.nbytes
             if nbytes > max_nbytes:
-                raise TooLargeError(f"{folder}/{name}")
+                raise TooLargeError(str(path))
             found.append(batch)
         return pa.Table.from_batches(found) if found else file.read(columns=chosen)
 
 
-def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table) -> int:
-    """Write a new file; give its size in bytes. Raises Py4JError or OSError if it can't be."""
-    with _new_file(session, folder, name) as path:
-        pq.write_table(rows, path, compression="snappy")
-        return path.stat().st_size
-
-
 @contextmanager
-def _local_copy(session: SparkSession, folder: str, name: str) -> Iterator[Path]:
-    path, system = _place(session, folder, name)
+def _on_this_machine(path: Any, system: Any) -> Iterator[Path]:  # noqa: ANN401 - Java's
+    """Give where a file is, or where one of a store may be meanwhile."""
     if _is_local(system):
         yield Path(path.toUri().getPath())
         return
     with tempfile.TemporaryDirectory(prefix="ingestd-") as own:
-        copy = Path(own, "copy")
-        system.copyToLocalFile(False, path, _hadoop_path(session, copy), True)  # noqa: FBT003
-        yield copy
-
-
-@contextmanager
-def _new_file(session: SparkSession, folder: str, name: str) -> Iterator[Path]:
-    path, system = _place(session, folder, name)
-    if _is_local(system):
-        yield Path(path.toUri().getPath())
-        return
-    with tempfile.TemporaryDirectory(prefix="ingestd-") as own:
-        made = Path(own, "made")
-        yield made
-        # (not the source deleted, not over a file that is there)
-        system.copyFromLocalFile(False, False, _hadoop_path(session, made), path)  # noqa: FBT003
+        yield Path(own, "file")
 
 
 def _hadoop_path(session: SparkSession, path: Path) -> Any:  # noqa: ANN401 - Java's
