@@ -13,10 +13,10 @@ from typing import Protocol
 from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
-from ingestd.decode.packing import BITS, Form, fixed, flag_fields, flagged, form_of
+from ingestd.decode.packing import ABSENT, BETWEEN, Form, Packing, fixed, form_of
 from ingestd.schema import Column, Table
 
-_TEXT = sql.SQL("pg_catalog.text")
+_NOTHING = sql.SQL("NULL::pg_catalog.text")
 
 _TEXT_AS_IS = frozenset({19, 25, 114, 1042, 1043})  # name, text, json, bpchar, varchar
 """Types whose binary form is the text of the output function."""
@@ -64,7 +64,7 @@ def _row_filter(table: Table) -> list[sql.Composable]:
 def sendable(column: Column) -> sql.Composable:
     """Give the SQL whose binary form is the text of the column's value."""
     if _is_hidden(column):
-        return _nothing(_TEXT)
+        return _NOTHING
     if column.type_oid in _TEXT_AS_IS:
         return sql.Identifier(column.name)
     return as_text(column)
@@ -72,10 +72,6 @@ def sendable(column: Column) -> sql.Composable:
 
 def _is_hidden(column: Column) -> bool:
     return column.mask is not None and column.mask.kind == "null"
-
-
-def _nothing(kind: sql.Composable) -> sql.Composable:
-    return sql.SQL("NULL::{}").format(kind)
 
 
 def as_text(column: Column) -> sql.Composable:
@@ -98,7 +94,9 @@ def output_of(value: sql.Composable) -> sql.Composable:
     )
 
 
-def columns_query(table: Table, blocks: BlockRange, blocks_per_run: int) -> sql.Composed:
+def columns_query(
+    table: Table, blocks: BlockRange, blocks_per_run: int, packing: Packing
+) -> sql.Composed:
     """Give the COPY of packed columns (see `ingestd.decode.packing`): for ColumnarDecoder.
 
     One row for each `blocks_per_run` blocks that have rows, in their order. What is computed is
@@ -114,7 +112,7 @@ def columns_query(table: Table, blocks: BlockRange, blocks_per_run: int) -> sql.
         start=blocks.start,
         last=_last(blocks),
         step=blocks_per_run,
-        outer=packed(table),
+        outer=packed(table, packing),
         inner=packable(table),
         relation=blocks.relation,
         where=_where([*_run_bounds(blocks, blocks_per_run), *_row_filter(table)]),
@@ -134,25 +132,52 @@ def packable_name(number: int) -> sql.Identifier:
     return sql.Identifier(f"c{number}")
 
 
-def packed(table: Table, *, is_converted: bool = False) -> sql.Composable:
+def packed(table: Table, packing: Packing, *, is_converted: bool = False) -> sql.Composable:
     """Give the aggregates: the number of rows, `n`, and the packed columns.
 
     `is_converted`: the server has texts in another encoding than they are sent in.
     """
-    fields = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n"), *_flags(table)]
+    fields: list[sql.Composable] = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n")]
     for i, column in enumerate(table.columns):
-        fields += _packed(column, packable_name(i), is_converted=is_converted)
+        alias = packable_name(i)
+        if packing is Packing.MARKED and form_of(column) is not Form.BYTES:
+            fields += _marked(column, alias)
+        else:
+            fields += _measured(column, alias, is_converted=is_converted)
     return sql.SQL(", ").join(fields)
 
 
 def _packable(column: Column) -> sql.Composable:
-    form = form_of(column)
     if _is_hidden(column):
-        if form is Form.TEXT:
-            return _nothing(_TEXT)
-        name = "bytea" if form is Form.BYTES else fixed(column).sql_name
-        return _nothing(sql.Identifier("pg_catalog", name))
-    return as_text(column) if form is Form.TEXT else sql.Identifier(column.name)
+        return _NOTHING
+    return as_text(column) if form_of(column) is Form.TEXT else sql.Identifier(column.name)
+
+
+def _marked(column: Column, alias: sql.Identifier) -> list[sql.Composable]:
+    count = sql.SQL("pg_catalog.count({})::pg_catalog.int4").format(alias)
+    if form_of(column) is Form.TEXT:
+        joined = "pg_catalog.string_agg(coalesce({}, pg_catalog.chr({})), pg_catalog.chr({}))"
+        return [sql.SQL(joined).format(alias, ord(ABSENT), ord(BETWEEN)), count]
+    kind = fixed(column)
+    value: sql.Composable = sql.SQL("pg_catalog.{}({})").format(sql.Identifier(kind.send), alias)
+    if column.nullable:
+        value = sql.SQL("coalesce({}, {}::pg_catalog.bytea)").format(value, f"\\x{kind.mark.hex()}")
+    joined_values = sql.SQL("pg_catalog.string_agg({}, ''::pg_catalog.bytea)").format(value)
+    return [joined_values, count] if column.nullable else [joined_values]
+
+
+def _measured(column: Column, alias: sql.Identifier, *, is_converted: bool) -> list[sql.Composable]:
+    form = form_of(column)
+    if form is Form.FIXED:
+        return [sql.SQL("pg_catalog.array_agg({})").format(alias)]
+    kind = "bytea" if form is Form.BYTES else "text"
+    sent: sql.Composable = alias
+    if is_converted and form is Form.TEXT:
+        sent = sql.SQL("pg_catalog.convert_to({}, 'UTF8')").format(alias)
+    return [
+        sql.SQL("pg_catalog.string_agg({}, ''::pg_catalog.{})").format(alias, sql.SQL(kind)),
+        sql.SQL("pg_catalog.array_agg(pg_catalog.octet_length({}))").format(sent),
+    ]
 
 
 def _run_bounds(blocks: BlockRange, blocks_per_run: int) -> list[sql.Composable]:
@@ -179,43 +204,3 @@ def _until(blocks: BlockRange, blocks_per_run: int) -> sql.Composable:
     if blocks.end is None:
         return until
     return sql.SQL("least({}, {})").format(until, blocks.end)
-
-
-def _flags(table: Table) -> list[sql.Composable]:
-    """Give the fields that say which of the fixed columns are null."""
-    numbers = {c.name: i for i, c in enumerate(table.columns)}
-    bits = [
-        sql.SQL("CASE WHEN {} IS NULL THEN {} ELSE 0 END").format(
-            packable_name(numbers[c.name]), 1 << i % BITS
-        )
-        for i, c in enumerate(flagged(table))
-    ]
-    return [
-        sql.SQL("pg_catalog.array_agg({})").format(
-            sql.SQL(" | ").join(bits[i * BITS : (i + 1) * BITS])
-        )
-        for i in range(flag_fields(table))
-    ]
-
-
-def _packed(column: Column, alias: sql.Identifier, *, is_converted: bool) -> list[sql.Composable]:
-    form = form_of(column)
-    if form is Form.FIXED:
-        if not column.nullable:
-            return [sql.SQL("pg_catalog.array_agg({})").format(alias)]
-        kind = fixed(column)
-        return [
-            sql.SQL("pg_catalog.array_agg(coalesce({}, {}::{}))").format(
-                alias, kind.some_value, sql.Identifier("pg_catalog", kind.sql_name)
-            )
-        ]
-    separator = sql.SQL("''::pg_catalog.{}").format(
-        sql.SQL("bytea" if form is Form.BYTES else "text")
-    )
-    sent: sql.Composable = alias
-    if is_converted and form is Form.TEXT:
-        sent = sql.SQL("pg_catalog.convert_to({}, 'UTF8')").format(alias)
-    return [
-        sql.SQL("pg_catalog.string_agg({}, {})").format(alias, separator),
-        sql.SQL("pg_catalog.array_agg(coalesce(pg_catalog.octet_length({}), -1))").format(sent),
-    ]

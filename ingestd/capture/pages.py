@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,9 +26,9 @@ from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error
 from ingestd.capture.views import Place, View
 from ingestd.changes import TableBatch, change_schema
-from ingestd.decode.columnar import ColumnarDecoder, UnexpectedNullError
+from ingestd.decode.columnar import AmbiguousMarkError, ColumnarDecoder
 from ingestd.decode.copy import CopyDecoder
-from ingestd.decode.packing import can_be_packed
+from ingestd.decode.packing import packings_of
 from ingestd.keys import Key
 from ingestd.ports import SnapshotPage, Split
 from ingestd.row_limit import UNLIMITED_BYTES, row_too_large
@@ -79,18 +80,11 @@ class TablePages:
         """Give the rows; while a block is decoded or in the caller's hands the next is read."""
         table, blocks = self._table, self._blocks
         try:
-            if blocks.is_packed and can_be_packed(table):
-                place = await self._enter(blocks)
-                packed = ColumnarDecoder(table, place.position, place.at, BLOCKS_PER_RUN)
-                query = columns_query(table, blocks, BLOCKS_PER_RUN)
-                try:
-                    async for batch in self._read(query, packed):
-                        yield SnapshotPage(batch, place.position, place.seen)
-                except UnexpectedNullError:
-                    await self.close()
-                    blocks = replace(blocks, start=max(blocks.start, packed.next_block))
-                else:
-                    return
+            if blocks.is_packed and packings_of(table):
+                async with aclosing(self._packed(blocks)) as pages:
+                    async for page in pages:
+                        yield page
+                return
             place = await self._enter(blocks)
             decoder = CopyDecoder(table, place.position, place.at)
             async for batch in self._read(rows_query(table, blocks), decoder, by_row=True):
@@ -99,6 +93,23 @@ class TablePages:
             raise read_error(error, table.id, self._dsn) from error
         finally:
             await self.close()
+
+    async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
+        """Read in the best packing, and in the next one from where that can't be told."""
+        for packing in packings_of(self._table):
+            place = await self._enter(blocks)
+            decoder = ColumnarDecoder(
+                self._table, place.position, place.at, BLOCKS_PER_RUN, packing
+            )
+            query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing)
+            try:
+                async for batch in self._read(query, decoder):
+                    yield SnapshotPage(batch, place.position, place.seen)
+            except AmbiguousMarkError:
+                await self.close()
+                blocks = replace(blocks, start=max(blocks.start, decoder.next_block))
+            else:
+                return
 
     async def rows_of(self, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
         """Give the rows with these keys instead, at one position; at least one page."""

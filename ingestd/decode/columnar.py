@@ -1,8 +1,6 @@
 """Columns packed by the server (see `ingestd.decode.packing`) to `r` rows.
 
-Source: PostgreSQL documentation, COPY, "Binary Format". The binary form of an array is that of
-array_send (src/backend/utils/adt/arrayfuncs.c): number of dimensions, whether there are nulls,
-element type; for each dimension its length and lower bound; each element behind its length.
+Source: PostgreSQL documentation, COPY, "Binary Format".
 """
 
 from __future__ import annotations
@@ -21,7 +19,18 @@ from ingestd.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.decode.calendar import date_text, timestamp_text
 from ingestd.decode.copy_fields import CopyFields, Span
 from ingestd.decode.dates import END_US, FIRST_DAY, FIRST_US
-from ingestd.decode.packing import BITS, Form, fixed, flag_fields, flagged, form_of
+from ingestd.decode.fixed_arrays import FixedArray, fixed_array
+from ingestd.decode.packing import (
+    ABSENT,
+    BETWEEN,
+    Fixed,
+    Form,
+    Packing,
+    fields_of,
+    fixed,
+    form_of,
+    width,
+)
 from ingestd.decode.rows import Places, Tuples, table_batch
 from ingestd.decode.texts import Source, Texts, bitmap, texts_of
 from ingestd.decode.tuples import Field
@@ -31,7 +40,7 @@ from ingestd.schema import Column, Table
 
 _LENGTH = struct.Struct(">i")
 _INT8 = struct.Struct(">q")
-_ARRAY = struct.Struct(">iiiii")
+_BETWEEN, _ABSENT = ord(BETWEEN), ord(ABSENT)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _DAYS_TO_2000 = 10_957
@@ -39,8 +48,8 @@ _US_TO_2000 = 946_684_800_000_000
 _END_DAY = END_US // 86_400_000_000
 
 
-class UnexpectedNullError(ProtocolError):
-    """A column that can't be null is null after all: its table was altered. Read rows instead."""
+class AmbiguousMarkError(ProtocolError):
+    """A value looks like a mark. Read from `next_block` on with Packing.MEASURED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +61,25 @@ class _Run:
     fields: Sequence[Span]
 
 
+_Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]
+"""Starts and lengths of a run's values, and which are there: None for all."""
+
+
 class ColumnarDecoder:
     """Decodes one COPY of a table's packed columns, read at `point` and time `at` (aware).
 
     `next_block`: every row of the blocks below it has been given. After an error it can't go on.
     """
 
-    def __init__(self, table: Table, point: Lsn, at: datetime, blocks_per_run: int) -> None:
+    def __init__(
+        self, table: Table, point: Lsn, at: datetime, blocks_per_run: int, packing: Packing
+    ) -> None:
         self._table = table
         self._point = int(point)
         self._at_us = (at - _EPOCH) // timedelta(microseconds=1)
         self._blocks_per_run = blocks_per_run
-        self._flags = flag_fields(table)
-        forms = [form_of(c) for c in table.columns]
-        width = 2 + self._flags + sum(1 if f is Form.FIXED else 2 for f in forms)
-        self._fields = CopyFields(f"packed columns of {table.id}", width)
+        self._packing = packing
+        self._fields = CopyFields(f"packed columns of {table.id}", fields_of(table, packing))
         self.next_block = 0
 
     def feed(
@@ -74,7 +87,7 @@ class ColumnarDecoder:
     ) -> TableBatch | None:
         """Decode whole CopyData messages; None if they have no row.
 
-        Raises ProtocolError, UnexpectedNullError.
+        Raises ProtocolError, AmbiguousMarkError.
         """
         if len(buffer) >= 1 << 31:  # Arrow's offsets
             raise self._malformed("buffer too large")
@@ -115,31 +128,25 @@ class ColumnarDecoder:
 
     def _rows(self, buffer: bytes, runs: Sequence[_Run], nbytes: int) -> TableBatch:
         table, count = self._table, sum(run.rows for run in runs)
-        nulls = self._nulls(buffer, runs)
         source = Source(buffer)
         fields: dict[str, Field] = {}
         arrays: dict[str, pa.Array] = {}
-        at = self._flags
+        at = 0
         for column in table.columns:
             form = form_of(column)
             if form is Form.FIXED:
-                absent = nulls.get(column.name)
-                raw = self._numbers(buffer, runs, at, fixed(column).dtype)
-                array, refused = _fixed_array(column, raw, absent)
+                numbers, absent = self._numbers(buffer, runs, at, column)
+                array, refused = _fixed_array(column, numbers, absent)
                 arrays[column.lake_name] = array
                 if refused is not None:
                     fields[column.name] = Field(refused)
-                at += 1
-                continue
-            if column.mask is not None and column.mask.kind == "null":
-                at += 2
-                continue
-            texts = self._texts(source, runs, at)
-            if form is Form.TEXT:
-                fields[column.name] = Field(texts)
-            else:
-                arrays[column.lake_name] = texts.gather()
-            at += 2
+            elif column.mask is None or column.mask.kind != "null":
+                texts = self._texts(source, runs, at, column)
+                if form is Form.TEXT:
+                    fields[column.name] = Field(texts)
+                else:
+                    arrays[column.lake_name] = texts.gather()
+            at += width(column, self._packing)
         places = Places(
             np.full(count, ord(SNAPSHOT), np.uint8),
             np.full(count, self._point),
@@ -156,56 +163,98 @@ class ColumnarDecoder:
         rows = pa.RecordBatch.from_arrays(columns, schema=batch.rows.schema)
         return TableBatch(table, rows, nbytes)
 
-    def _nulls(self, buffer: bytes, runs: Sequence[_Run]) -> dict[str, NDArray[np.bool_]]:
-        found = {}
-        words = [self._numbers(buffer, runs, i, ">i4") for i in range(self._flags)]
-        for i, column in enumerate(flagged(self._table)):
-            flags = words[i // BITS] >> i % BITS & 1
-            if flags.any():
-                found[column.name] = flags.astype(np.bool_)
-        return found
+    def _numbers(
+        self, buffer: bytes, runs: Sequence[_Run], field: int, column: Column
+    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """Give a field of all runs as numbers of the machine's byte order, and where it is null."""
+        kind = fixed(column)
+        if self._packing is Packing.MEASURED:
+            parts = [self._array(buffer, run, field, np.dtype(kind.dtype)) for run in runs]
+        else:
+            parts = [self._marked(buffer, run, field, column, kind) for run in runs]
+        numbers = np.concatenate([part.numbers for part in parts])
+        return numbers, _all_of([part.absent for part in parts], runs, otherwise=False)
 
-    def _numbers(self, buffer: bytes, runs: Sequence[_Run], field: int, dtype: str) -> NDArray[Any]:
-        """Give a field of all runs as numbers of the machine's byte order."""
-        kind = np.dtype(dtype)
-        parts = [self._array(buffer, run.fields[field], run.rows, kind) for run in runs]
-        return np.concatenate(parts, dtype=kind.newbyteorder("="))
+    def _array(self, buffer: bytes, run: _Run, field: int, kind: np.dtype[Any]) -> FixedArray:
+        at, length = run.fields[field]
+        try:
+            return fixed_array(buffer, at, length, run.rows, kind)
+        except ValueError as error:
+            raise self._malformed(str(error)) from error
 
-    def _array(self, buffer: bytes, span: Span, rows: int, kind: np.dtype[Any]) -> NDArray[Any]:
-        at, length = span
-        stride = _LENGTH.size + kind.itemsize
-        if length < _ARRAY.size:
-            raise self._malformed("array cut short")
-        dimensions, has_nulls, _, elements, _ = _ARRAY.unpack_from(buffer, at)
-        if has_nulls:
-            raise UnexpectedNullError(f"{self._table.id}: null in a column that is NOT NULL")
-        if dimensions != 1 or elements != rows or length != _ARRAY.size + rows * stride:
-            raise self._malformed("array of another length")
-        at += _ARRAY.size
-        lengths = np.ndarray((rows,), ">i4", buffer, at, (stride,))
-        if (lengths != kind.itemsize).any():
-            raise self._malformed("element of another length")
-        return np.ndarray((rows,), kind, buffer, at + _LENGTH.size, (stride,))
+    def _marked(
+        self, buffer: bytes, run: _Run, field: int, column: Column, kind: Fixed
+    ) -> FixedArray:
+        at, nbytes = run.fields[field]
+        if nbytes != run.rows * kind.size:
+            if not column.nullable and nbytes < run.rows * kind.size:
+                raise self._ambiguous(column)  # its table was altered: it has nulls
+            raise self._malformed("values of another length")
+        numbers = np.frombuffer(buffer, kind.dtype, run.rows, at)
+        native = numbers.astype(numbers.dtype.newbyteorder("="))
+        if not column.nullable or (count := self._count(buffer, run, field + 1)) == run.rows:
+            return FixedArray(native, None)
+        absent = numbers.view(f">u{kind.size}") == int.from_bytes(kind.mark)
+        if np.count_nonzero(absent) != run.rows - count:
+            raise self._ambiguous(column)
+        native[absent] = 0
+        return FixedArray(native, absent)
 
-    def _texts(self, source: Source, runs: Sequence[_Run], field: int) -> Texts:
+    def _count(self, buffer: bytes, run: _Run, field: int) -> int:
+        at, nbytes = run.fields[field]
+        count: int = _LENGTH.unpack_from(buffer, at)[0] if nbytes == _LENGTH.size else -1
+        if not 0 <= count <= run.rows:
+            raise self._malformed("another number of values than rows")
+        return count
+
+    def _texts(self, source: Source, runs: Sequence[_Run], field: int, column: Column) -> Texts:
         """Give the values of a column that has no fixed size; nothing is copied."""
-        all_starts, all_lengths = [], []
-        for run in runs:
-            at, nbytes = run.fields[field]
-            kind = np.dtype(">i4")
-            lengths = self._array(source.buffer, run.fields[field + 1], run.rows, kind)
-            lengths = lengths.astype(np.int64)
-            sizes = np.maximum(lengths, 0)
-            ends = np.cumsum(sizes)
-            if lengths.min() < -1 or ends[-1] != max(nbytes, 0):
-                raise self._malformed("lengths do not fill the values")
-            all_starts.append(at + ends - sizes)
-            all_lengths.append(lengths)
-        lengths = np.concatenate(all_lengths)
-        present = lengths >= 0
-        if present.all():
-            return Texts(source, np.concatenate(all_starts), lengths)
-        return Texts(source, np.concatenate(all_starts), np.maximum(lengths, 0), present)
+        is_marked = self._packing is Packing.MARKED and form_of(column) is Form.TEXT
+        if is_marked:
+            parts = [self._separated(source, run, field, column) for run in runs]
+        else:
+            parts = [self._measured(source, run, field) for run in runs]
+        starts, lengths, present = zip(*parts, strict=True)
+        kept = _all_of(present, runs, otherwise=True)
+        return Texts(source, np.concatenate(starts), np.concatenate(lengths), kept)
+
+    def _separated(self, source: Source, run: _Run, field: int, column: Column) -> _Places:
+        at, nbytes = run.fields[field]
+        count = self._count(source.buffer, run, field + 1)
+        between = np.flatnonzero(source.data[at : at + max(nbytes, 0)] == _BETWEEN)
+        if len(between) != run.rows - 1:
+            raise self._ambiguous(column)
+        starts = np.empty(run.rows, np.int64)
+        starts[0], starts[1:] = at, between + (at + 1)
+        lengths = np.append(between + at, at + nbytes) - starts
+        if count == run.rows:
+            return starts, lengths, None
+        absent = (lengths == 1) & (source.bytes_at(starts) == _ABSENT)
+        if np.count_nonzero(absent) != run.rows - count:
+            raise self._ambiguous(column)
+        return starts, np.where(absent, 0, lengths), ~absent
+
+    def _measured(self, source: Source, run: _Run, field: int) -> _Places:
+        at, nbytes = run.fields[field]
+        found = self._array(source.buffer, run, field + 1, np.dtype(">i4"))
+        lengths = found.numbers.astype(np.int64)
+        ends = np.cumsum(lengths)
+        if lengths.min() < 0 or ends[-1] != max(nbytes, 0):
+            raise self._malformed("lengths do not fill the values")
+        return at + ends - lengths, lengths, None if found.absent is None else ~found.absent
+
+    def _ambiguous(self, column: Column) -> AmbiguousMarkError:
+        return AmbiguousMarkError(f"{self._table.id}: a value of {column.name!r} looks like a mark")
+
+
+def _all_of(
+    masks: Sequence[NDArray[np.bool_] | None], runs: Sequence[_Run], *, otherwise: bool
+) -> NDArray[np.bool_] | None:
+    """Join the masks of runs, None if there are none."""
+    if all(mask is None for mask in masks):
+        return None
+    pairs = zip(masks, runs, strict=True)
+    return np.concatenate([np.full(r.rows, otherwise) if m is None else m for m, r in pairs])
 
 
 # --- values of a fixed size ------------------------------------------------------------------

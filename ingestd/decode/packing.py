@@ -4,13 +4,9 @@ Each row of the COPY stands for a run of the table's rows, some thousands::
 
     first block   int8
     rows          int4
-    nulls         int4[] for each 31 of the fixed columns that may be null: bit i is set where
-                  the i-th of them is null
-    each column   fixed: an array of its own type, any value where it is null
-                  else:  the values, one after the other, and int4[], the length of each in
-                  bytes, -1 where it is null
+    each column   one field or two, by its `Form` and the `Packing`
 
-So everything has a constant stride and nothing must be walked.
+So values are found without a step for each of them.
 """
 
 from __future__ import annotations
@@ -23,8 +19,8 @@ from ingestd.schema import Column, Table
 
 MOST_FIELDS = 1664
 """Source: MaxTupleAttributeNumber (src/include/access/htup_details.h)."""
-BITS = 31
-"""Flags in an int4."""
+BETWEEN, ABSENT = b"\x0e", b"\x0f"
+"""What stands between texts, and for one that is null: characters that databases have no use of."""
 
 
 class Form(Enum):
@@ -35,31 +31,54 @@ class Form(Enum):
     TEXT = 3
 
 
+class Packing(Enum):
+    """What tells values from their neighbors, and nulls.
+
+    MARKED      fixed: the values, one after the other, a mark for each null; where the column can
+                be null: int4, how many are not.
+                text: BETWEEN between the values, ABSENT for a null; int4, how many are not null.
+                bytes: as MEASURED.
+                A value that looks like a mark shows by these numbers, or by that of BETWEENs: then
+                it is to be read anew, MEASURED.
+    MEASURED    fixed: an array of its own type, nulls among them.
+                else: the values, one after the other; int4[], the length of each in bytes, null
+                where it is null.
+                For any value, but half as much work again for the server.
+    """
+
+    MARKED = 1
+    MEASURED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A type of fixed size: its name in SQL, the numpy type of its binary form, some value."""
+    """A type of fixed size: the numpy type of its binary form, the function that writes that.
 
-    sql_name: str
+    `mark`: stands for a null; of no value of the type, or a rare one.
+    """
+
     dtype: str
-    some_value: str
+    send: str
+    mark: bytes
 
     @property
     def size(self) -> int:
         """Bytes of a value."""
-        return int(self.dtype[2:])
+        return len(self.mark)
 
 
 _FIXED = {
-    16: Fixed("bool", "|u1", "false"),
-    20: Fixed("int8", ">i8", "0"),
-    21: Fixed("int2", ">i2", "0"),
-    23: Fixed("int4", ">i4", "0"),
-    26: Fixed("oid", ">u4", "0"),
-    700: Fixed("float4", ">f4", "0"),
-    701: Fixed("float8", ">f8", "0"),
-    1082: Fixed("date", ">i4", "2000-01-01"),
-    1114: Fixed("timestamp", ">i8", "2000-01-01 00:00:00"),
-    1184: Fixed("timestamptz", ">i8", "2000-01-01 00:00:00+00"),
+    16: Fixed("|u1", "boolsend", b"\x02"),
+    20: Fixed(">i8", "int8send", b"\x9d\x3c\x6b\x1f\xa5\xe2\xc4\x71"),
+    21: Fixed(">i2", "int2send", b"\x9d\x3c"),
+    23: Fixed(">i4", "int4send", b"\x9d\x3c\x6b\x1f"),
+    26: Fixed(">u4", "oidsend", b"\xff\xff\x9d\x3c"),
+    700: Fixed(">f4", "float4send", b"\xff\xc5\x9d\x3c"),  # NaN, but not the server's
+    701: Fixed(">f8", "float8send", b"\xff\xf8\x9d\x3c\x6b\x1f\xa5\xe2"),
+    # Below the first one, next to -infinity:
+    1082: Fixed(">i4", "date_send", b"\x80\0\0\x01"),
+    1114: Fixed(">i8", "timestamp_send", b"\x80\0\0\0\0\0\0\x01"),
+    1184: Fixed(">i8", "timestamptz_send", b"\x80\0\0\0\0\0\0\x01"),
 }
 _BYTEA = 17
 
@@ -83,18 +102,19 @@ def fixed(column: Column) -> Fixed:
     return _FIXED[column.type_oid]
 
 
-def flagged(table: Table) -> list[Column]:
-    """Give the columns whose nulls are flags."""
-    return [c for c in table.columns if c.nullable and form_of(c) is Form.FIXED]
+def packings_of(table: Table) -> list[Packing]:
+    """Give those that a query can have, which gives at most MOST_FIELDS; the best first."""
+    if not table.columns:
+        return []
+    return [packing for packing in Packing if fields_of(table, packing) <= MOST_FIELDS]
 
 
-def can_be_packed(table: Table) -> bool:
-    """Say whether a query can: it gives at most MOST_FIELDS, and a text column takes two."""
-    fields = 2 + flag_fields(table)
-    fields += sum(1 if form_of(c) is Form.FIXED else 2 for c in table.columns)
-    return bool(table.columns) and fields <= MOST_FIELDS
+def fields_of(table: Table, packing: Packing) -> int:
+    """Give the number of fields of a run."""
+    return 2 + sum(width(column, packing) for column in table.columns)
 
 
-def flag_fields(table: Table) -> int:
-    """Give the number of fields with flags."""
-    return -(-len(flagged(table)) // BITS)
+def width(column: Column, packing: Packing) -> int:
+    """Give the number of fields of a column."""
+    is_one = form_of(column) is Form.FIXED and (packing is Packing.MEASURED or not column.nullable)
+    return 1 if is_one else 2

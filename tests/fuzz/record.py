@@ -18,6 +18,7 @@ import psycopg
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_queries import columns_query, rows_query
+from ingestd.decode.packing import Packing
 from ingestd.demo.installations import wheel_bindirs
 from ingestd.demo.postgres import PostgresServer
 from tests.fuzz.framing import MOST_BYTES, input_of
@@ -198,7 +199,7 @@ def _save_tables(connection: psycopg.Connection[tuple[object, ...]]) -> None:
             if table is COPIED:
                 query = rows_query(table, blocks)
             else:
-                query = columns_query(table, blocks, 1)
+                query = columns_query(table, blocks, 1, Packing.MARKED)
             with cursor.copy(query) as copy:
                 messages = [bytes(message) for message in copy]
         _save("copied" if table is COPIED else "columnar", input_of([messages]))

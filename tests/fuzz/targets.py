@@ -19,6 +19,7 @@ from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.copy import CopyDecoder
 from ingestd.decode.frames import split_frames
 from ingestd.decode.packed import PackedMessages
+from ingestd.decode.packing import Packing
 from ingestd.decode.relation import Relation, table_of
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.streamed import CommitOrder
@@ -241,7 +242,7 @@ def _typed_row(row: Sequence[bytes | None]) -> list[Any]:
 
 def columnar(data: bytes) -> bool:
     """CopyData messages of a table's packed columns. There is no plain one; True if taken."""
-    decoder = ColumnarDecoder(PACKED, Lsn(77), AT, 64)
+    decoder = ColumnarDecoder(PACKED, Lsn(77), AT, 64, Packing.MARKED)
     try:
         for messages in feeds_of(data):
             batch = decoder.feed(*laid_out(messages))

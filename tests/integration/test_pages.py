@@ -269,6 +269,27 @@ async def test_more_nullable_columns_than_flags_in_a_word(database: Database) ->
         assert present == {f"c{row['id']}": row["id"] * 1000}
 
 
+async def test_values_that_look_like_marks_are_read_as_they_are(database: Database) -> None:
+    marks = "-1656984801, chr(14), -2147483648, true"  # int4, text, oid, bool
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, s text, m int, b bool)",
+        "INSERT INTO t SELECT i, i, 'x' || i, i, null FROM generate_series(1, 20000) i",
+        f"INSERT INTO t VALUES (20001, {marks}), (20002, null, chr(15), null, false)",
+        "INSERT INTO t VALUES (20003, null, null, null, null), (20004, 4, chr(14) || chr(15), 5, null)",
+        "INSERT INTO t SELECT i, null, null, i, true FROM generate_series(20005, 40000) i",
+    )
+    rows = await read_whole(database, "t")
+    found = sorted(tuple(row[name] for name in ("id", "n", "s", "m", "b")) for row in rows)
+    assert found == [
+        *((i, i, f"x{i}", i, None) for i in range(1, 20001)),
+        (20001, -1656984801, "\x0e", -(2**31), True),
+        (20002, None, "\x0f", None, False),
+        (20003, None, None, None, None),
+        (20004, 4, "\x0e\x0f", 5, None),
+        *((i, None, None, i, True) for i in range(20005, 40001)),
+    ]
+
+
 async def test_a_null_where_none_was_announced_is_read_as_one(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int, v int NOT NULL)",

@@ -24,7 +24,7 @@ from ingestd.capture.key_list import KeyList
 from ingestd.capture.polling.key_order import KeyOrder, key_order
 from ingestd.capture.session import read_bytes_as_they_are
 from ingestd.decode.columnar import ColumnarDecoder
-from ingestd.decode.packing import Form, flag_fields, form_of
+from ingestd.decode.packing import Form, Packing, form_of
 from ingestd.errors import ProtocolError, TableChangedError
 from ingestd.keys import Key
 from ingestd.positions import ZERO
@@ -74,7 +74,7 @@ class PackedKeys:
 
     def decoded(self) -> pa.RecordBatch:
         """Give the keys: the lake's columns, and `_cdc_raw`. Raises ProtocolError."""
-        decoder = ColumnarDecoder(self.table, ZERO, datetime.now(UTC), blocks_per_run=1)
+        decoder = ColumnarDecoder(self.table, ZERO, datetime.now(UTC), 1, Packing.MEASURED)
         ends = np.array([len(self.message)], np.int64)
         batch = decoder.feed(self.message, np.zeros(1, np.int64), ends)
         assert batch is not None
@@ -170,7 +170,11 @@ class KeyPages:
             "SELECT 0::pg_catalog.int8, {packed}{last} FROM (SELECT {packable} FROM"
             " ({found}) AS source LIMIT {limit} OFFSET 0) AS rows"
         ).format(
-            packed=packed(self.table, is_converted=encoding.decode() not in _UNPACKED),
+            packed=packed(
+                self.table,
+                Packing.MEASURED,
+                is_converted=encoding.decode() not in _UNPACKED,
+            ),
             last=sql.SQL("").join(
                 sql.SQL(", {}").format(_last_of_array(i)) for i in self._numbers(Form.FIXED)
             ),
@@ -202,7 +206,7 @@ class KeyPages:
             return None
         lasts = list(fields[len(fields) - len(self._numbers(Form.FIXED)) :])
         fields = fields[: len(fields) - len(lasts)]
-        at, last = 2 + flag_fields(self.table), []
+        at, last = 2, []
         for column in self.table.columns:
             form = form_of(column)
             if form is Form.FIXED:

@@ -10,6 +10,7 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.columns import controlled
 from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.config import TableSettings
+from ingestd.decode.packing import Packing
 from ingestd.decode.types import BUILT_IN, lake_type
 from ingestd.schema import Column, Table, TableId, with_before
 
@@ -35,8 +36,8 @@ BLOCKS = [
 
 
 def queries(table: Table, blocks: BlockRange) -> list[str]:
-    both = rows_query(table, blocks), columns_query(table, blocks, 64)
-    return [query.as_string(None) for query in both]
+    packed = [columns_query(table, blocks, 64, texts) for texts in Packing]
+    return [query.as_string(None) for query in (rows_query(table, blocks), *packed)]
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
@@ -59,7 +60,7 @@ def test_what_is_hidden_is_not_read(controls: dict[str, object], blocks: BlockRa
 def test_rows_are_those_that_the_publication_sends(blocks: BlockRange) -> None:
     table = replace(PEOPLE, row_filter="((id > 5) OR (note ~~ '%{}x'::text))")
     bounds = (blocks.start > 0) + (blocks.end is not None)
-    for query, conditions in zip(queries(table, blocks), (bounds, 2), strict=True):
+    for query, conditions in zip(queries(table, blocks), (bounds, 2, 2), strict=True):
         where = query.split(" WHERE ", 1)[1]
         assert where.count(" AND ") == conditions
         assert "(((id > 5) OR (note ~~ '%{}x'::text)))" in where

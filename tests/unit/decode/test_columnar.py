@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.decode.calendar import date_text, timestamp_text
-from ingestd.decode.columnar import ColumnarDecoder, UnexpectedNullError
+from ingestd.decode.columnar import AmbiguousMarkError, ColumnarDecoder
+from ingestd.decode.packing import ABSENT, BETWEEN, Packing, fixed
 from ingestd.decode.types import lake_type
 from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ingestd.changes import TableBatch
 
 COLUMNS = [("id", 20, False), ("n", 23, True), ("s", 25, True), ("b", 17, True), ("d", 1082, True)]
+COLUMNS.append(("f", 16, True))
 TABLE = Table(
     TableId("public", "t"),
     1,
@@ -35,41 +37,68 @@ TABLE = Table(
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 TRAILER = b"\xff\xff"
 AT = datetime(2024, 5, 6, 7, 8, 9, 123, tzinfo=UTC)
-Row = tuple[int, int | None, str | None, bytes | None, int | None]
+Row = tuple[int, int | None, str | None, bytes | None, int | None, bool | None]
 
 
-def array(code: str, values: Sequence[int], *, nulls: int = 0) -> bytes:
+def array(code: str, values: Sequence[int | None]) -> bytes:
     size = struct.calcsize(f">{code}")
-    items = b"".join(struct.pack(f">i{code}", size, v) for v in values)
-    return struct.pack(">iiiii", 1, nulls, 23, len(values), 1) + items
+    items = [
+        struct.pack(">i", -1) if v is None else struct.pack(f">i{code}", size, v) for v in values
+    ]
+    return struct.pack(">iiiii", 1, None in values, 23, len(values), 1) + b"".join(items)
 
 
-def joined(values: Sequence[bytes | None]) -> list[bytes | None]:
-    lengths = array("i", [-1 if v is None else len(v) for v in values])
+def measured(values: Sequence[bytes | None]) -> list[bytes | None]:
+    lengths = array("i", [None if v is None else len(v) for v in values])
     if all(v is None for v in values):
         return [None, lengths]
     return [b"".join(v or b"" for v in values), lengths]
 
 
-def packed(block: int, rows: Sequence[Row]) -> bytes:
-    ids, ns, ss, bs, ds = zip(*rows, strict=True)
-    flags = [(n is None) | (d is None) << 1 for n, d in zip(ns, ds, strict=True)]
-    fields = [
-        struct.pack(">q", block),
-        struct.pack(">i", len(rows)),
-        array("i", flags),
-        array("q", ids),
-        array("i", [n or 0 for n in ns]),
-        *joined([None if s is None else s.encode() for s in ss]),
-        *joined(bs),
-        array("i", [d or 0 for d in ds]),
-    ]
+def separated(values: Sequence[bytes | None]) -> list[bytes | None]:
+    return [BETWEEN.join(ABSENT if v is None else v for v in values), count_of(values)]
+
+
+def marked(code: str, values: Sequence[int | None], oid: int) -> list[bytes | None]:
+    mark = fixed(Column("c", oid, -1, lake_type(oid, -1))).mark
+    items = [mark if v is None else struct.pack(f">{code}", v) for v in values]
+    return [b"".join(items), count_of(values)]
+
+
+def count_of(values: Sequence[object]) -> bytes:
+    return struct.pack(">i", sum(v is not None for v in values))
+
+
+def packed(block: int, rows: Sequence[Row], packing: Packing) -> bytes:
+    ids, ns, ss, bs, ds, fs = zip(*rows, strict=True)
+    texts = [None if s is None else s.encode() for s in ss]
+    fields: list[bytes | None] = [struct.pack(">q", block), struct.pack(">i", len(rows))]
+    if packing is Packing.MARKED:
+        fields += [
+            marked("q", ids, 20)[0],  # NOT NULL
+            *marked("i", ns, 23),
+            *separated(texts),
+            *measured(bs),
+            *marked("i", ds, 1082),
+            *marked("?", fs, 16),
+        ]
+    else:
+        fields += [
+            array("q", ids),
+            array("i", ns),
+            *measured(texts),
+            *measured(bs),
+            array("i", ds),
+            array("?", fs),
+        ]
     parts = (b"\xff" * 4 if f is None else struct.pack(">i", len(f)) + f for f in fields)
     return struct.pack(">h", len(fields)) + b"".join(parts)
 
 
-def decode(messages: Sequence[bytes], size: int = 100) -> list[TableBatch]:
-    decoder = ColumnarDecoder(TABLE, Lsn(77), AT, 64)
+def decode(
+    messages: Sequence[bytes], size: int = 100, packing: Packing = Packing.MARKED
+) -> list[TableBatch]:
+    decoder = ColumnarDecoder(TABLE, Lsn(77), AT, 64, packing)
     found = []
     for start in range(0, len(messages), size):
         batch = decoder.feed(*pgoutput.laid_out(list(messages[start : start + size]), gap=b"ab"))
@@ -85,38 +114,87 @@ def values(batches: Sequence[TableBatch]) -> list[tuple[Any, ...]]:
     return [tuple(r[n] for n in names) for b in batches for r in b.rows.to_pylist()]
 
 
-int32 = st.integers(-(2**31), 2**31 - 1)
+MARK = int.from_bytes(b"\x9d\x3c\x6b\x1f", signed=True)
+"""What stands for a null int4."""
+int32 = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([-1, 4, 8, MARK])
+texts_with = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=9)
 row_lists = st.lists(
     st.tuples(
-        st.integers(-(2**63), 2**63 - 1),
+        st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-1, (4 << 32) - 1]),
         st.none() | int32,
-        st.none() | st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=9),
+        st.none() | texts_with | st.sampled_from(["\x0e", "\x0f"]),
         st.none() | st.binary(max_size=9),
         st.none() | st.integers(-700_000, 2_900_000),
+        st.none() | st.booleans(),
     ),
     min_size=1,
     max_size=8,
 )
 
 
-@given(st.lists(row_lists, max_size=5), st.sampled_from([1, 2, 100]))
-@settings(deadline=None, max_examples=150)
-def test_lossless_whatever_the_values(runs: list[list[Row]], size: int) -> None:
-    messages = [packed(i * 64, rows) for i, rows in enumerate(runs)]
-    whole = [HEADER + messages[0], *messages[1:], TRAILER] if messages else [HEADER + TRAILER]
+def expected_of(runs: Sequence[Sequence[Row]]) -> list[Row]:
     day = date(2000, 1, 1)
-    expected = [
-        (i, n, s, b, None if d is None else day + timedelta(days=d))
+    return [
+        (i, n, s, b, None if d is None else day + timedelta(days=d), f)  # type: ignore[misc]
         for rows in runs
-        for i, n, s, b, d in rows
+        for i, n, s, b, d, f in rows
     ]
-    assert values(decode(whole, size)) == expected
+
+
+@given(st.lists(row_lists, max_size=5), st.sampled_from([1, 2, 100]), st.sampled_from(Packing))
+@settings(deadline=None, max_examples=300)
+def test_lossless_whatever_the_values(runs: list[list[Row]], size: int, packing: Packing) -> None:
+    messages = [packed(i * 64, rows, packing) for i, rows in enumerate(runs)]
+    whole = [HEADER + messages[0], *messages[1:], TRAILER] if messages else [HEADER + TRAILER]
+    try:
+        found = values(decode(whole, size, packing))
+    except AmbiguousMarkError:
+        assert packing is Packing.MARKED
+        assert any(
+            row[1] == MARK or (row[2] and {"\x0e", "\x0f"} & set(row[2]))
+            for rows in runs
+            for row in rows
+        )
+    else:
+        assert found == expected_of(runs)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [["a\x0eb", "c"], ["\x0f", None], ["\x0e", None], ["\x0f\x0e", "\x0e\x0f"], ["", "\x0e"]],
+)
+def test_marks_are_noticed_in_texts(texts: list[str | None]) -> None:
+    rows: list[Row] = [(1, 2, text, None, 3, None) for text in texts]
+    with pytest.raises(AmbiguousMarkError, match=r"public\.t: a value of 's'"):
+        decode([HEADER, packed(0, rows, Packing.MARKED), TRAILER])
+    measured = [HEADER, packed(0, rows, Packing.MEASURED), TRAILER]
+    assert values(decode(measured, packing=Packing.MEASURED)) == expected_of([rows])
+
+
+def test_a_mark_of_nulls_is_noticed_in_numbers() -> None:
+    rows: list[Row] = [(1, n, "", None, 3, None) for n in (MARK, None, 5)]
+    with pytest.raises(AmbiguousMarkError, match=r"public\.t: a value of 'n'"):
+        decode([HEADER, packed(0, rows, Packing.MARKED), TRAILER])
+
+
+def test_a_null_where_none_was_announced_is_noticed() -> None:
+    rows: list[Row] = [(i, 1, "", None, 3, None) for i in range(3)]
+    message = packed(0, rows, Packing.MARKED)
+    of_two = message.replace(struct.pack(">iqqq", 24, 0, 1, 2), struct.pack(">iqq", 16, 0, 2), 1)
+    with pytest.raises(AmbiguousMarkError, match=r"public\.t: a value of 'id'"):
+        decode([HEADER, of_two, TRAILER])
+
+
+def test_marks_of_nulls_are_values_where_nothing_is_null() -> None:
+    rows: list[Row] = [(1, MARK, "\x0f", None, 3, None), (2, 2, "", None, 3, None)]
+    found = values(decode([HEADER, packed(0, rows, Packing.MARKED), TRAILER]))
+    assert found == expected_of([rows])
 
 
 def test_what_a_date_cannot_hold_is_in_cdc_raw() -> None:
     special = {-(2**31): "-infinity", 2**31 - 1: "infinity", -730_485: "0001-01-01 BC"}
-    rows: list[Row] = [(i, 1, "", b"", day) for i, day in enumerate([0, *special, *special])]
-    [batch] = decode([HEADER, packed(0, rows), TRAILER])
+    rows: list[Row] = [(i, 1, "", b"", day, None) for i, day in enumerate([0, *special, *special])]
+    [batch] = decode([HEADER, packed(0, rows, Packing.MARKED), TRAILER])
     found = batch.rows.to_pylist(maps_as_pydicts="strict")
     assert [r["d"] for r in found] == [date(2000, 1, 1), *[None] * 6]
     assert [(r["_cdc_raw"] or {}).get("d") for r in found] == [
@@ -127,18 +205,21 @@ def test_what_a_date_cannot_hold_is_in_cdc_raw() -> None:
 
 
 def test_next_block_follows_what_was_given() -> None:
-    decoder = ColumnarDecoder(TABLE, Lsn(77), AT, 64)
-    row: Row = (1, None, None, None, None)
+    separated = Packing.MARKED
+    decoder = ColumnarDecoder(TABLE, Lsn(77), AT, 64, separated)
+    row: Row = (1, None, None, None, None, None)
     assert decoder.next_block == 0
-    decoder.feed(*pgoutput.laid_out([HEADER + packed(128, [row]), packed(192, [row])], gap=b""))
+    first = [HEADER + packed(128, [row], separated), packed(192, [row], separated)]
+    decoder.feed(*pgoutput.laid_out(first, gap=b""))
     assert decoder.next_block == 256
-    bad = packed(256, [row]).replace(array("q", [1]), array("q", [1], nulls=1))
-    with pytest.raises(UnexpectedNullError):
+    bad = packed(256, [(1, None, "\x0e", None, None, None)], separated)
+    with pytest.raises(AmbiguousMarkError):
         decoder.feed(*pgoutput.laid_out([bad], gap=b""))
     assert decoder.next_block == 256
 
 
-GOOD = [HEADER, packed(0, [(1, 2, "ab", b"\0", 3), (4, None, None, None, None)]), TRAILER]
+ROWS: list[Row] = [(1, 2, "ab", b"\0", 3, True), (4, None, None, None, None, None)]
+GOOD = [HEADER, packed(0, ROWS, Packing.MARKED), TRAILER]
 
 
 @pytest.mark.parametrize(

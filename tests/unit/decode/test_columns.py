@@ -8,7 +8,7 @@ import struct
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 from ingestd.changes import TableBatch, change_schema
 from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.masks import masked, masked_text
-from ingestd.decode.packing import Form, form_of
+from ingestd.decode.packing import Form, Packing, form_of
 from ingestd.decode.relation import table_of
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.texts import texts_of
 from ingestd.positions import Lsn
 from ingestd.schema import Column, Mask, Table, TableId, with_before
 from tests.unit.decode import pgoutput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SHA = Mask("sha256", b"key")
 NULL = Mask("null")
@@ -148,7 +151,8 @@ def test_packed_columns_by_their_names_in_the_lake() -> None:
     ]
     run = struct.pack(">h", len(fields)) + b"".join(struct.pack(">i", len(f)) + f for f in fields)
     header = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
-    decoder = ColumnarDecoder(table, Lsn(9), datetime(2024, 1, 1, tzinfo=UTC), 64)
+    at = datetime(2024, 1, 1, tzinfo=UTC)
+    decoder = ColumnarDecoder(table, Lsn(9), at, 64, Packing.MEASURED)
     batch = decoder.feed(*pgoutput.laid_out([header + run, b"\xff\xff"], gap=b""))
     assert isinstance(batch, TableBatch)
     batch.rows.validate(full=True)
@@ -164,11 +168,12 @@ def test_packed_columns_by_their_names_in_the_lake() -> None:
     assert raw == [None, {"d__v2": "infinity", "a": "[0:0]={1}"}]
 
 
-def ints(values: list[int], oid: int = 23) -> bytes:
-    out = struct.pack(">iiiii", 1, 0, oid, len(values), 1)
-    return out + b"".join(struct.pack(">ii", 4, v) for v in values)
+def ints(values: Sequence[int | None], oid: int = 23) -> bytes:
+    out = struct.pack(">iiiii", 1, None in values, oid, len(values), 1)
+    items = (struct.pack(">i", -1) if v is None else struct.pack(">ii", 4, v) for v in values)
+    return out + b"".join(items)
 
 
 def packed(values: list[bytes | None]) -> tuple[bytes, bytes]:
-    lengths = [-1 if v is None else len(v) for v in values]
+    lengths = [None if v is None else len(v) for v in values]
     return b"".join(v or b"" for v in values), ints(lengths)
