@@ -275,7 +275,8 @@ async def test_values_that_look_like_marks_are_read_as_they_are(database: Databa
         "CREATE TABLE t (id int PRIMARY KEY, n int, s text, m int, b bool)",
         "INSERT INTO t SELECT i, i, 'x' || i, i, null FROM generate_series(1, 20000) i",
         f"INSERT INTO t VALUES (20001, {marks}), (20002, null, chr(15), null, false)",
-        "INSERT INTO t VALUES (20003, null, null, null, null), (20004, 4, chr(14) || chr(15), 5, null)",
+        "INSERT INTO t VALUES (20003, null, null, null, null)",
+        "INSERT INTO t VALUES (20004, 4, chr(14) || chr(15), 5, null)",
         "INSERT INTO t SELECT i, null, null, i, true FROM generate_series(20005, 40000) i",
     )
     rows = await read_whole(database, "t")
