@@ -7,12 +7,14 @@ job knows how far a table is, and whether somebody else has changed it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
@@ -39,6 +41,11 @@ _HARMLESS = frozenset(
 """Operations that leave the rows as they are."""
 
 HISTORY_LIMIT = 200
+
+TABLE_PROPERTIES: Mapping[str, str] = MappingProxyType(
+    {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "50"}
+)
+"""Of the tables that jobs make. A checkpoint is a Spark job that the commit waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
-from spark_jobs.commits import identity
+from spark_jobs.commits import TABLE_PROPERTIES, current_version, identity
+from spark_jobs.driver_commit import Update, commit, new_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,11 +70,15 @@ class Cut:
 
 
 class CutLog:
-    """The Delta table at `path`; `name` is the job's, for messages."""
+    """The Delta table at `path`; `name` is the job's, for messages.
+
+    While nobody else commits to it (maintenance does), cuts are added without a Spark job.
+    """
 
     def __init__(self, session: SparkSession, path: str, name: str) -> None:
         self._session = session
         self._name = name
+        self._version: int | None = None  # of the log, when all its cuts were known
         self.path = path
 
     def open(self, lake: SourceLake) -> tuple[str, bool]:
@@ -85,9 +91,10 @@ class CutLog:
         if not DeltaTable.isDeltaTable(self._session, self.path):
             empty = self._session.createDataFrame([], SCHEMA)
             table = DeltaTable.create(self._session).location(self.path).addColumns(empty.schema)
-            for name, value in wanted.items():
+            for name, value in {**wanted, **TABLE_PROPERTIES}.items():
                 table = table.property(name, value)
             table.execute()
+            self._version = current_version(self._session, self.path)
             return epochs_id, True
         _, found = identity(self._session, self.path)
         if any(found.get(name) != value for name, value in wanted.items()):
@@ -100,10 +107,11 @@ class CutLog:
 
     def last(self) -> Cut | None:
         """Give the newest cut, None if there is none. Spark job."""
+        self._version = current_version(self._session, self.path)
         return find_cut(self._session, self.path)
 
     def append(self, cut: Cut, *, replace: bool) -> None:
-        """Add a cut. `replace`: in the place of the one of the same epoch."""
+        """Add a cut; one that is there stays. `replace`: in the place of that of the same epoch."""
         tables = [
             {"table": name, "version": version, "schema_version": cut.schemas[name]}
             for name, version in sorted(cut.tables.items())
@@ -116,17 +124,40 @@ class CutLog:
             "tables": tables,
         }
         # By Arrow: from Python's own rows it would start a worker process.
-        table = pa.Table.from_pylist([row], _ARROW_SCHEMA)
-        writer = self._session.createDataFrame(table).coalesce(1).write.format("delta")
+        rows = pa.Table.from_pylist([row], _ARROW_SCHEMA)
+        if replace or not self._appended(rows, cut.epoch):
+            self._written(rows, cut.epoch, replace=replace)
+
+    def _appended(self, rows: pa.Table, epoch: int) -> bool:
+        """Add a cut if nobody else has committed; False if that can't be told here."""
+        known, self._version = self._version, None
+        if known is None or known != current_version(self._session, self.path):
+            return False
+        try:
+            added = new_file(self._session, self.path, rows, indexed=["epoch"])
+            update = Update(self._app_id, epoch, "Append")
+            is_there = commit(self._session, self.path, [added], update, of_version=known)
+        except (Py4JError, OSError):
+            return False  # Spark says what it means
+        self._version = known + 1 if is_there else None
+        return is_there
+
+    def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
+        writer = self._session.createDataFrame(rows).coalesce(1).write.format("delta")
         if replace:
-            writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {cut.epoch}")
+            writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {epoch}")
         else:
             writer = (
                 writer.mode("append")
-                .option("txnAppId", f"ingestd-{self._name}/cuts")
-                .option("txnVersion", str(cut.epoch))
+                .option("txnAppId", self._app_id)
+                .option("txnVersion", str(epoch))
             )
         writer.save(self.path)
+        self._version = current_version(self._session, self.path)
+
+    @property
+    def _app_id(self) -> str:
+        return f"ingestd-{self._name}/cuts"
 
 
 def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Cut | None:

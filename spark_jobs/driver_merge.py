@@ -8,8 +8,7 @@ small, or a good part of its rows change  its rows are written anew, with what t
 large                                     a deletion vector more; what rows become is written anew
 ========================================  ======================================================
 
-The commit is made by Delta's own transaction: it checks for conflicts and knows the table's
-features. What is not plain here (column mapping, constraints, more than fits in memory) is left to
+What is not plain here (column mapping, constraints, more than fits in memory) is left to
 Spark. Source: Delta transaction log protocol, "Actions".
 """
 
@@ -18,7 +17,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,7 +33,8 @@ from pyspark.sql.types import StructType
 from spark_jobs.arrow_keys import are_compared
 from spark_jobs.commits import Signature, snapshot_of
 from spark_jobs.deletion_vectors import Rows, rows_gone, write_vectors
-from spark_jobs.driver_files import TooLargeError, read_parquet, write_parquet
+from spark_jobs.driver_commit import Update, commit, new_file
+from spark_jobs.driver_files import TooLargeError, read_parquet
 from spark_jobs.folding import KEPT
 from spark_jobs.rewriting import MAX_HASHED, Merge, merge, shaped
 
@@ -64,10 +63,6 @@ _NOT_PLAIN = (
     "delta.enableRowTracking",
 )
 """Properties of tables that Spark is to write."""
-_MAX_STATS = 32
-_DAY_US = 86_400_000_000
-_FIRST_DAY, _LAST_DAY = -354_285, 2_932_896
-"""From the year 1000 to the end of 9999, in days from 1970: what any reader's dates can be."""
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
@@ -130,7 +125,14 @@ class DriverMerge:
             if actions is None:
                 return False
             is_whole = {a["remove"]["path"] for a in actions if "remove" in a} == found.adds.keys()
-            return self._commit(actions, signature, found.version, is_whole=is_whole)
+            return commit(
+                self.session,
+                self.path,
+                actions,
+                Update(self.app_id, signature.epoch, "Complete" if is_whole else "Update"),
+                told=signature.to_text(),
+                of_version=found.version,
+            )
 
     # --- what is read and written ---------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class DriverMerge:
             first = last
         rows.append(merged.rows.filter(pa.array(~is_written)))
         actions += self._with_vectors(vectors, now_ms)
-        return actions + self._new_files(pa.concat_tables(rows), key, now_ms)
+        return actions + self._new_files(pa.concat_tables(rows), key)
 
     def _with_vectors(
         self, parts: Sequence[tuple[_Part, NDArray[np.bool_]]], now_ms: int
@@ -221,59 +223,17 @@ class DriverMerge:
             actions.append({"add": part.add | {"modificationTime": now_ms} | changed})
         return actions
 
-    def _new_files(self, rows: pa.Table, key: Sequence[str], now_ms: int) -> list[Action]:
+    def _new_files(self, rows: pa.Table, key: Sequence[str]) -> list[Action]:
         if not rows.num_rows:
             return []
         count = min(math.ceil(rows.nbytes / _WRITTEN_NBYTES), 4)
         each = math.ceil(rows.num_rows / count)
         slices = [rows.slice(first, each) for first in range(0, rows.num_rows, each)]
         with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(lambda part: self._new_file(part, key, now_ms), slices))
+            return list(pool.map(lambda part: self._new_file(part, key), slices))
 
-    def _new_file(self, rows: pa.Table, key: Sequence[str], now_ms: int) -> Action:
-        name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-        size = write_parquet(self.session, self.path, name, rows)
-        added = {
-            "path": name,
-            "partitionValues": {},
-            "size": size,
-            "modificationTime": now_ms,
-            "dataChange": True,
-            "stats": json.dumps(_stats(rows, key)),
-        }
-        return {"add": added}
-
-    # --- committed ------------------------------------------------------------------------------
-
-    def _commit(
-        self, actions: Sequence[Action], signature: Signature, version: int, *, is_whole: bool
-    ) -> bool:
-        """Commit if `version` is the newest still; False if not.
-
-        `is_whole`: no file of that version is left as it was.
-        """
-        jvm: Any = self.session._jvm  # noqa: SLF001 - Delta has no call for it in Python
-        delta, own = jvm.org.apache.spark.sql.delta, self.session._jsparkSession  # noqa: SLF001
-        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own)
-        transaction = delta.DeltaLog.forTable(own, self.path).startTransaction()
-        if transaction.snapshot().version() != version:
-            return False
-        transaction.readWholeTable()
-        now_ms = time.time_ns() // 1_000_000
-        done = {"appId": self.app_id, "version": signature.epoch, "lastUpdated": now_ms}
-        found = jvm.java.util.ArrayList()
-        for action in [*actions, {"txn": done}]:
-            found.add(delta.actions.Action.fromJson(json.dumps(action)))
-        modes = jvm.org.apache.spark.sql.streaming.OutputMode
-        update = getattr(delta, "DeltaOperations$StreamingUpdate")
-        operation = update(
-            modes.Complete() if is_whole else modes.Update(),
-            self.app_id,
-            signature.epoch,
-            jvm.scala.Option.apply(signature.to_text()),
-        )
-        transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(found), operation)
-        return True
+    def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
+        return new_file(self.session, self.path, rows, indexed=[*key, *_POSITION])
 
 
 def _is_plain(properties: Any, kind: StructType) -> bool:  # noqa: ANN401 - a Scala map
@@ -331,53 +291,6 @@ def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) ->
         ):
             found.append(add)
     return found
-
-
-def _stats(rows: pa.Table, key: Sequence[str]) -> dict[str, Any]:
-    """Give a file's statistics: those of keys, positions and times are worth having here."""
-    bounds: dict[str, tuple[int | str, int | str]] = {}
-    ranged = [f.name for f in rows.schema if pa.types.is_temporal(f.type)]
-    indexed = dict.fromkeys([*key, *_POSITION, *ranged])
-    names = [name for name in indexed if _has_bounds(rows.schema.field(name).type)][:_MAX_STATS]
-    for name in names:
-        found = _bounds(rows[name])
-        if found is not None:
-            bounds[name] = found
-    return {
-        "numRecords": rows.num_rows,
-        "minValues": {name: low for name, (low, _) in bounds.items()},
-        "maxValues": {name: high for name, (_, high) in bounds.items()},
-        "nullCount": {name: rows[name].null_count for name in names},
-        "tightBounds": True,
-    }
-
-
-def _has_bounds(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_date32(kind)
-        or (pa.types.is_timestamp(kind) and kind.unit == "us")
-    )
-
-
-def _bounds(values: pa.ChunkedArray) -> tuple[int | str, int | str] | None:
-    """Give the lowest and highest value as Delta writes them; None without, and far from now.
-
-    Source: Delta transaction log protocol, "Per-file Statistics".
-    """
-    kind = values.type
-    if pa.types.is_integer(kind):
-        both = pc.min_max(values).as_py()
-        return None if both["min"] is None else (both["min"], both["max"])
-    is_date = pa.types.is_date32(kind)
-    both = pc.min_max(values.cast(pa.int32() if is_date else pa.int64())).as_py()
-    low, high, unit = both["min"], both["max"], 1 if is_date else _DAY_US
-    if low is None or low < _FIRST_DAY * unit or high >= _LAST_DAY * unit:
-        return None
-    if is_date:
-        return str(np.datetime64(low, "D")), str(np.datetime64(high, "D"))
-    zone = "Z" if kind.tz else ""
-    return f"{np.datetime64(low, 'us')}{zone}", f"{np.datetime64(high, 'us')}{zone}"
 
 
 def _removed(add: Action, now_ms: int) -> Action:

@@ -10,7 +10,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as f
 
 from spark_jobs.columns import RAW, col, needs_column_mapping, quoted
-from spark_jobs.commits import signed, size_bytes
+from spark_jobs.commits import TABLE_PROPERTIES, signed, size_bytes
 from spark_jobs.history_shape import ADDED, Shape, is_clashing
 from spark_jobs.history_versions import as_history, stored
 from spark_jobs.mirror_table import SMALL_BYTES
@@ -77,7 +77,7 @@ class HistoryTable:
             rows.write.format("delta")
             .mode("overwrite")
             .option("overwriteSchema", "true")
-            .option("delta.enableDeletionVectors", "true")
+            .options(**TABLE_PROPERTIES)
         )
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")

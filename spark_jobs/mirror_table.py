@@ -24,7 +24,7 @@ from spark_jobs.columns import (
     quoted,
     same_key,
 )
-from spark_jobs.commits import settings, signed, size_bytes, table_property
+from spark_jobs.commits import TABLE_PROPERTIES, settings, signed, size_bytes, table_property
 from spark_jobs.driver_merge import DriverMerge
 from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.mirror_files import MirrorFiles
@@ -113,7 +113,12 @@ class MirrorTable:
         clustering = ", ".join(_clustering(columns, key))
         table = f"delta.{quoted(self.path)} ({made}) USING delta"
         by = f"CLUSTER BY ({clustering})" if clustering else ""
-        properties = f"'delta.enableDeletionVectors' = 'true', {_chosen(_with_stats(columns, key))}"
+        properties = ", ".join(
+            [
+                *(f"'{k}' = '{v}'" for k, v in TABLE_PROPERTIES.items()),
+                _chosen(_with_stats(columns, key)),
+            ]
+        )
         with signed(self.session, replace(signature, epoch=0, schema_version=0), None):
             try:
                 self.session.sql(f"CREATE TABLE {table} {by} TBLPROPERTIES ({properties})")
@@ -142,7 +147,7 @@ class MirrorTable:
             rows.write.format("delta")
             .mode("overwrite")
             .option("overwriteSchema", "true")
-            .option("delta.enableDeletionVectors", "true")
+            .options(**TABLE_PROPERTIES)
             .option(_STATS_COLUMNS, stats_columns)
         )
         if needs_column_mapping(rows.columns):

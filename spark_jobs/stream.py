@@ -124,11 +124,14 @@ class EpochStream:
     _pool: ThreadPoolExecutor = field(init=False)
     _epochs: EpochMemory = field(init=False)
     _owner: Owner = field(init=False)
+    _cuts: CutLog = field(init=False)
     _known: Registry = field(init=False)
     _registry_version: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
         self._epochs = EpochMemory(self.lake)
+        path = f"{self.target}/{self.log_name}"
+        self._cuts = CutLog(self.lake.session, path, self.job.name)
 
     def run(self, checkpoint: str, *, once: bool, interval_s: float, stop: threading.Event) -> None:
         """Take what there is (`once`), or go on until `stop` is set.
@@ -392,10 +395,6 @@ class EpochStream:
 
     def _newest_registry(self) -> int:
         return current_version(self.lake.session, self.lake.tables_path)
-
-    @property
-    def _cuts(self) -> CutLog:
-        return CutLog(self.lake.session, f"{self.target}/{self.log_name}", self.job.name)
 
     @property
     def _log(self) -> structlog.stdlib.BoundLogger:

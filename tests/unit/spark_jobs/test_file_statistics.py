@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jobs.driver_merge import _stats, _that_may_have
+from spark_jobs.driver_merge import _that_may_have
+from spark_jobs.file_statistics import statistics
 
 SCHEMA = pa.schema(
     [
@@ -23,7 +24,7 @@ SCHEMA = pa.schema(
 
 
 def stats(*rows: dict[str, Any]) -> dict[str, Any]:
-    return _stats(pa.Table.from_pylist(list(rows), SCHEMA), ["id"])
+    return statistics(pa.Table.from_pylist(list(rows), SCHEMA), ["id", "_cdc_lsn", "_cdc_seq"])
 
 
 def test_statistics_are_written_as_delta_does() -> None:

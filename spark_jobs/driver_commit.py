@@ -1,0 +1,88 @@
+"""Commits of files that the driver wrote: no Spark job, some ten milliseconds.
+
+They are made by Delta's own transaction: it checks for conflicts and knows the table's features.
+Source: Delta transaction log protocol, "Actions".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from spark_jobs.driver_files import write_parquet
+from spark_jobs.file_statistics import statistics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.mirror_files import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a commit is: of the application `app_id`, its version `version`.
+
+    `mode`: Append where nothing is taken away, Complete where nothing of before is left.
+    """
+
+    app_id: str
+    version: int
+    mode: Literal["Append", "Update", "Complete"]
+
+
+def new_file(
+    session: SparkSession, path: str, rows: pa.Table, *, indexed: Sequence[str] = ()
+) -> Action:
+    """Write rows to a new file of the table at `path`; give the action that adds it.
+
+    `indexed`: columns that have statistics; times have them always. Raises Py4JError or OSError.
+    """
+    name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+    size = write_parquet(session, path, name, rows)
+    added = {
+        "path": name,
+        "partitionValues": {},
+        "size": size,
+        "modificationTime": time.time_ns() // 1_000_000,
+        "dataChange": True,
+        "stats": json.dumps(statistics(rows, indexed)),
+    }
+    return {"add": added}
+
+
+def commit(
+    session: SparkSession,
+    path: str,
+    actions: Sequence[Action],
+    update: Update,
+    *,
+    of_version: int,
+    told: str | None = None,
+) -> bool:
+    """Commit if `of_version` is the newest still; False if not.
+
+    `told`: the commit's `userMetadata`. Raises Py4JError, where another commit came between, too.
+    """
+    jvm: Any = session._jvm  # noqa: SLF001 - Delta has no call for it in Python
+    delta, own = jvm.org.apache.spark.sql.delta, session._jsparkSession  # noqa: SLF001
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own)
+    transaction = delta.DeltaLog.forTable(own, path).startTransaction()
+    if transaction.snapshot().version() != of_version:
+        return False
+    transaction.readWholeTable()
+    now_ms = time.time_ns() // 1_000_000
+    done = {"appId": update.app_id, "version": update.version, "lastUpdated": now_ms}
+    found = jvm.java.util.ArrayList()
+    for action in [*actions, {"txn": done}]:
+        found.add(delta.actions.Action.fromJson(json.dumps(action)))
+    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, update.mode)()
+    operation = getattr(delta, "DeltaOperations$StreamingUpdate")(
+        mode, update.app_id, update.version, jvm.scala.Option.apply(told)
+    )
+    transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(found), operation)
+    return True

@@ -1,0 +1,82 @@
+"""The log of cuts: every cut once, whoever else commits to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from delta.tables import DeltaTable
+
+from spark_jobs.cuts import Cut, CutLog, find_cut
+from spark_jobs.lake import SourceLake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+CUT = Cut(1, 100, AT, {"public.t": 3, "public.u": 4}, {"public.t": 1, "public.u": 2})
+
+
+@pytest.fixture
+def log(spark: SparkSession, tmp_path: Path) -> CutLog:
+    lake = SourceLake(spark, str(tmp_path / "lake"), "shop")
+    spark.range(1).write.format("delta").save(lake.epochs_path)
+    made = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror")
+    assert made.open(lake)[1]
+    return made
+
+
+def cut(epoch: int) -> Cut:
+    return replace(CUT, epoch=epoch, end_lsn=100 * epoch)
+
+
+def operations(log: CutLog, spark: SparkSession) -> list[str]:
+    history = DeltaTable.forPath(spark, log.path).history().orderBy("version").collect()
+    return [row["operation"] for row in history]
+
+
+def epochs(log: CutLog, spark: SparkSession) -> list[int]:
+    rows = spark.read.format("delta").load(log.path).select("epoch").collect()
+    return sorted(row["epoch"] for row in rows)
+
+
+def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: SparkSession) -> None:
+    log.append(cut(1), replace=False)
+    log.append(cut(2), replace=False)
+    assert operations(log, spark)[1:] == ["STREAMING UPDATE"] * 2
+    found = [find_cut(spark, log.path, epoch) for epoch in (1, 2)]
+    assert [c and replace(c, last_commit_ts=AT) for c in found] == [cut(1), cut(2)]
+    [row, _] = spark.read.format("delta").load(log.path).orderBy("epoch").collect()
+    assert row["last_commit_ts"].astimezone(UTC) == AT
+    log.append(replace(cut(2), end_lsn=7), replace=True)
+    assert epochs(log, spark) == [1, 2]
+    newest = find_cut(spark, log.path)
+    assert newest is not None
+    assert newest.end_lsn == 7
+
+
+def test_maintenance_between_cuts_is_nothing_to_stop_at(log: CutLog, spark: SparkSession) -> None:
+    for epoch in (1, 2):
+        log.append(cut(epoch), replace=False)
+    DeltaTable.forPath(spark, log.path).optimize().executeCompaction()
+    for epoch in (3, 4):
+        log.append(cut(epoch), replace=False)
+    assert epochs(log, spark) == [1, 2, 3, 4]
+    assert operations(log, spark)[-3:] == ["OPTIMIZE", "WRITE", "STREAMING UPDATE"]
+
+
+def test_a_cut_that_another_run_has_added_is_not_added_again(
+    log: CutLog, spark: SparkSession
+) -> None:
+    log.append(cut(1), replace=False)
+    other = CutLog(spark, log.path, "mirror")
+    assert other.last() is not None
+    other.append(cut(2), replace=False)
+    log.append(cut(2), replace=False)
+    log.append(cut(3), replace=False)
+    other.append(cut(3), replace=False)
+    assert epochs(log, spark) == [1, 2, 3]
