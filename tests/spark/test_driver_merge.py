@@ -17,6 +17,7 @@ import pytest
 from ingestd.schema import TIMESTAMP, Column, Table, TableId
 from spark_jobs import (
     driver_files,
+    driver_commit,
     driver_merge,
     driver_step,
     mirror_files,
@@ -209,7 +210,7 @@ def test_what_the_driver_cant_do_is_done_by_spark(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as full:
-        full.setattr(driver_merge, "write_parquet", refuse)
+        full.setattr(driver_commit, "write_parquet", refuse)
         mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"})
         mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"})
     with monkeypatch.context() as narrow:
