@@ -16,8 +16,8 @@ import pytest
 
 from ingestd.schema import TIMESTAMP, Column, Table, TableId
 from spark_jobs import (
-    driver_files,
     driver_commit,
+    driver_files,
     driver_merge,
     driver_step,
     mirror_files,
