@@ -42,10 +42,12 @@ _HARMLESS = frozenset(
 
 HISTORY_LIMIT = 200
 
+CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "50"})
+"""Property of all tables that jobs make. A checkpoint is a Spark job that the commit waits for."""
 TABLE_PROPERTIES: Mapping[str, str] = MappingProxyType(
-    {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "50"}
+    {**CHECKPOINTS, "delta.enableDeletionVectors": "true"}
 )
-"""Of the tables that jobs make. A checkpoint is a Spark job that the commit waits for."""
+"""Of mirrors and histories."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
-from spark_jobs.commits import TABLE_PROPERTIES, current_version, identity
-from spark_jobs.driver_commit import Update, commit, new_file
+from spark_jobs.commits import CHECKPOINTS, current_version, identity, snapshot_of
+from spark_jobs.driver_commit import Work, commit, is_plain, new_file
+from spark_jobs.lake import as_spark_gives
+from spark_jobs.newest_files import NewestFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +80,7 @@ class CutLog:
     def __init__(self, session: SparkSession, path: str, name: str) -> None:
         self._session = session
         self._name = name
-        self._version: int | None = None  # of the log, when all its cuts were known
+        self._version: int | None = None  # of the log, when its newest cut was the caller's
         self.path = path
 
     def open(self, lake: SourceLake) -> tuple[str, bool]:
@@ -91,10 +93,10 @@ class CutLog:
         if not DeltaTable.isDeltaTable(self._session, self.path):
             empty = self._session.createDataFrame([], SCHEMA)
             table = DeltaTable.create(self._session).location(self.path).addColumns(empty.schema)
-            for name, value in {**wanted, **TABLE_PROPERTIES}.items():
+            for name, value in {**wanted, **CHECKPOINTS}.items():
                 table = table.property(name, value)
             table.execute()
-            self._version = current_version(self._session, self.path)
+            self._version = 0
             return epochs_id, True
         _, found = identity(self._session, self.path)
         if any(found.get(name) != value for name, value in wanted.items()):
@@ -106,9 +108,13 @@ class CutLog:
         return epochs_id, False
 
     def last(self) -> Cut | None:
-        """Give the newest cut, None if there is none. Spark job."""
+        """Give the newest cut, None if there is none. Spark job, unless the log tells it."""
         self._version = current_version(self._session, self.path)
-        return find_cut(self._session, self.path)
+        newest = NewestFiles(self._session, self.path).last_rows()
+        if newest is None or not newest.num_rows:
+            return find_cut(self._session, self.path)
+        row = max(newest.to_pylist(), key=lambda row: row["epoch"])
+        return Cut.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
 
     def append(self, cut: Cut, *, replace: bool) -> None:
         """Add a cut; one that is there stays. `replace`: in the place of that of the same epoch."""
@@ -131,15 +137,17 @@ class CutLog:
     def _appended(self, rows: pa.Table, epoch: int) -> bool:
         """Add a cut if nobody else has committed; False if that can't be told here."""
         known, self._version = self._version, None
-        if known is None or known != current_version(self._session, self.path):
+        snapshot = snapshot_of(self._session, self.path)
+        if known is None or snapshot.version() != known or not is_plain(snapshot):
             return False
         try:
             added = new_file(self._session, self.path, rows, indexed=["epoch"])
-            update = Update(self._app_id, epoch, "Append")
-            is_there = commit(self._session, self.path, [added], update, of_version=known)
+            work = Work(self._app_id, epoch, "Append")
+            is_there = commit(self._session, self.path, [added], work, of_version=known)
         except (Py4JError, OSError):
             return False  # Spark says what it means
-        self._version = known + 1 if is_there else None
+        if is_there:
+            self._version = known + 1
         return is_there
 
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
@@ -153,7 +161,9 @@ class CutLog:
                 .option("txnVersion", str(epoch))
             )
         writer.save(self.path)
-        self._version = current_version(self._session, self.path)
+        newest = self.last()
+        if newest is None or newest.epoch != epoch:
+            self._version = None  # another run is ahead: Spark sees to it that none is added twice
 
     @property
     def _app_id(self) -> str:

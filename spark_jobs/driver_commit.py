@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from spark_jobs.mirror_files import Action
 
 
+_NOT_PLAIN = (
+    "delta.columnMapping.mode",
+    "delta.constraints.",
+    "delta.enableChangeDataFeed",
+    "delta.enableIcebergCompat",
+    "delta.enableRowTracking",
+)
+
+
 @dataclass(frozen=True, slots=True)
-class Update:
+class Work:
     """What a commit is: of the application `app_id`, its version `version`.
 
     `mode`: Append where nothing is taken away, Complete where nothing of before is left.
@@ -35,12 +44,19 @@ class Update:
     mode: Literal["Append", "Update", "Complete"]
 
 
+def is_plain(snapshot: Any) -> bool:  # noqa: ANN401 - Delta's
+    """Whether files of the driver may be added; else Spark is to write."""
+    names = str(snapshot.metadata().configuration().keys().mkString("\n")).split("\n")
+    return not any(name.startswith(_NOT_PLAIN) for name in names)
+
+
 def new_file(
     session: SparkSession, path: str, rows: pa.Table, *, indexed: Sequence[str] = ()
 ) -> Action:
     """Write rows to a new file of the table at `path`; give the action that adds it.
 
-    `indexed`: columns that have statistics; times have them always. Raises Py4JError or OSError.
+    Until it is committed nobody reads it; VACUUM takes it away. `indexed`: columns that have
+    statistics; times have them always. Raises Py4JError or OSError.
     """
     name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
     size = write_parquet(session, path, name, rows)
@@ -59,7 +75,7 @@ def commit(
     session: SparkSession,
     path: str,
     actions: Sequence[Action],
-    update: Update,
+    work: Work,
     *,
     of_version: int,
     told: str | None = None,
@@ -76,13 +92,13 @@ def commit(
         return False
     transaction.readWholeTable()
     now_ms = time.time_ns() // 1_000_000
-    done = {"appId": update.app_id, "version": update.version, "lastUpdated": now_ms}
+    done = {"appId": work.app_id, "version": work.version, "lastUpdated": now_ms}
     found = jvm.java.util.ArrayList()
     for action in [*actions, {"txn": done}]:
         found.add(delta.actions.Action.fromJson(json.dumps(action)))
-    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, update.mode)()
+    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, work.mode)()
     operation = getattr(delta, "DeltaOperations$StreamingUpdate")(
-        mode, update.app_id, update.version, jvm.scala.Option.apply(told)
+        mode, work.app_id, work.version, jvm.scala.Option.apply(told)
     )
     transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(found), operation)
     return True

@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.arrow_keys import are_compared
 from spark_jobs.commits import Signature, snapshot_of
 from spark_jobs.deletion_vectors import Rows, rows_gone, write_vectors
-from spark_jobs.driver_commit import Update, commit, new_file
+from spark_jobs.driver_commit import Work, commit, is_plain, new_file
 from spark_jobs.driver_files import TooLargeError, read_parquet
 from spark_jobs.folding import KEPT
 from spark_jobs.rewriting import MAX_HASHED, Merge, merge, shaped
@@ -55,14 +55,6 @@ _WRITTEN_NBYTES = 64 << 20
 """What takes more memory than this is written as several files, in threads."""
 _MAX_LOOKED_UP = 100_000
 """Of more keys than this, some are of any file."""
-_NOT_PLAIN = (
-    "delta.columnMapping.mode",
-    "delta.constraints.",
-    "delta.enableChangeDataFeed",
-    "delta.enableIcebergCompat",
-    "delta.enableRowTracking",
-)
-"""Properties of tables that Spark is to write."""
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
@@ -105,7 +97,7 @@ class DriverMerge:
         """Apply outcomes, signed as `commits.signed` does; False if that can't be done here."""
         snapshot = snapshot_of(self.session, self.path)
         kind = StructType.fromJson(json.loads(snapshot.schema().json()))
-        if not _is_plain(snapshot.metadata().configuration(), kind):
+        if not _is_mine(snapshot, kind):
             return False
         found = self.files.of(self.session, self.path, snapshot)
         # (somebody else may have gone on meanwhile)
@@ -129,7 +121,7 @@ class DriverMerge:
                 self.session,
                 self.path,
                 actions,
-                Update(self.app_id, signature.epoch, "Complete" if is_whole else "Update"),
+                Work(self.app_id, signature.epoch, "Complete" if is_whole else "Update"),
                 told=signature.to_text(),
                 of_version=found.version,
             )
@@ -236,12 +228,10 @@ class DriverMerge:
         return new_file(self.session, self.path, rows, indexed=[*key, *_POSITION])
 
 
-def _is_plain(properties: Any, kind: StructType) -> bool:  # noqa: ANN401 - a Scala map
-    if not all(field.nullable for field in kind):
-        return False
-    names = properties.keys().mkString("\n").split("\n")
+def _is_mine(snapshot: Any, kind: StructType) -> bool:  # noqa: ANN401 - Delta's
+    properties = snapshot.metadata().configuration()
     has_vectors = properties.get("delta.enableDeletionVectors").contains("true")
-    return has_vectors and not any(name.startswith(_NOT_PLAIN) for name in names)
+    return has_vectors and all(field.nullable for field in kind) and is_plain(snapshot)
 
 
 def _is_rewritten(add: Action, gone: int, rows: int) -> bool:

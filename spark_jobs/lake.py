@@ -8,6 +8,7 @@ version has to be kept for readers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException
@@ -16,6 +17,8 @@ from pyspark.sql import functions as f
 from ingestd.errors import OperatorError
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
+from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
+from spark_jobs.newest_files import NewestFiles
 from spark_jobs.registry import Registry
 
 if TYPE_CHECKING:
@@ -42,9 +45,23 @@ class Epoch:
         rows = {t["table"]: t["rows"] for t in row["tables"]}
         return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], rows, row["bytes"])
 
+    @classmethod
+    def of_arrow(cls, row: dict[str, Any]) -> Epoch:
+        """Take a row that Arrow gave."""
+        return cls.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+
     def nbytes_of(self, table: str) -> int:
         """Estimate the bytes of one table: its share of the rows."""
         return self.nbytes * self.rows.get(table, 0) // max(1, sum(self.rows.values()))
+
+
+def as_spark_gives(at: datetime) -> datetime:
+    """Give a time of Arrow's (UTC) as Spark's rows have it: of this process' zone, without it."""
+    return at.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)
+
+
+def _number(epoch: Epoch) -> int:
+    return epoch.number
 
 
 EPOCH_COLUMNS = ("epoch", "end_lsn", "last_commit_ts", "tables", "bytes")
@@ -93,12 +110,21 @@ class SourceLake:
             ) from error
 
     def epochs(self, above: int = 0) -> list[Epoch]:
-        """Give the epochs with higher numbers, in order. Spark job."""
+        """Give the epochs with higher numbers, in order. Spark job, unless they are few."""
+        few = NewestFiles(self.session, self.epochs_path).rows_above("epoch", above)
+        if few is not None:
+            found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
+            if [epoch.number for epoch in found] == list(range(above + 1, above + 1 + len(found))):
+                return found
         rows = self._load(self.epochs_path).where(f.col("epoch") > above).select(*EPOCH_COLUMNS)
-        return sorted(map(Epoch.of, rows.collect()), key=lambda epoch: epoch.number)
+        return sorted(map(Epoch.of, rows.collect()), key=_number)
 
     def registry(self) -> Registry:
-        """Read `_tables`. Spark job."""
+        """Read `_tables`. Spark job, unless it is short."""
+        few = NewestFiles(self.session, self.tables_path).rows_above("at_lsn", -1)
+        if few is not None:
+            absent = dict.fromkeys(TABLES_SCHEMA.names)  # of files from before a column came
+            return Registry(absent | row for row in few.to_pylist())
         rows = self._load(self.tables_path).drop("storage")
         return Registry(row.asDict(recursive=True) for row in rows.collect())
 

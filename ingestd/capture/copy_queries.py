@@ -156,14 +156,14 @@ def _packable(column: Column) -> sql.Composable:
 def _marked(column: Column, alias: sql.Identifier) -> list[sql.Composable]:
     count = sql.SQL("pg_catalog.count({})::pg_catalog.int4").format(alias)
     if form_of(column) is Form.TEXT:
-        joined = "pg_catalog.string_agg(coalesce({}, pg_catalog.chr({})), pg_catalog.chr({}))"
-        return [sql.SQL(joined).format(alias, ord(ABSENT), ord(BETWEEN)), count]
+        texts = "pg_catalog.string_agg(coalesce({}, pg_catalog.chr({})), pg_catalog.chr({}))"
+        return [sql.SQL(texts).format(alias, ord(ABSENT), ord(BETWEEN)), count]
     kind = fixed(column)
     value: sql.Composable = sql.SQL("pg_catalog.{}({})").format(sql.Identifier(kind.send), alias)
     if column.nullable:
         value = sql.SQL("coalesce({}, {}::pg_catalog.bytea)").format(value, f"\\x{kind.mark.hex()}")
-    joined_values = sql.SQL("pg_catalog.string_agg({}, ''::pg_catalog.bytea)").format(value)
-    return [joined_values, count] if column.nullable else [joined_values]
+    joined = sql.SQL("pg_catalog.string_agg({}, ''::pg_catalog.bytea)").format(value)
+    return [joined, count] if column.nullable else [joined]
 
 
 def _measured(column: Column, alias: sql.Identifier, *, is_converted: bool) -> list[sql.Composable]:

@@ -1,7 +1,7 @@
 """Reads a split by COPY at an exported snapshot, and decodes it to Arrow.
 
 Tables without TOAST come packed by the server, whole columns instead of rows: far less work on both
-sides. What does not suit that, and all others, comes row by row.
+sides. Others come row by row, as do those of too many columns, and of texts in other encodings.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class TablePages:
 
     async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
         """Read in the best packing, and in the next one from where that can't be told."""
-        for packing in packings_of(self._table):
+        packings = packings_of(self._table)
+        for packing in packings:
             place = await self._enter(blocks)
             decoder = ColumnarDecoder(
                 self._table, place.position, place.at, BLOCKS_PER_RUN, packing
@@ -106,6 +107,8 @@ class TablePages:
                 async for batch in self._read(query, decoder):
                     yield SnapshotPage(batch, place.position, place.seen)
             except AmbiguousMarkError:
+                if packing is packings[-1]:
+                    raise
                 await self.close()
                 blocks = replace(blocks, start=max(blocks.start, decoder.next_block))
             else:

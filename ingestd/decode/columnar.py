@@ -49,7 +49,10 @@ _END_DAY = END_US // 86_400_000_000
 
 
 class AmbiguousMarkError(ProtocolError):
-    """A value looks like a mark. Read from `next_block` on with Packing.MEASURED."""
+    """A value looks like a mark, or is null where none can be: its table was altered.
+
+    Read from `next_block` on with Packing.MEASURED.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ class ColumnarDecoder:
         at, nbytes = run.fields[field]
         if nbytes != run.rows * kind.size:
             if not column.nullable and nbytes < run.rows * kind.size:
-                raise self._ambiguous(column)  # its table was altered: it has nulls
+                raise self._ambiguous(column)
             raise self._malformed("values of another length")
         numbers = np.frombuffer(buffer, kind.dtype, run.rows, at)
         native = numbers.astype(numbers.dtype.newbyteorder("="))
@@ -221,7 +224,9 @@ class ColumnarDecoder:
     def _separated(self, source: Source, run: _Run, field: int, column: Column) -> _Places:
         at, nbytes = run.fields[field]
         count = self._count(source.buffer, run, field + 1)
-        between = np.flatnonzero(source.data[at : at + max(nbytes, 0)] == _BETWEEN)
+        if nbytes < 0:
+            raise self._malformed("no texts")
+        between = np.flatnonzero(source.data[at : at + nbytes] == _BETWEEN)
         if len(between) != run.rows - 1:
             raise self._ambiguous(column)
         starts = np.empty(run.rows, np.int64)
@@ -244,7 +249,8 @@ class ColumnarDecoder:
         return at + ends - lengths, lengths, None if found.absent is None else ~found.absent
 
     def _ambiguous(self, column: Column) -> AmbiguousMarkError:
-        return AmbiguousMarkError(f"{self._table.id}: a value of {column.name!r} looks like a mark")
+        what = f"a value of {column.name!r} looks like a mark, or is null"
+        return AmbiguousMarkError(f"{self._table.id}: {what}")
 
 
 def _all_of(

@@ -60,7 +60,7 @@ def fixed_array(buffer: bytes, at: int, length: int, rows: int, kind: np.dtype[A
 
 
 def _absent(buffer: bytes, at: int, length: int, rows: int, size: int) -> NDArray[np.bool_]:
-    """Say which elements are null: the lengths that are -1, without a step for each element.
+    """Say which elements are null: the lengths that are -1; one step for each null.
 
     Any -1 may be a length, or part of a value. From one null to the next all elements have the same
     size: the next one is the next -1 at a multiple of it.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
+from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_queries import columns_query, rows_query
@@ -193,17 +194,19 @@ def _save_sockets(messages: Sequence[bytes]) -> None:
 
 
 def _save_tables(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    for name, table in (("copied", COPIED), ("packed", PACKED)):
-        blocks = BlockRange("public", name, end=1)
-        with connection.cursor() as cursor:
-            if table is COPIED:
-                query = rows_query(table, blocks)
-            else:
-                query = columns_query(table, blocks, 1, Packing.MARKED)
-            with cursor.copy(query) as copy:
-                messages = [bytes(message) for message in copy]
-        _save("copied" if table is COPIED else "columnar", input_of([messages]))
-        _save("copied" if table is COPIED else "columnar", input_of([[m] for m in messages]))
+    copied, packed = BlockRange("public", "copied", end=1), BlockRange("public", "packed", end=1)
+    _save_copy("copied", connection, rows_query(COPIED, copied))
+    for packing in Packing:
+        _save_copy("columnar", connection, columns_query(PACKED, packed, 1, packing))
+
+
+def _save_copy(
+    target: str, connection: psycopg.Connection[tuple[object, ...]], query: sql.Composed
+) -> None:
+    with connection.cursor() as cursor, cursor.copy(query) as copy:
+        messages = [bytes(message) for message in copy]
+    _save(target, input_of([messages]))
+    _save(target, input_of([[m] for m in messages]))
 
 
 def _save_values() -> None:

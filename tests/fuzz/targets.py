@@ -242,7 +242,12 @@ def _typed_row(row: Sequence[bytes | None]) -> list[Any]:
 
 def columnar(data: bytes) -> bool:
     """CopyData messages of a table's packed columns. There is no plain one; True if taken."""
-    decoder = ColumnarDecoder(PACKED, Lsn(77), AT, 64, Packing.MARKED)
+    taken = [_columnar(data, packing) for packing in Packing]
+    return any(taken)
+
+
+def _columnar(data: bytes, packing: Packing) -> bool:
+    decoder = ColumnarDecoder(PACKED, Lsn(77), AT, 64, packing)
     try:
         for messages in feeds_of(data):
             batch = decoder.feed(*laid_out(messages))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JError
 
+from spark_jobs import cuts
 from spark_jobs.cuts import Cut, CutLog, find_cut
+from spark_jobs.driver_commit import commit
 from spark_jobs.lake import SourceLake
 
 if TYPE_CHECKING:
@@ -45,8 +48,13 @@ def epochs(log: CutLog, spark: SparkSession) -> list[int]:
 
 
 def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: SparkSession) -> None:
+    spark.sparkContext.setJobGroup("cuts", "")
     log.append(cut(1), replace=False)
     log.append(cut(2), replace=False)
+    newest = log.last()
+    assert newest is not None
+    assert not spark.sparkContext.statusTracker().getJobIdsForGroup("cuts")
+    assert replace(newest, last_commit_ts=AT) == cut(2)
     assert operations(log, spark)[1:] == ["STREAMING UPDATE"] * 2
     found = [find_cut(spark, log.path, epoch) for epoch in (1, 2)]
     assert [c and replace(c, last_commit_ts=AT) for c in found] == [cut(1), cut(2)]
@@ -75,8 +83,36 @@ def test_a_cut_that_another_run_has_added_is_not_added_again(
     log.append(cut(1), replace=False)
     other = CutLog(spark, log.path, "mirror")
     assert other.last() is not None
-    other.append(cut(2), replace=False)
+    for epoch in (2, 3):
+        other.append(cut(epoch), replace=False)
+    for epoch in (2, 3, 4):
+        log.append(cut(epoch), replace=False)
+    other.append(cut(4), replace=False)
+    assert epochs(log, spark) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_cut_whose_commit_fails_is_added_once_by_spark(
+    log: CutLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    def fail(*arguments: Any, **more: Any) -> bool:
+        if is_there:
+            commit(*arguments, **more)
+        raise Py4JError("no")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(cuts, "commit", fail)
+        log.append(cut(1), replace=False)
     log.append(cut(2), replace=False)
-    log.append(cut(3), replace=False)
-    other.append(cut(3), replace=False)
+    assert epochs(log, spark) == [1, 2]
+
+
+def test_a_log_that_maps_its_columns_is_spark_s_to_write(log: CutLog, spark: SparkSession) -> None:
+    log.append(cut(1), replace=False)
+    spark.sql(
+        f"ALTER TABLE delta.`{log.path}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    )
+    for epoch in (2, 3):
+        log.append(cut(epoch), replace=False)
+    assert operations(log, spark)[-2:] == ["WRITE", "WRITE"]
     assert epochs(log, spark) == [1, 2, 3]

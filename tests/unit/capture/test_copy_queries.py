@@ -36,7 +36,7 @@ BLOCKS = [
 
 
 def queries(table: Table, blocks: BlockRange) -> list[str]:
-    packed = [columns_query(table, blocks, 64, texts) for texts in Packing]
+    packed = [columns_query(table, blocks, 64, packing) for packing in Packing]
     return [query.as_string(None) for query in (rows_query(table, blocks), *packed)]
 
 

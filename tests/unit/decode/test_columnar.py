@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingestd.decode.calendar import date_text, timestamp_text
 from ingestd.decode.columnar import AmbiguousMarkError, ColumnarDecoder
-from ingestd.decode.packing import ABSENT, BETWEEN, Packing, fixed
+from ingestd.decode.packing import ABSENT, BETWEEN, Packing, fixed, packings_of
 from ingestd.decode.types import lake_type
 from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
@@ -205,43 +206,74 @@ def test_what_a_date_cannot_hold_is_in_cdc_raw() -> None:
 
 
 def test_next_block_follows_what_was_given() -> None:
-    separated = Packing.MARKED
-    decoder = ColumnarDecoder(TABLE, Lsn(77), AT, 64, separated)
+    packing = Packing.MARKED
+    decoder = ColumnarDecoder(TABLE, Lsn(77), AT, 64, packing)
     row: Row = (1, None, None, None, None, None)
     assert decoder.next_block == 0
-    first = [HEADER + packed(128, [row], separated), packed(192, [row], separated)]
+    first = [HEADER + packed(128, [row], packing), packed(192, [row], packing)]
     decoder.feed(*pgoutput.laid_out(first, gap=b""))
     assert decoder.next_block == 256
-    bad = packed(256, [(1, None, "\x0e", None, None, None)], separated)
+    bad = packed(256, [(1, None, "\x0e", None, None, None)], packing)
     with pytest.raises(AmbiguousMarkError):
         decoder.feed(*pgoutput.laid_out([bad], gap=b""))
     assert decoder.next_block == 256
 
 
 ROWS: list[Row] = [(1, 2, "ab", b"\0", 3, True), (4, None, None, None, None, None)]
-GOOD = [HEADER, packed(0, ROWS, Packing.MARKED), TRAILER]
+GOOD = {packing: [HEADER, packed(0, ROWS, packing), TRAILER] for packing in Packing}
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [GOOD[:2], GOOD[1:], [HEADER, TRAILER, GOOD[1]], [HEADER[:9]], [HEADER, GOOD[1][:-1], TRAILER]],
-)
-def test_a_broken_frame_is_refused(messages: list[bytes]) -> None:
-    with pytest.raises(ProtocolError):
-        decode(messages)
+@pytest.mark.parametrize("packing", Packing)
+def test_a_broken_frame_is_refused(packing: Packing) -> None:
+    good = GOOD[packing]
+    cut = [HEADER, good[1][:-1], TRAILER]
+    for messages in (good[:2], good[1:], [HEADER, TRAILER, good[1]], [HEADER[:9]], cut):
+        with pytest.raises(ProtocolError):
+            decode(messages, packing=packing)
 
 
-@given(st.data())
-@settings(deadline=None, max_examples=400)
-def test_garbage_gives_protocol_error_and_nothing_else(data: st.DataObject) -> None:
-    message = bytearray(GOOD[1])
+@given(st.data(), st.sampled_from(Packing), st.sampled_from([ROWS, ROWS[:1], ROWS[1:]]))
+@settings(deadline=None, max_examples=600)
+def test_garbage_gives_protocol_error_and_nothing_else(
+    data: st.DataObject, packing: Packing, rows: list[Row]
+) -> None:
+    message = bytearray(packed(0, rows, packing))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(message) - 1))
-        message[at] = data.draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFF]))
+        message[at] = data.draw(st.sampled_from([0, 1, 2, 0x0E, 0x0F, 0x7F, 0x80, 0xFF]))
     end = data.draw(st.integers(1, len(message)))
     cut = bytes(message[:end]) if data.draw(st.booleans()) else bytes(message)
     with contextlib.suppress(ProtocolError):
-        decode([HEADER, cut, TRAILER])
+        decode([HEADER, cut, TRAILER], packing=packing)
+
+
+def test_texts_that_are_not_there_at_all_are_garbage() -> None:
+    none = packed(0, ROWS[:1], Packing.MARKED).replace(
+        struct.pack(">i", 2) + b"ab", struct.pack(">i", -1)
+    )
+    with pytest.raises(ProtocolError, match="no texts"):
+        decode([HEADER, none, TRAILER])
+
+
+@pytest.mark.parametrize(
+    ("count", "nullable", "found"),
+    [
+        (0, True, []),
+        (831, True, [Packing.MARKED, Packing.MEASURED]),
+        (832, True, [Packing.MEASURED]),
+        (1600, False, [Packing.MARKED, Packing.MEASURED]),
+        (1663, False, []),
+    ],
+)
+def test_a_table_is_packed_by_what_a_query_can_give(
+    count: int,
+    found: list[Packing],
+    *,
+    nullable: bool,
+) -> None:
+    kind = lake_type(23, -1)
+    columns = tuple(Column(f"c{i}", 23, -1, kind, nullable=nullable) for i in range(count))
+    assert packings_of(replace(TABLE, columns=columns, key=(), before=())) == found
 
 
 @given(st.datetimes())
