@@ -121,7 +121,7 @@ class SourceLake:
 
     def registry(self) -> Registry:
         """Read `_tables`. Spark job, unless it is short."""
-        few = NewestFiles(self.session, self.tables_path).rows_above("at_lsn", -1)
+        few = NewestFiles(self.session, self.tables_path).all_rows()
         if few is not None:
             absent = dict.fromkeys(TABLES_SCHEMA.names)  # of files from before a column came
             return Registry(absent | row for row in few.to_pylist())

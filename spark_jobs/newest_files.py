@@ -40,14 +40,18 @@ class NewestFiles:
     def rows_above(self, column: str, above: int, through: int | None = None) -> pa.Table | None:
         """Give the rows in whose whole-numbered `column` is more than `above`.
 
-        Later entries have no lower values than earlier ones, or `above` is below all of them.
-        `through`: nor are rows needed that have more than this, though there may be some.
+        Later entries have no lower values than earlier ones. `through`: nor are rows needed that
+        have more than this, though there may be some.
         """
         found = self._read(lambda: self._files_above(column, above, through))
         return None if found is None else found.filter(pc.greater(found[column], above))
 
+    def all_rows(self) -> pa.Table | None:
+        """Give all rows of a table with few entries; its files need no statistics."""
+        return self._read(self._all_files)
+
     def last_rows(self) -> pa.Table | None:
-        """Give all rows of the files that the last entry added which changed rows."""
+        """Give the rows that were added last, by one commit."""
         return self._read(self._last_files)
 
     def _read(self, files: Callable[[], Sequence[str] | None]) -> pa.Table | None:
@@ -83,16 +87,31 @@ class NewestFiles:
                 return names
         return names if newest < _MAX_ENTRIES else None
 
+    def _all_files(self) -> list[str] | None:
+        newest = newest_entry(self.session, self.path)
+        if newest >= _MAX_ENTRIES:
+            return None
+        names: list[str] = []
+        for version in range(newest + 1):
+            entries = log_entries(self.session, self.path, version)
+            if entries is None or _takes_rows(entries):
+                return None
+            added = _added(entries)
+            if not all(map(_is_plain, added)):
+                return None
+            names += [unquote(add["path"]) for add in added]
+        return names
+
     def _last_files(self) -> list[str] | None:
         newest = newest_entry(self.session, self.path)
         for version in range(newest, max(newest - _MAX_ENTRIES, -1), -1):
             entries = log_entries(self.session, self.path, version)
-            if entries is None:
+            if entries is None or _takes_rows(entries):
                 return None
             added = _added(entries)
-            if added or _takes_rows(entries):
-                is_plain = not any(add.get("deletionVector") for add in added)
-                return [unquote(add["path"]) for add in added] if is_plain else None
+            if added:
+                are_plain = all(map(_is_plain, added))
+                return [unquote(add["path"]) for add in added] if are_plain else None
         return None
 
 
@@ -104,10 +123,14 @@ def _added(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [e["add"] for e in entries if "add" in e and e["add"]["dataChange"]]
 
 
+def _is_plain(add: dict[str, Any]) -> bool:
+    return not add.get("partitionValues") and "deletionVector" not in add
+
+
 def _bounds(add: dict[str, Any], column: str) -> tuple[str, int, int] | None:
     """Give a file's name, its lowest and highest value; None if that is not told."""
     told = json.loads(add.get("stats") or "{}")
     low, high = (told.get(name, {}).get(column) for name in ("minValues", "maxValues"))
-    if low is None or high is None or add.get("partitionValues") or "deletionVector" in add:
+    if low is None or high is None or not _is_plain(add):
         return None
     return unquote(add["path"]), low, high

@@ -51,7 +51,7 @@ def test_a_daemons_lake(
         return found.epochs(), found.epochs(2), registry.tables, tables
 
     tables = NewestFiles(spark, SourceLake(spark, str(lake), "shop").tables_path)
-    assert tables.rows_above("at_lsn", -1) is not None
+    assert tables.all_rows() is not None
     by_driver = read()
     with monkeypatch.context() as spark_only:
         spark_only.setattr(newest_files, "_MAX_ENTRIES", 0)
@@ -79,8 +79,10 @@ def test_rows_that_somebody_deleted_are_for_spark(spark: SparkSession, tmp_path:
     assert last is not None
     assert last["id"].to_pylist() == list(range(10, 20))
     spark.sql(f"OPTIMIZE delta.`{path}`")  # (adds no rows)
-    again = files.rows_above("id", -1)
-    assert again is not None
-    assert again.num_rows == 20
+    for again in (files.rows_above("id", -1), files.all_rows()):
+        assert again is not None
+        assert again.num_rows == 20
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 3")
     assert files.rows_above("id", -1) is None
+    assert files.all_rows() is None
+    assert files.last_rows() is None
