@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ingestd.predicates import Predicate
     from tests.contract.conftest import TableWorld
 
-MANY = range(1, 200_001)
+MANY = range(1, 300_001)
 
 
 async def whole(world: TableWorld, snapshot: str) -> Split:

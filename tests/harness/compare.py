@@ -69,6 +69,18 @@ def _rows(lake: Path | str, folder: str) -> list[dict[str, Any]]:
     return rows
 
 
+def raw_rows(lake: Path | str, table: TableId, source: str = "shop") -> list[dict[str, Any]]:
+    """All rows of a raw table, in any order; empty while it is not there.
+
+    (Its folder is there a moment before it is a table.)
+    """
+    try:
+        rows: list[dict[str, Any]] = read_raw(str(lake), source, table).to_pylist()
+    except TableNotFoundError:
+        return []
+    return rows
+
+
 def changes(
     lake: Path | str, tables: Iterable[TableId], source: str = "shop"
 ) -> list[tuple[int, int, int, str]]:

@@ -22,8 +22,7 @@ from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
-from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
+from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, raw_rows
 from tests.harness.open_transactions import OpenWriters, send_while_open, sent_while_open
 from tests.harness.waiting import await_until
 from tests.unit.decode.test_streamed import ordered
@@ -83,10 +82,7 @@ async def running(
 
 
 def rows(lake: Path, table: str) -> int:
-    if not (lake / f"shop/public/{table}/_delta_log").exists():
-        return 0
-    found = read_raw(str(lake), "shop", TableId("public", table))
-    return sum(op != "t" for op in found["_cdc_op"].to_pylist())
+    return sum(row["_cdc_op"] != "t" for row in raw_rows(lake, TableId("public", table)))
 
 
 def confirmed(database: Database) -> Lsn:
