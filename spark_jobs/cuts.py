@@ -111,7 +111,8 @@ class CutLog:
         """Give the newest cut, None if there is none. Spark job, unless the log tells it."""
         self._version = current_version(self._session, self.path)
         newest = NewestFiles(self._session, self.path).last_rows()
-        if newest is None or not newest.num_rows:
+        # (with mapped columns a file has other names)
+        if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
             return find_cut(self._session, self.path)
         row = max(newest.to_pylist(), key=lambda row: row["epoch"])
         return Cut.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})

@@ -112,7 +112,7 @@ class SourceLake:
     def epochs(self, above: int = 0) -> list[Epoch]:
         """Give the epochs with higher numbers, in order. Spark job, unless they are few."""
         few = NewestFiles(self.session, self.epochs_path).rows_above("epoch", above)
-        if few is not None:
+        if few is not None and set(EPOCH_COLUMNS).issubset(few.column_names):
             found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
             if [epoch.number for epoch in found] == list(range(above + 1, above + 1 + len(found))):
                 return found

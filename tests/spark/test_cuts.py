@@ -107,6 +107,26 @@ def test_a_cut_whose_commit_fails_is_added_once_by_spark(
     assert epochs(log, spark) == [1, 2]
 
 
+def test_a_log_whose_files_have_other_names_is_read_by_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    default = "spark.databricks.delta.properties.defaults.columnMapping.mode"
+    lake = SourceLake(spark, str(tmp_path / "lake"), "shop")
+    spark.range(1).write.format("delta").save(lake.epochs_path)
+    mapped = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror")
+    spark.conf.set(default, "name")
+    try:
+        mapped.open(lake)
+    finally:
+        spark.conf.unset(default)
+    for epoch in (1, 2):
+        mapped.append(cut(epoch), replace=False)
+    newest = mapped.last()
+    assert newest is not None
+    assert newest.epoch == 2
+    assert epochs(mapped, spark) == [1, 2]
+
+
 def test_a_log_that_maps_its_columns_is_spark_s_to_write(log: CutLog, spark: SparkSession) -> None:
     log.append(cut(1), replace=False)
     spark.sql(
