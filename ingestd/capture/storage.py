@@ -37,14 +37,29 @@ WITH RECURSIVE tree AS (
 SELECT root::int8, oid::int8, file::int8
   FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
 """
-# An xmin is compared by its age; a command id only inside one transaction.
+# Of the partition's place and those of the partitioned tables between it and the root. One that was
+# made as a partition (CREATE TABLE ... PARTITION OF) had no rows: its columns were never touched
+# after the system's, which ATTACH does to each. An xmin is compared by its age; a command id only
+# inside one transaction, and only while nobody has tried to update or delete the row, which is
+# where `cmin` then speaks of that.
 _CAME_WITH_ROWS = """
+WITH RECURSIVE places AS (
+  SELECT i.inhrelid, i.inhparent, i.xmin AS xid, i.cmin::text::int8 AS command, i.xmax <> 0 AS marked
+    FROM pg_catalog.pg_inherits i WHERE i.inhrelid = {oid}
+  UNION ALL
+  SELECT i.inhrelid, i.inhparent, i.xmin, i.cmin::text::int8, i.xmax <> 0
+    FROM places p JOIN pg_catalog.pg_inherits i ON i.inhrelid = p.inhparent),
+attached AS (
+  SELECT xid, command, marked FROM places p
+   WHERE NOT EXISTS (
+     SELECT FROM pg_catalog.pg_attribute s
+       JOIN pg_catalog.pg_attribute c ON c.attrelid = s.attrelid AND c.attnum > 0
+        AND c.xmin = s.xmin AND c.cmin = s.cmin AND c.xmax = 0 AND c.attinhcount > 0
+      WHERE s.attrelid = p.inhrelid AND s.attname = 'tableoid' AND s.attnum < 0 AND s.xmax = 0))
 SELECT EXISTS (
-  SELECT FROM ONLY {table} r
-    CROSS JOIN (SELECT i.xmin AS xid, i.cmin::text::int8 AS command FROM pg_catalog.pg_inherits i
-                 WHERE i.inhrelid = {oid}) attached
-   WHERE age(r.xmin) > age(attached.xid) OR age(r.xmin) < 0
-      OR r.xmin = attached.xid AND r.cmin::text::int8 < attached.command)
+  SELECT FROM ONLY {table} r CROSS JOIN attached a
+   WHERE age(r.xmin) > age(a.xid) AND age(a.xid) >= 0 OR age(r.xmin) < 0
+      OR r.xmin = a.xid AND (r.cmin::text::int8 < a.command OR r.xmax <> 0 OR a.marked))
 """
 # VACUUM FULL and CLUSTER make the TOAST table anew with the file, TRUNCATE does not.
 _REMADE = """

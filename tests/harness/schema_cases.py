@@ -395,6 +395,17 @@ PARTITIONS = (
         is_read_anew=True,
     ),
     Case(
+        "attach_branch",
+        (("ALTER TABLE {t} ATTACH PARTITION hidden_{s} FOR VALUES FROM (1000000) TO (2000000)",),),
+        (
+            *RANGES,
+            "CREATE TABLE hidden_{s} (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
+            "CREATE TABLE {t}_leaf PARTITION OF hidden_{s} FOR VALUES FROM (1000000) TO (1500000)",
+            "INSERT INTO hidden_{s} SELECT n, 'came' FROM generate_series(1000001, 1000020) n",
+        ),
+        is_read_anew=True,
+    ),
+    Case(
         "detach_partition",
         (("ALTER TABLE {t} DETACH PARTITION {t}_old",), ("ALTER TABLE {t}_old ADD x int",)),
         RANGES,

@@ -1,0 +1,128 @@
+"""Which partitions came with rows that no change tells of, on a real server.
+
+The table of a partition that was empty when it came is not read anew, whatever was written to it
+since; one that came with a row has its table read anew, whoever has tried to change that row since.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.capture.session import connect
+from ingestd.capture.storage import Storage, difference, read_files
+
+if TYPE_CHECKING:
+    from tests.harness.databases import Database
+
+RANGE = "FOR VALUES FROM (0) TO (100)"
+MAKE = f"CREATE TABLE leaf PARTITION OF t {RANGE}"
+MAKE_ALONE = "CREATE TABLE leaf (id int PRIMARY KEY, note text)"
+ATTACH = f"ALTER TABLE t ATTACH PARTITION leaf {RANGE}"
+DETACH = "ALTER TABLE t DETACH PARTITION leaf"
+BRANCH = f"CREATE TABLE branch PARTITION OF t {RANGE} PARTITION BY RANGE (id)"
+BRANCH_ALONE = "CREATE TABLE branch (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)"
+BRANCH_LEAF = f"CREATE TABLE leaf PARTITION OF branch {RANGE}"
+ATTACH_BRANCH = f"ALTER TABLE t ATTACH PARTITION branch {RANGE}"
+ATTACH_TO_BRANCH = f"ALTER TABLE branch ATTACH PARTITION leaf {RANGE}"
+INSERT = "INSERT INTO leaf VALUES (1, 'a')"
+UPDATE = "UPDATE leaf SET note = 'b'"
+LATE_UPDATE = (*["INSERT INTO other VALUES (1)"] * 9, UPDATE)
+"""An update with a larger command id than anything else here has."""
+
+
+@dataclass(frozen=True)
+class Coming:
+    """`steps`: transactions after the last look, `before`: the one before it.
+
+    `undone` is rolled back in the end; `under_way` is not over yet when the table is looked at.
+    """
+
+    name: str
+    steps: tuple[tuple[str, ...], ...]
+    before: tuple[str, ...] = ()
+    undone: tuple[str, ...] = ()
+    under_way: tuple[str, ...] = ()
+
+
+EMPTY = (
+    Coming("made", ((MAKE,),)),
+    Coming("made_then_written", ((MAKE,), (INSERT,))),
+    Coming("made_and_written", ((MAKE, INSERT),)),
+    Coming("made_written_and_update_undone", ((MAKE, INSERT),), undone=(UPDATE,)),
+    Coming("made_written_and_update_under_way", ((MAKE, INSERT),), under_way=(UPDATE,)),
+    Coming(
+        "made_written_and_locked", ((MAKE, INSERT),), under_way=("SELECT FROM leaf FOR UPDATE",)
+    ),
+    Coming("made_and_drop_undone", ((MAKE,), (INSERT,)), undone=("DROP TABLE leaf",)),
+    Coming("made_in_a_savepoint", (("SAVEPOINT s", MAKE, "RELEASE s", INSERT),)),
+    Coming("made_and_altered", ((MAKE, INSERT), ("ALTER TABLE t ALTER note TYPE varchar(9)",))),
+    Coming("made_and_rewritten", ((MAKE, INSERT), ("ALTER TABLE t ADD n float DEFAULT random()",))),
+    Coming("attached", ((MAKE_ALONE,), (ATTACH,), (INSERT,)), undone=(UPDATE,)),
+    Coming("attached_at_once", ((MAKE_ALONE, ATTACH),), undone=(INSERT,)),
+    Coming("attached_and_written_at_once", ((MAKE_ALONE, ATTACH, INSERT),)),
+    Coming("below_a_branch", ((BRANCH, BRANCH_LEAF, INSERT),), undone=(UPDATE,)),
+    Coming("below_an_old_branch", ((BRANCH_LEAF, INSERT),), (BRANCH,), undone=(UPDATE,)),
+    Coming("below_an_attached_branch", ((BRANCH_ALONE, BRANCH_LEAF, ATTACH_BRANCH), (INSERT,))),
+    Coming(
+        "below_a_branch_attached_before", ((BRANCH_LEAF, INSERT),), (BRANCH_ALONE, ATTACH_BRANCH)
+    ),
+)
+FILLED = (
+    Coming("attached", ((MAKE_ALONE, INSERT), (ATTACH,))),
+    Coming("attached_at_once", ((MAKE_ALONE, INSERT, ATTACH),)),
+    Coming("update_undone", ((MAKE_ALONE, INSERT, ATTACH),), undone=LATE_UPDATE),
+    Coming("update_under_way", ((MAKE_ALONE, INSERT, ATTACH),), under_way=LATE_UPDATE),
+    Coming("detach_undone", ((MAKE_ALONE, INSERT, ATTACH),), undone=(DETACH,)),
+    Coming("drop_undone", ((MAKE_ALONE, INSERT, ATTACH),), undone=("DROP TABLE leaf",)),
+    Coming("written_while_detached", ((INSERT, ATTACH),), (MAKE, DETACH)),
+    Coming("with_a_branch", ((BRANCH_ALONE, BRANCH_LEAF), (INSERT,), (ATTACH_BRANCH,))),
+    Coming("with_a_branch_at_once", ((BRANCH_ALONE, BRANCH_LEAF, INSERT, ATTACH_BRANCH),)),
+    Coming("attached_to_a_branch", ((BRANCH,), (MAKE_ALONE, INSERT, ATTACH_TO_BRANCH))),
+)
+
+
+@pytest.mark.parametrize("coming", EMPTY, ids=attrgetter("name"))
+async def test_i7_a_partition_that_came_empty_is_not_read(
+    database: Database, coming: Coming
+) -> None:
+    assert await reason_after(database, coming) is None
+
+
+@pytest.mark.parametrize("coming", FILLED, ids=attrgetter("name"))
+async def test_i6_a_partition_that_came_with_rows_is_read(
+    database: Database, coming: Coming
+) -> None:
+    assert await reason_after(database, coming) == "a partition was attached with its rows"
+
+
+async def reason_after(database: Database, coming: Coming) -> str | None:
+    """Play it and give what a look says after it."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
+        "CREATE TABLE other (id int)",
+    )
+    run(database, coming.before)
+    oid = int(database.value("SELECT 't'::regclass::int8"))
+    async with await connect(database.dsn) as looking:
+        then = Storage((), (await read_files(looking, [oid])).get(oid, {}))
+        for step in coming.steps:
+            run(database, step)
+        run(database, coming.undone, keep=False)
+        with closing(database.connect(autocommit=False)) as session:
+            for statement in coming.under_way:
+                session.execute(statement.encode())
+            now = Storage((), (await read_files(looking, [oid])).get(oid, {}))
+            return await difference(looking, oid, then, now)
+
+
+def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -> None:
+    with closing(database.connect(autocommit=False)) as session:
+        for statement in statements:
+            session.execute(statement.encode())
+        if keep:
+            session.commit()
