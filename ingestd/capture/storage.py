@@ -44,7 +44,8 @@ SELECT root::int8, oid::int8, file::int8
 # where `cmin` then speaks of that.
 _CAME_WITH_ROWS = """
 WITH RECURSIVE places AS (
-  SELECT i.inhrelid, i.inhparent, i.xmin AS xid, i.cmin::text::int8 AS command, i.xmax <> 0 AS marked
+  SELECT i.inhrelid, i.inhparent, i.xmin AS xid, i.cmin::text::int8 AS command,
+         i.xmax <> 0 AS marked
     FROM pg_catalog.pg_inherits i WHERE i.inhrelid = {oid}
   UNION ALL
   SELECT i.inhrelid, i.inhparent, i.xmin, i.cmin::text::int8, i.xmax <> 0
