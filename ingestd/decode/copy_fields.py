@@ -1,4 +1,4 @@
-"""The fields of a binary COPY whose rows are few and large: one message, one row.
+"""The fields of a binary COPY, one row of it after another: one message, one row.
 
 Source: PostgreSQL documentation, COPY, "Binary Format".
 """
@@ -22,27 +22,28 @@ Span = tuple[int, int]
 class CopyFields:
     """Finds the fields of one COPY, message by message; `width` is the number of its columns.
 
-    `what` names it in errors. After a ProtocolError it can't go on.
+    `what` names it in errors. `has_begun`: its header has come, `has_ended`: its trailer. After a
+    ProtocolError it can't go on.
     """
 
     def __init__(self, what: str, width: int) -> None:
         self._what = what
         self._width = width
-        self._begun = self._ended = False
+        self.has_begun = self.has_ended = False
 
     def row(self, buffer: bytes, at: int, end: int) -> list[Span] | None:
         """Give the fields of the message in `buffer[at:end]`; None if it has no row."""
         try:
-            if not self._begun:
+            if not self.has_begun:
                 at = self._after_header(buffer, at)
             if at == end:
                 return None
             (width,) = _COUNT.unpack_from(buffer, at)
             at += _COUNT.size
             if width == _TRAILER:
-                self._ended = True
+                self.has_ended = True
                 return None
-            if width != self._width or self._ended:
+            if width != self._width or self.has_ended:
                 raise self.malformed("wrong number of fields")
             spans = []
             for _ in range(width):
@@ -58,7 +59,7 @@ class CopyFields:
 
     def finish(self) -> None:
         """Raise ProtocolError if the trailer did not come: rows may be missing."""
-        if not self._ended:
+        if not self.has_ended:
             raise self.malformed("no trailer")
 
     def malformed(self, what: str) -> ProtocolError:
@@ -69,5 +70,5 @@ class CopyFields:
         signature, flags, extension = _HEADER.unpack_from(buffer, at)
         if signature != _SIGNATURE or flags >> 16 or extension < 0:
             raise self.malformed("wrong header")
-        self._begun = True
+        self.has_begun = True
         return at + _HEADER.size + int(extension)

@@ -17,12 +17,12 @@ from ingestd.errors import ProtocolError
 
 Ints = NDArray[np.int64]
 
-COPY_DATA, COPY_BOTH, ERROR = (ord(c) for c in "dWE")
+COPY_DATA, COPY_BOTH, COPY_OUT, ERROR, READY = (ord(c) for c in "dWHEZ")
 _ENDS = frozenset(b"EcCZ")
 """ErrorResponse, CopyDone, CommandComplete, ReadyForQuery: no data follows."""
 ASIDES = frozenset(b"NSA")
 """What may come at any time: notices, changed settings, notifications."""
-_KNOWN = frozenset((COPY_DATA, COPY_BOTH)) | _ENDS | ASIDES
+_KNOWN = frozenset((COPY_DATA, COPY_BOTH, COPY_OUT)) | _ENDS | ASIDES
 _HEADER = 5
 _LENGTH = struct.Struct(">i")
 _NONE: Ints = np.empty(0, np.int64)

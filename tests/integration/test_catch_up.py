@@ -17,8 +17,9 @@ from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
+from tests.harness.compare import raw_rows
 from tests.harness.waiting import await_until
+from tests.integration.test_catch_up_parts import as_if_encrypted
 from tests.unit.run.fixtures import watch
 
 if TYPE_CHECKING:
@@ -36,18 +37,13 @@ async def run_until_rows(pipeline: Pipeline, lake: Path, rows: int) -> None:
 
     def arrived() -> bool:
         assert not running.done(), running.exception()
-        table = lake / "shop/public/t/_delta_log"
-        return table.exists() and _count(lake) == rows
+        return len(raw_rows(lake, TableId("public", "t"))) == rows
 
     try:
         await asyncio.to_thread(await_until, arrived, LIMIT_S, f"{rows} rows")
     finally:
         stop.set()
         await running
-
-
-def _count(lake: Path) -> int:
-    return int(read_raw(str(lake), "shop", TableId("public", "t")).num_rows)
 
 
 def capture_of(dsn: str, slot: str, policy: CatchUpPolicy) -> WalCapture:
@@ -82,8 +78,13 @@ async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
     assert policy.drained == min(free, 1)
 
 
-async def test_large_messages_are_packed_by_bytes(database: Database, lake: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+async def test_large_messages_are_packed_by_bytes_if_at_all(
+    database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch, *, packed: bool
+) -> None:
     """A row of the COPY stays small, whatever the messages are."""
+    if packed:
+        as_if_encrypted(monkeypatch)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=100_000, slots=2, part_bytes=1 << 20)
 
@@ -93,7 +94,7 @@ async def test_large_messages_are_packed_by_bytes(database: Database, lake: Path
         "INSERT INTO t SELECT n, repeat('x', 100000) FROM generate_series(1001, 1400) n",
     )
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1401)
-    assert policy.packing.by_bytes
+    assert policy.packing.by_bytes is packed
     assert policy.drained == 1
     assert not policy.is_refused
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from ingestd.capture.wal import drain_slot
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
 from ingestd.positions import Lsn
 
@@ -86,11 +87,26 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
     return messages
 
 
+def as_if_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have messages packed by the server, and read by libpq."""
+
+    async def is_plain(_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(drain_slot, "is_plain", is_plain)
+
+
 @pytest.mark.parametrize(
     ("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000), (3, 16_384)]
 )
+@pytest.mark.parametrize("packed", [False, True])
 async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
-    database: Database, slots: int, part_bytes: int
+    database: Database,
+    slots: int,
+    part_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    packed: bool,
 ) -> None:
     """I2, I3: message by message what one slot gives, in the same order."""
     database.execute(
@@ -99,6 +115,8 @@ async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
         f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
     )
     await asyncio.to_thread(write, database)
+    if packed:
+        as_if_encrypted(monkeypatch)
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes)
     messages = await drained(database, policy)
     found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]

@@ -20,6 +20,7 @@ from ingestd.capture.copy_out import CopyOut
 from ingestd.capture.faults import classify
 from ingestd.capture.session import DEFAULTS, connect
 from ingestd.capture.wal import stream as streaming
+from ingestd.capture.wal.socket_copy import SocketCopy
 from ingestd.capture.wal.stream import ReplicationStream, StreamLimits, open_stream
 from ingestd.decode.frames import split_frames
 from ingestd.errors import TransientError
@@ -91,10 +92,11 @@ async def test_a_query_that_nobody_answers_is_given_up(
 
 
 @pytest.mark.usefixtures("little_patience")
+@pytest.mark.parametrize("reader", [CopyOut, SocketCopy])
 async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
-    database: Database, network: FlakyNetwork
+    database: Database, network: FlakyNetwork, reader: type[CopyOut | SocketCopy]
 ) -> None:
-    copy = CopyOut(await connect(network.dsn(database.dsn)))
+    copy = reader(await connect(network.dsn(database.dsn)))
     rows = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 100000)")
     async with asyncio.timeout(LIMIT_S):
         await copy.start(sql.SQL("COPY ({}) TO STDOUT").format(rows))
@@ -105,7 +107,7 @@ async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
         await copy.close()
 
 
-async def read_to_the_end(copy: CopyOut) -> None:
+async def read_to_the_end(copy: CopyOut | SocketCopy) -> None:
     while not (await copy.read_block()).is_last:
         pass
 

@@ -32,11 +32,13 @@ from ingestd.capture.wal.backlog_parts import Part, cut
 from ingestd.capture.wal.drain_slot import DrainSlot, Packing
 from ingestd.changes import Chunk
 from ingestd.decode.packed import PackedMessages
+from ingestd.decode.single import SingleMessages
 from ingestd.decode.stream import StreamDecoder
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 
 _T = TypeVar("_T")
+Unpacker = SingleMessages | PackedMessages
 
 AGAIN_PARTS = 8
 """Streaming is better when each call has to read more WAL anew than so many parts have.
@@ -125,16 +127,14 @@ class CatchUp:
         """
         parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
         blocks = self._blocks(parts)
-        packed = PackedMessages()
         try:
             reading = self._start(anext(blocks, None))
             while (found := await reading) is not None:
-                block, end = found
+                block, unpacker, end = found
                 reading = self._start(anext(blocks, None))
-                for chunk in await asyncio.to_thread(_decode, decoder, packed, block):
+                for chunk in await asyncio.to_thread(_decode, decoder, unpacker, block):
                     yield chunk
                 if end is not None:
-                    packed = PackedMessages()
                     idle = decoder.idle(end)
                     if idle is not None:
                         yield idle
@@ -144,7 +144,7 @@ class CatchUp:
 
     async def _blocks(
         self, parts: Sequence[Part]
-    ) -> AsyncGenerator[tuple[Block, Lsn | None], None]:
+    ) -> AsyncGenerator[tuple[Block, Unpacker, Lsn | None], None]:
         """Give the blocks of all parts in order; with the last of each its end."""
         waiting = deque(parts)
         making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
@@ -164,13 +164,14 @@ class CatchUp:
         while making:
             slot, part, made = making.popleft()
             await made
+            unpacker = slot.unpacker()
             block = await slot.read_block()
             while not block.is_last:
-                yield block, None
+                yield block, unpacker, None
                 block = await slot.read_block()
             await slot.finish(part)
             make_next(slot)
-            yield block, part.end
+            yield block, unpacker, part.end
 
     async def close(self) -> None:
         """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
@@ -195,10 +196,10 @@ class CatchUp:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _decode(decoder: StreamDecoder, packed: PackedMessages, block: Block) -> list[Chunk]:
-    starts, ends = packed.unpack(block.buffer, block.starts, block.ends)
+def _decode(decoder: StreamDecoder, unpacker: Unpacker, block: Block) -> list[Chunk]:
+    starts, ends = unpacker.unpack(block.buffer, block.starts, block.ends)
     if block.is_last:
-        packed.finish()
+        unpacker.finish()
     return timed_feed(decoder, block.buffer, starts, ends)
 
 

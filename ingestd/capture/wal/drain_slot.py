@@ -6,7 +6,10 @@ States; only this moves the temporary slot, and never the one that it was copied
       ^ the server decodes from restart_lsn      |
       +------------ next part -------------------+
 
-The server has the result of a call whole before its first row leaves: `make` returns then.
+The server has the result of a call whole before its first row leaves: `make` returns then. A row is
+a message, where they can be read past libpq; else libpq's call for each row costs more than having
+the server pack many into one.
+
 Source: PostgreSQL documentation, "Replication Management Functions".
 """
 
@@ -22,7 +25,11 @@ from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.backlog_parts import Part
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.slot import temporary_name
+from ingestd.capture.wal.socket_copy import SocketCopy
+from ingestd.capture.wal.socket_reader import is_plain
 from ingestd.capture.watched import WatchedConnection
+from ingestd.decode.packed import PackedMessages
+from ingestd.decode.single import SingleMessages
 from ingestd.errors import ProtocolError
 from ingestd.failpoints import reach_async
 from ingestd.positions import Lsn
@@ -68,7 +75,9 @@ class Packing:
 
     by_bytes: bool = False
 
-    def query(self, slot: str, publication: str, upto: Lsn) -> sql.Composed:
+    def query(
+        self, slot: str, publication: str, upto: Lsn, *, is_packed: bool = True
+    ) -> sql.Composed:
         """Give the COPY of the changes up to `upto`."""
         changes = _CHANGES.format(
             slot=sql.Literal(slot),
@@ -76,7 +85,9 @@ class Packing:
             # a list of identifiers, which the server unquotes
             publication=sql.Literal(sql.Identifier(publication).as_string(None)),
         )
-        if self.by_bytes:
+        if not is_packed:
+            packed = sql.SQL("SELECT data FROM {changes}").format(changes=changes)
+        elif self.by_bytes:
             packed = _BY_BYTES.format(nbytes=sql.Literal(ROW_BYTES), changes=changes)
         else:
             packed = _BY_NUMBER.format(
@@ -94,13 +105,18 @@ class DrainSlot:
     """
 
     def __init__(
-        self, connection: WatchedConnection, name: str, publication: str, packing: Packing
+        self,
+        connection: WatchedConnection,
+        copy: SocketCopy | CopyOut,
+        name: str,
+        publication: str,
+        packing: Packing,
     ) -> None:
         self._connection = connection
         self._name = name
         self._publication = publication
         self._packing = packing
-        self._copy = CopyOut(connection)
+        self._copy = copy
         self._position = self._restart = Lsn(0)
 
     @classmethod
@@ -119,7 +135,8 @@ class DrainSlot:
                 "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)
             )
             await reach_async("capture.slot_copy.after", cut_off)
-            drain = cls(connection, name, publication, packing)
+            copy = SocketCopy(connection) if await is_plain(connection) else CopyOut(connection)
+            drain = cls(connection, copy, name, publication, packing)
             await drain._look()
         except BaseException:
             await connection.close()
@@ -139,7 +156,14 @@ class DrainSlot:
                 (self._name, str(part.begin)),
             )
         await reach_async("capture.drain.before", cut_off)
-        await self._copy.start(self._packing.query(self._name, self._publication, part.end))
+        query = self._packing.query(
+            self._name, self._publication, part.end, is_packed=self._is_packed
+        )
+        await self._copy.start(query)
+
+    def unpacker(self) -> SingleMessages | PackedMessages:
+        """Make what finds the messages of one part's result."""
+        return PackedMessages() if self._is_packed else SingleMessages()
 
     async def read_block(self) -> Block:
         """Give the next of the result; with `is_last` it is the last."""
@@ -152,6 +176,10 @@ class DrainSlot:
         if self._position < part.end:
             msg = f"the server gave changes up to {self._position}, not to {part.end}"
             raise ProtocolError(msg)
+
+    @property
+    def _is_packed(self) -> bool:
+        return isinstance(self._copy, CopyOut)
 
     async def close(self) -> None:
         """Stop what runs, and drop the slot. Twice is fine, but not while a call waits."""

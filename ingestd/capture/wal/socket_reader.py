@@ -1,4 +1,4 @@
-"""Reading a replication connection past libpq: the socket's bytes, cut later, all at once.
+"""Reading COPY data past libpq: the socket's bytes, cut later, all at once.
 
 The server sends each message on its own, so what is done per message is done millions of times.
 Here nothing is: what little comes is read on the event loop, a few times while it is waited for
@@ -6,8 +6,9 @@ more; what comes without a pause is put together by the kernel, in one call of a
 Python's lock. Nobody may look away for long: a unix socket holds 277 messages, and the server
 stands still while it is full.
 
-libpq must be idle when its socket is taken over, and only closes it afterwards. Under TLS it can't
-be: see `libpq_reader`. Source: PostgreSQL documentation, "Message Formats", "Error and Notice
+libpq must be idle when its socket is taken over, and sees nothing of what is read: afterwards it is
+closed, or goes on where the server is ready again (`socket_copy`). Under TLS it can't be: see
+`libpq_reader`. Source: PostgreSQL documentation, "Message Formats", "Error and Notice
 Message Fields".
 """
 
@@ -29,7 +30,7 @@ from psycopg.pq import DiagnosticField
 
 from ingestd.capture.readiness import readable, writable
 from ingestd.capture.wal.copy_both import TURN_BYTES, Block
-from ingestd.decode.wire import ASIDES, COPY_BOTH, ERROR, Cutter, error_fields
+from ingestd.decode.wire import ASIDES, COPY_BOTH, COPY_OUT, ERROR, Cutter, error_fields
 
 GLANCE_S = 0.005
 """How often the event loop looks: a unix socket is full with 277 messages."""
@@ -73,7 +74,7 @@ class SocketReader:
         await self._send(b"Q", command + b"\0")
         while (kind := await self._next_kind()) in ASIDES:
             await self._pass()
-        while kind != COPY_BOTH:  # an error, whatever of it has come yet
+        while kind not in {COPY_BOTH, COPY_OUT}:  # an error, whatever of it has come yet
             await self.collect(0)
             taken = self.take()
             if taken is not None and (ended := taken.block().ended) is not None:
@@ -161,7 +162,7 @@ class Pieces:
     def block(self) -> Block:
         """Cut them, and what was left of those before."""
         buffer, found = self.cutter.feed(self.pieces)
-        return Block(buffer, found.starts, found.ends, _ended(found.last))
+        return Block(buffer, found.starts, found.ends, found.last and fault_of(found.last))
 
 
 def _read(source: socket.socket) -> bytes:
@@ -192,10 +193,8 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", whole, round((seconds - whole) * 1e6) or 1)
 
 
-def _ended(last: tuple[int, bytes] | None) -> psycopg.Error | None:
-    """Make of the message that ended the data what libpq would."""
-    if last is None:
-        return None
+def fault_of(last: tuple[int, bytes]) -> psycopg.Error:
+    """Make of the message that ended the data the error that libpq would."""
     kind, content = last
     if kind != ERROR:
         return psycopg.OperationalError("the server ended the stream: the connection is closed")

@@ -1,0 +1,116 @@
+"""COPYs that are read past libpq: what they give, how they end, and libpq afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from ingestd.capture.session import connect
+from ingestd.capture.wal.socket_copy import SocketCopy
+
+if TYPE_CHECKING:
+    from tests.harness.databases import Database
+
+LIMIT_S = 30
+
+
+def texts(rows: str) -> sql.Composed:
+    return sql.SQL("COPY ({}) TO STDOUT").format(sql.SQL(rows))
+
+
+async def read(copy: SocketCopy, rows: str) -> list[bytes]:
+    await copy.start(texts(rows))
+    found: list[bytes] = []
+    is_last = False
+    while not is_last:
+        block = await copy.read_block()
+        cut = zip(block.starts.tolist(), block.ends.tolist(), strict=True)
+        found += [block.buffer[a:b] for a, b in cut]
+        is_last = block.is_last
+    return found
+
+
+async def read_on(copy: SocketCopy, reading: asyncio.Task[Any]) -> None:
+    await reading
+    while True:
+        await copy.read_block()
+
+
+@pytest.mark.parametrize("socket", [False, True])
+async def test_one_copy_after_another_and_queries_between(
+    database: Database, *, socket: bool
+) -> None:
+    connection = await connect(database.socket_dsn if socket else database.dsn)
+    copy = SocketCopy(connection)
+    async with asyncio.timeout(LIMIT_S):
+        assert await read(copy, "SELECT") == [b"\n"]
+        assert await read(copy, "SELECT 1 WHERE false") == []
+        rows = "SELECT repeat('d', n % 3000) || n FROM generate_series(1, 50000) n"
+        found = await read(copy, rows)
+        assert found == [b"d" * (n % 3000) + b"%d\n" % n for n in range(1, 50_001)]
+        row = await (await connection.execute("SELECT pg_sleep(0.1), 'asked'")).fetchone()
+        assert row == ("", "asked")
+        large = "SELECT repeat('d', 20000000) FROM generate_series(1, 3)"
+        assert await read(copy, large) == [b"d" * 20_000_000 + b"\n"] * 3
+        await copy.close()
+    assert connection.closed
+
+
+@pytest.mark.parametrize("after", [0, 100_000])
+async def test_an_error_of_the_server_is_that_which_libpq_gives(
+    database: Database, after: int
+) -> None:
+    copy = SocketCopy(await connect(database.dsn))
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(psycopg.errors.DivisionByZero, match="division by zero") as caught:
+            await read(copy, f"SELECT 1 / ({after} - n) FROM generate_series(0, {after}) n")
+        await copy.close()
+    assert caught.value.diag.sqlstate == "22012"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_session_that_is_ended_is_an_operational_error(
+    database: Database, *, begun: bool
+) -> None:
+    connection = await connect(database.dsn)
+    copy = SocketCopy(connection)
+    rows = "SELECT repeat('x', 1000) FROM generate_series(1, 1000000)"
+    async with asyncio.timeout(LIMIT_S):
+        if begun:
+            await copy.start(texts(rows))
+            await copy.read_block()
+        reading: asyncio.Task[Any] = asyncio.create_task(
+            copy.read_block() if begun else copy.start(texts("SELECT pg_sleep(60)"))
+        )
+        database.execute(f"SELECT pg_terminate_backend({connection.info.backend_pid})")
+        with pytest.raises(psycopg.OperationalError):
+            await read_on(copy, reading)
+        await copy.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_one_that_is_closed_under_way_ends_at_the_server(
+    database: Database, *, begun: bool
+) -> None:
+    connection = await connect(database.dsn)
+    pid = connection.info.backend_pid
+    copy = SocketCopy(connection)
+    async with asyncio.timeout(LIMIT_S):
+        if begun:
+            await copy.start(texts("SELECT repeat('x', 1000) FROM generate_series(1, 1000000)"))
+            await copy.read_block()
+        else:
+            starting = asyncio.create_task(copy.start(texts("SELECT pg_sleep(60)")))
+            await asyncio.sleep(0.2)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        await copy.close()
+        await copy.close()
+        assert connection.closed
+        left = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+        while database.value(left, pid):  # noqa: ASYNC110 - the server's end tells nobody
+            await asyncio.sleep(0.05)
