@@ -86,7 +86,7 @@ async def test_large_messages_are_packed_by_bytes_if_at_all(
     if packed:
         as_if_encrypted(monkeypatch)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000, slots=2, part_bytes=1 << 20)
+    policy = CatchUpPolicy(above_bytes=100_000)
 
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
     database.execute(

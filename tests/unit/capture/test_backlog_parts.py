@@ -38,6 +38,13 @@ def test_a_small_backlog_is_one_part_and_a_larger_one_has_one_for_each_slot() ->
     assert [count(n) for n in (LEAST_BYTES, 2 * LEAST_BYTES, 1 << 30)] == [1, 2, 2]
 
 
+@given(st.integers(2, 50))
+def test_the_first_part_is_smaller_and_the_others_are_alike(count: int) -> None:
+    sizes = [p.end - p.begin for p in cut(Lsn(0), Lsn(count << 30), slots=1, part_bytes=1 << 30)]
+    assert sizes[0] * 100 // sizes[1] in {64, 65}
+    assert max(sizes[1:]) - min(sizes[1:]) <= 8192
+
+
 def test_what_is_not_behind_has_no_parts() -> None:
     assert cut(Lsn(8), Lsn(8), slots=2, part_bytes=1) == []
     assert cut(Lsn(9), Lsn(8), slots=2, part_bytes=1) == []
