@@ -51,7 +51,7 @@ POINTS: Mapping[str, str] = {
     "capture.split.after": "all its rows are read and given",
     "capture.slot_copy.before": "the slot is about to be copied, to drain a backlog",
     "capture.slot_copy.after": "the copy is there",
-    "capture.drain.before": "the server is about to pack a part of the backlog",
+    "capture.drain.before": "the server is about to decode a part of the backlog",
     "capture.drain.after": "the part has been read",
     "capture.slot_advance.before": "the slot is about to be moved while a backlog is drained",
     "capture.slot_advance.after": "it is moved",

@@ -1,13 +1,13 @@
 """Catching up: a backlog drained through the SQL functions, which beat any walsender.
 
-A walsender sends each message on its own, and decodes on one core. Here the server joins hundreds
-of messages in a row of a COPY, and several temporary copies of the slot (`drain_slot`) decode parts
-of the backlog (`backlog_parts`) at the same time; what the server has made waits there until its
-turn. The blocks are read in the parts' order by one task, one ahead of the decoder::
+A walsender sends each message on its own, and decodes on one core. Here messages are rows of a
+COPY, which the server sends by the buffer, and several temporary copies of the slot (`drain_slot`)
+decode parts of the backlog (`backlog_parts`) at the same time; what the server has made waits there
+until its turn. The blocks are read in the parts' order by one task, one ahead of the decoder::
 
-    slot 1   make part 1   | read 1 | make part 3 ...        | read 3
-    slot 2   make part 2 ...        | read 2 | make part 4 ...
-    decoder                  part 1   part 2                   part 3
+    slot 1   make part 1 | read 1 | make part 3 ...      | read 3
+    slot 2   make part 2 ...      | read 2 | make part 4 ...
+    decoder                part 1   part 2                 part 3
 
 The main slot stays where it is confirmed; whoever uses this goes on by START_REPLICATION at the
 decoder's position, which gives exactly the transactions that follow.
