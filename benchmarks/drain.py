@@ -16,7 +16,7 @@ ROWS, TRANSACTIONS = 1_000_000, 100
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A daemon that drains it: by which kind of socket, packed by the server or streaming only.
+    """A daemon that drains it: by which kind of socket, by SQL functions or streaming only.
 
     `tag`: tells it from another of the kind. `lake`: where, by default beside the daemon;
     `options`: more of its config.

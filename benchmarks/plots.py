@@ -52,7 +52,7 @@ def _durable(rig: Rig, run: Run) -> tuple[list[float], list[float]]:
 
 
 def _name(run: Run) -> str:
-    way = "streaming only" if run.streaming else "packed by the server"
+    way = "streaming only" if run.streaming else "by SQL functions"
     return f"ingestd, {way}, {'a unix socket' if run.socket else 'TCP'}"
 
 

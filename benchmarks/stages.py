@@ -1,7 +1,7 @@
 """`make profile`: what each stage of the daemon takes, in rows a second and core; flame graphs.
 
 One backlog of 1.5M changes is drained by a daemon whose stages are timed (`benchmarks.staged`),
-once packed by the server and once streamed; then by a plain one under py-spy, which draws
+once by SQL functions and once streamed; then by a plain one under py-spy, which draws
 benchmarks/.data/flame-*.svg. Where `perf` may be used, it says which native functions are hot.
 `--rows N` makes it smaller.
 """

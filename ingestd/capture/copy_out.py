@@ -33,7 +33,7 @@ INPUT_BUFFER_BYTES = 1 << 20
 """What libpq's input buffer is grown to, so that one wake-up reads many messages."""
 _TURN_MESSAGES = 4096
 """So many are taken before other tasks have their turn (some ms)."""
-_CANCEL_LIMIT_S = 2.0
+CANCEL_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CopyOut:
             if self._is_running and not self._connection.closed:
                 self._is_running = False
                 with contextlib.suppress(psycopg.Error):  # the server may be gone as well
-                    await self._connection.cancel_safe(timeout=_CANCEL_LIMIT_S)
+                    await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
         finally:
             await self._connection.close()
 

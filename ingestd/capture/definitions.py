@@ -37,7 +37,7 @@ from ingestd.capture.published import (
 )
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PostgresSettings
-from ingestd.capture.storage import Storage, StoredColumn, digest, read_files
+from ingestd.capture.storage import Storage, StoredColumn, digest, read_files, read_places
 from ingestd.capture.type_parts import TypeParts, read_type_parts
 from ingestd.decode.lake_names import allocate
 from ingestd.decode.relation import Relation
@@ -53,8 +53,8 @@ WHOLE = Published(None, None, None)
 class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
-    `present`: every table, asked for or not. `columns` and `files` by OID, `types` by theirs;
-    `published` by name; `unsent`: generated columns, sent or not, by OID of the table.
+    `present`: every table, asked for or not. `columns`, `files` and `places` by OID, `types`
+    by theirs; `published` by name; `unsent`: generated columns, sent or not, by OID of the table.
     `lsn`: all of it holds at that position. Where no publication says what is sent: `indexes`, the
     unique ones by OID of the table; `hiding`, the OIDs of the tables of which row security hides
     rows from this role; `ended`, the transaction id below which all had ended.
@@ -64,6 +64,7 @@ class Catalog:
     rows: tuple[TableRow, ...] = ()
     columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
     files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    places: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     published: Mapping[TableId, Published] = field(default_factory=dict)
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Catalog:
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
             ended=self.ended,
+            places=self.places.get(row.oid, {}),
         )
 
 
@@ -121,6 +123,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
         present=tuple(r.id for r in every),
         rows=wanted,
         files=await read_files(connection, oids),
+        places=await read_places(connection, oids),
         unsent=await list_generated(connection, oids),
         lsn=lsn,
     )

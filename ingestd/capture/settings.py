@@ -124,7 +124,7 @@ class WalSettings(PostgresSettings):
     snapshot_chunked_above: SizeOrZero = 1_000_000_000
     """A table of this size is read in chunks at its first load too; 0: every keyed one."""
     catch_up_above: SizeOrZero = 64_000_000
-    """With more WAL than this to read, a backlog is drained first, packed by the server."""
+    """With more WAL than this to read, a backlog is drained by SQL functions first."""
     catch_up_slots: int = Field(default=2, ge=1, le=16)
     """How many temporary slots decode parts of a backlog at the same time."""
     catch_up_part: SizeBytes = 512_000_000

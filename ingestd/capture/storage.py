@@ -37,30 +37,41 @@ WITH RECURSIVE tree AS (
 SELECT root::int8, oid::int8, file::int8
   FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
 """
-# Of the partition's place and those of the partitioned tables between it and the root. One that was
-# made as a partition (CREATE TABLE ... PARTITION OF) had no rows: its columns were never touched
-# after the system's, which ATTACH does to each. An xmin is compared by its age; a command id only
-# inside one transaction, and only while nobody has tried to update or delete the row, which is
-# where `cmin` then speaks of that.
+# Where a partition is: the transactions that put it, and what is above it, in their places.
+_PLACES = """
+WITH RECURSIVE tree AS (
+  SELECT c.oid AS root, c.oid, '' AS place
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
+  UNION ALL
+  SELECT t.root, i.inhrelid, t.place || '.' || i.xmin::text FROM tree t
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT t.root::int8, t.oid::int8, t.place
+  FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.oid WHERE c.relkind <> 'p' ORDER BY 1, 2
+"""
+# Of the partition and the partitioned tables above it. One that was made as a partition (CREATE
+# TABLE ... PARTITION OF) had no rows: its columns were never touched after the system's, which
+# ATTACH does to each. Of one that was attached, rows that are not younger may have come with it: a
+# `cmin` tells nothing once somebody has tried to update the row. Where the file is another than the
+# first (a rewrite, SET LOGGED), rows may look younger than they are, or never have been sent.
 _CAME_WITH_ROWS = """
 WITH RECURSIVE places AS (
-  SELECT i.inhrelid, i.inhparent, i.xmin AS xid, i.cmin::text::int8 AS command,
-         i.xmax <> 0 AS marked
+  SELECT i.inhrelid, i.inhparent, i.xmin AS xid
     FROM pg_catalog.pg_inherits i WHERE i.inhrelid = {oid}
   UNION ALL
-  SELECT i.inhrelid, i.inhparent, i.xmin, i.cmin::text::int8, i.xmax <> 0
+  SELECT i.inhrelid, i.inhparent, i.xmin
     FROM places p JOIN pg_catalog.pg_inherits i ON i.inhrelid = p.inhparent),
 attached AS (
-  SELECT xid, command, marked FROM places p
+  SELECT xid FROM places p
    WHERE NOT EXISTS (
      SELECT FROM pg_catalog.pg_attribute s
        JOIN pg_catalog.pg_attribute c ON c.attrelid = s.attrelid AND c.attnum > 0
         AND c.xmin = s.xmin AND c.cmin = s.cmin AND c.xmax = 0 AND c.attinhcount > 0
-      WHERE s.attrelid = p.inhrelid AND s.attname = 'tableoid' AND s.attnum < 0 AND s.xmax = 0))
-SELECT EXISTS (
-  SELECT FROM ONLY {table} r CROSS JOIN attached a
-   WHERE age(r.xmin) > age(a.xid) AND age(a.xid) >= 0 OR age(r.xmin) < 0
-      OR r.xmin = a.xid AND (r.cmin::text::int8 < a.command OR r.xmax <> 0 OR a.marked))
+      WHERE s.attrelid = p.inhrelid AND s.attname = 'tableoid' AND s.attnum < 0 AND s.xmax = 0)),
+replaced AS (SELECT FROM pg_catalog.pg_class WHERE oid = {oid} AND relfilenode <> oid)
+SELECT (EXISTS (SELECT FROM attached) OR EXISTS (SELECT FROM replaced)) AND EXISTS (
+  SELECT FROM ONLY {table} r
+   WHERE EXISTS (SELECT FROM replaced) OR age(r.xmin) < 0
+      OR EXISTS (SELECT FROM attached a WHERE age(a.xid) BETWEEN 0 AND age(r.xmin)))
 """
 # VACUUM FULL and CLUSTER make the TOAST table anew with the file, TRUNCATE does not.
 _REMADE = """
@@ -120,7 +131,8 @@ class Storage:
     `former`: digests of the names that columns once had and none has now. `membership`: OID of the
     publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
     columns are made of. `ended`: the transaction id (64 bits) below which all had ended then; 0
-    where a TRUNCATE of the table is told of otherwise.
+    where a TRUNCATE of the table is told of otherwise. `places`: by the OID of each of its leaf
+    partitions, which transactions put it, and what is above it, there.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -130,6 +142,7 @@ class Storage:
     membership: int = 0
     types: tuple[TypeParts, ...] = ()
     ended: int = field(default=0, compare=False)
+    places: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
@@ -140,14 +153,19 @@ class Storage:
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
         lists = [columns, files, [self.row_filter], sorted(self.former), [self.membership]]
-        ended = [[self.ended]] if self.ended else []
-        return "|".join(",".join(map(str, part)) for part in (*lists, self.types, *ended))
+        parts: list[Iterable[object]] = [*lists, self.types]
+        if self.ended or self.places:
+            parts.append([self.ended])
+        if self.places:
+            parts.append(f"{oid}:{place}" for oid, place in self.places.items())
+        return "|".join(",".join(map(str, part)) for part in parts)
 
     @classmethod
     def parse(cls, text: str) -> Storage | None:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
-            columns, files, row_filter, former, membership, types, *ended = text.split("|")
+            columns, files, row_filter, former, membership, types, *more = text.split("|")
+            ended, places = (*more, "", "")[:2]
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
                 {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
@@ -155,7 +173,8 @@ class Storage:
                 frozenset(f for f in former.split(",") if f),
                 int(membership),
                 tuple(TypeParts.parse(t) for t in types.split(",") if t),
-                *map(int, ended[:1]),
+                int(ended or 0),
+                {int(o): p for o, p in (x.split(":") for x in places.split(",") if x)},
             )
         except ValueError:
             return None
@@ -237,10 +256,23 @@ async def read_files(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, dict[int, int]]:
     """Give `Storage.files` of these tables, by OID. Takes no lock."""
-    cursor = await connection.execute(_FILES, (list(tables),))
-    found: dict[int, dict[int, int]] = {}
-    for root, oid, file in await cursor.fetchall():
-        found.setdefault(root, {})[oid] = file
+    return await _by_leaf(connection, _FILES, tables)
+
+
+async def read_places(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> dict[int, dict[int, str]]:
+    """Give `Storage.places` of those of these tables that have partitions, by OID; as above."""
+    return await _by_leaf(connection, _PLACES, tables)
+
+
+async def _by_leaf(
+    connection: AsyncConnection[Any], query: LiteralString, tables: Iterable[int]
+) -> dict[int, dict[int, Any]]:
+    cursor = await connection.execute(query, (list(tables),))
+    found: dict[int, dict[int, Any]] = {}
+    for root, oid, value in await cursor.fetchall():
+        found.setdefault(root, {})[oid] = value
     return found
 
 
@@ -271,7 +303,9 @@ async def _of_partitions(
         return "a partition was detached or dropped"
     for partition in now.files.keys() - then.files.keys():
         if await _holds(connection, partition, _CAME_WITH_ROWS, unknown=True):
-            return "a partition was attached with its rows"
+            return "a partition came with rows"
+    if any(then.places.get(oid, place) != place for oid, place in now.places.items()):
+        return "a partition was detached and attached again"
     for partition in replaced:
         if await _was_truncated(connection, partition, then, now):
             return "a partition was truncated by itself"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 DATA_ENDS = b"EcCZ"
-KNOWN = b"dWNSA" + DATA_ENDS
+KNOWN = b"dWHNSA" + DATA_ENDS
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0"
 
 

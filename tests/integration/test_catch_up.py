@@ -18,8 +18,8 @@ from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from tests.harness.compare import raw_rows
+from tests.harness.encrypted import as_if_encrypted
 from tests.harness.waiting import await_until
-from tests.integration.test_catch_up_parts import as_if_encrypted
 from tests.unit.run.fixtures import watch
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from ingestd.capture.wal import drain_slot
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
 from ingestd.positions import Lsn
+from tests.harness.encrypted import as_if_encrypted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,15 +85,6 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
         await backlog.close()
     assert messages.ends[-1] == end
     return messages
-
-
-def as_if_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have messages packed by the server, and read by libpq."""
-
-    async def is_plain(_: object) -> bool:
-        return False
-
-    monkeypatch.setattr(drain_slot, "is_plain", is_plain)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -11,11 +11,14 @@ from psycopg import sql
 
 from ingestd.capture.session import connect
 from ingestd.capture.wal.socket_copy import SocketCopy
+from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 30
+NOTHING = "SELECT 'x' WHERE false"
+ASLEEP = "UNION ALL SELECT pg_sleep(60)::text"
 
 
 def texts(rows: str) -> sql.Composed:
@@ -34,10 +37,11 @@ async def read(copy: SocketCopy, rows: str) -> list[bytes]:
     return found
 
 
-async def read_on(copy: SocketCopy, reading: asyncio.Task[Any]) -> None:
-    await reading
-    while True:
-        await copy.read_block()
+async def await_sleep(database: Database, pid: int) -> None:
+    event = "SELECT coalesce(max(wait_event), '') FROM pg_stat_activity WHERE pid = %s"
+    await asyncio.to_thread(
+        await_until, lambda: database.value(event, pid) == "PgSleep", LIMIT_S, "the session's sleep"
+    )
 
 
 @pytest.mark.parametrize("socket", [False, True])
@@ -78,17 +82,14 @@ async def test_a_session_that_is_ended_is_an_operational_error(
 ) -> None:
     connection = await connect(database.dsn)
     copy = SocketCopy(connection)
-    rows = "SELECT repeat('x', 1000) FROM generate_series(1, 1000000)"
+    pid = connection.info.backend_pid
+    rows = "SELECT repeat('x', 1000) FROM generate_series(1, 100000)"
     async with asyncio.timeout(LIMIT_S):
-        if begun:
-            await copy.start(texts(rows))
-            await copy.read_block()
-        reading: asyncio.Task[Any] = asyncio.create_task(
-            copy.read_block() if begun else copy.start(texts("SELECT pg_sleep(60)"))
-        )
-        database.execute(f"SELECT pg_terminate_backend({connection.info.backend_pid})")
-        with pytest.raises(psycopg.OperationalError):
-            await read_on(copy, reading)
+        reading = asyncio.create_task(read(copy, f"{rows if begun else NOTHING} {ASLEEP}"))
+        await await_sleep(database, pid)
+        database.execute(f"SELECT pg_terminate_backend({pid})")
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            await reading
         await copy.close()
 
 
@@ -99,18 +100,16 @@ async def test_one_that_is_closed_under_way_ends_at_the_server(
     connection = await connect(database.dsn)
     pid = connection.info.backend_pid
     copy = SocketCopy(connection)
+    rows = "SELECT repeat('x', 1000) FROM generate_series(1, 100000)"
     async with asyncio.timeout(LIMIT_S):
-        if begun:
-            await copy.start(texts("SELECT repeat('x', 1000) FROM generate_series(1, 1000000)"))
-            await copy.read_block()
-        else:
-            starting = asyncio.create_task(copy.start(texts("SELECT pg_sleep(60)")))
-            await asyncio.sleep(0.2)
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+        reading = asyncio.create_task(read(copy, f"{rows if begun else NOTHING} {ASLEEP}"))
+        await await_sleep(database, pid)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
         await copy.close()
         await copy.close()
         assert connection.closed
-        left = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
-        while database.value(left, pid):  # noqa: ASYNC110 - the server's end tells nobody
-            await asyncio.sleep(0.05)
+    left = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+    await asyncio.to_thread(
+        await_until, lambda: database.value(left, pid) == 0, LIMIT_S, "the session's end"
+    )

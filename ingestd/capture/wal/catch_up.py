@@ -29,16 +29,13 @@ from numpy.typing import NDArray
 
 from ingestd.capture.copy_out import Block
 from ingestd.capture.wal.backlog_parts import Part, cut
-from ingestd.capture.wal.drain_slot import DrainSlot, Packing
+from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Unpacker
 from ingestd.changes import Chunk
-from ingestd.decode.packed import PackedMessages
-from ingestd.decode.single import SingleMessages
 from ingestd.decode.stream import StreamDecoder
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 
 _T = TypeVar("_T")
-Unpacker = SingleMessages | PackedMessages
 
 AGAIN_PARTS = 8
 """Streaming is better when each call has to read more WAL anew than so many parts have.

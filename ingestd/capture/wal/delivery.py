@@ -1,4 +1,4 @@
-"""The slot's changes: a backlog packed by the server, then the stream; and the confirmation.
+"""The slot's changes: a backlog drained by SQL functions, then the stream; and the confirmation.
 
 States; each hand-over is at the end of a whole transaction, where the next decoder begins::
 
@@ -237,7 +237,7 @@ class Delivery:
         await self._advance.close()
 
     async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
-        """Give the transactions from `start` to about `target`, packed by the server.
+        """Give the transactions from `start` to about `target`, drained by SQL functions.
 
         Where the server refuses, nothing is given and streaming does it. If it fails later, the
         source starts anew, without this.
@@ -277,7 +277,7 @@ class Delivery:
     def _pack_by_bytes(self, error: Exception, *, has_given: bool) -> bool:
         """Whether to drain again: there are large messages, as there may be more. As below."""
         packing = self._catch_up.packing
-        if packing.by_bytes:
+        if packing.by_bytes or not packing.is_used:
             self._refuse_to_drain(error, has_given=has_given)
             return False
         packing.by_bytes = True

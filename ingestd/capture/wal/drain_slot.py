@@ -50,18 +50,21 @@ _BY_NUMBER = sql.SQL(
     "SELECT CASE WHEN octet_length(string_agg(data, ''::bytea)) <= {limit}"
     " THEN string_agg(data, ''::bytea) END, array_agg(length)"
     " FROM (SELECT data, octet_length(data) AS length, number / {messages} AS part FROM {changes}"
+    " WITH ORDINALITY AS change(lsn, xid, data, number)"
     " ORDER BY part, number) AS ordered GROUP BY part"
 )
 _BY_BYTES = sql.SQL(
     "SELECT string_agg(data, ''::bytea), array_agg(length)"
     " FROM (SELECT data, octet_length(data) AS length, number,"
     " sum(octet_length(data)) OVER (ORDER BY number) / {nbytes} AS part FROM {changes}"
+    " WITH ORDINALITY AS change(lsn, xid, data, number)"
     " ORDER BY part, number) AS ordered GROUP BY part"
 )
+# A scan of one function gives its rows in its own order.
+_SINGLE = sql.SQL("SELECT data FROM {changes}")
 _CHANGES = sql.SQL(
     "pg_catalog.pg_logical_slot_get_binary_changes({slot}, {upto}, NULL,"
     " 'proto_version', '1', 'publication_names', {publication})"
-    " WITH ORDINALITY AS change(lsn, xid, data, number)"
 )
 _POSITIONS = (
     "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"
@@ -69,33 +72,28 @@ _POSITIONS = (
 )
 
 
+Unpacker = SingleMessages | PackedMessages
+
+
 @dataclass(slots=True)
 class Packing:
-    """How messages are packed. `by_bytes`: some are large (it stays so)."""
+    """How messages are packed. `by_bytes`: some are large (it stays so).
+
+    `is_used`: they are, because something is encrypted.
+    """
 
     by_bytes: bool = False
+    is_used: bool = False
 
-    def query(
-        self, slot: str, publication: str, upto: Lsn, *, is_packed: bool = True
-    ) -> sql.Composed:
-        """Give the COPY of the changes up to `upto`."""
-        changes = _CHANGES.format(
-            slot=sql.Literal(slot),
-            upto=sql.Literal(str(upto)),
-            # a list of identifiers, which the server unquotes
-            publication=sql.Literal(sql.Identifier(publication).as_string(None)),
+    def rows(self, changes: sql.Composed) -> sql.Composed:
+        """Give the SELECT of packed changes."""
+        if self.by_bytes:
+            return _BY_BYTES.format(nbytes=sql.Literal(ROW_BYTES), changes=changes)
+        return _BY_NUMBER.format(
+            limit=sql.Literal(ROW_LIMIT_BYTES),
+            messages=sql.Literal(ROW_MESSAGES),
+            changes=changes,
         )
-        if not is_packed:
-            packed = sql.SQL("SELECT data FROM {changes}").format(changes=changes)
-        elif self.by_bytes:
-            packed = _BY_BYTES.format(nbytes=sql.Literal(ROW_BYTES), changes=changes)
-        else:
-            packed = _BY_NUMBER.format(
-                limit=sql.Literal(ROW_LIMIT_BYTES),
-                messages=sql.Literal(ROW_MESSAGES),
-                changes=changes,
-            )
-        return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(packed)
 
 
 class DrainSlot:
@@ -107,16 +105,18 @@ class DrainSlot:
     def __init__(
         self,
         connection: WatchedConnection,
-        copy: SocketCopy | CopyOut,
         name: str,
         publication: str,
         packing: Packing,
+        *,
+        is_packed: bool,
     ) -> None:
         self._connection = connection
         self._name = name
         self._publication = publication
         self._packing = packing
-        self._copy = copy
+        self._is_packed = is_packed
+        self._copy = CopyOut(connection) if is_packed else SocketCopy(connection)
         self._position = self._restart = Lsn(0)
 
     @classmethod
@@ -135,8 +135,8 @@ class DrainSlot:
                 "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)
             )
             await reach_async("capture.slot_copy.after", cut_off)
-            copy = SocketCopy(connection) if await is_plain(connection) else CopyOut(connection)
-            drain = cls(connection, copy, name, publication, packing)
+            packing.is_used = is_packed = not await is_plain(connection)
+            drain = cls(connection, name, publication, packing, is_packed=is_packed)
             await drain._look()
         except BaseException:
             await connection.close()
@@ -156,12 +156,9 @@ class DrainSlot:
                 (self._name, str(part.begin)),
             )
         await reach_async("capture.drain.before", cut_off)
-        query = self._packing.query(
-            self._name, self._publication, part.end, is_packed=self._is_packed
-        )
-        await self._copy.start(query)
+        await self._copy.start(self._query(part.end))
 
-    def unpacker(self) -> SingleMessages | PackedMessages:
+    def unpacker(self) -> Unpacker:
         """Make what finds the messages of one part's result."""
         return PackedMessages() if self._is_packed else SingleMessages()
 
@@ -177,13 +174,19 @@ class DrainSlot:
             msg = f"the server gave changes up to {self._position}, not to {part.end}"
             raise ProtocolError(msg)
 
-    @property
-    def _is_packed(self) -> bool:
-        return isinstance(self._copy, CopyOut)
-
     async def close(self) -> None:
         """Stop what runs, and drop the slot. Twice is fine, but not while a call waits."""
         await self._copy.close()
+
+    def _query(self, upto: Lsn) -> sql.Composed:
+        changes = _CHANGES.format(
+            slot=sql.Literal(self._name),
+            upto=sql.Literal(str(upto)),
+            # a list of identifiers, which the server unquotes
+            publication=sql.Literal(sql.Identifier(self._publication).as_string(None)),
+        )
+        rows = self._packing.rows(changes) if self._is_packed else _SINGLE.format(changes=changes)
+        return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(rows)
 
     async def _look(self) -> None:
         cursor = await self._connection.execute(_POSITIONS, (self._name,))

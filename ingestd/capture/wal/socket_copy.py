@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import psycopg
 from psycopg import sql
 
-from ingestd.capture.copy_out import Block
+from ingestd.capture.copy_out import CANCEL_LIMIT_S, Block
 from ingestd.capture.session import read_bytes_as_they_are
 from ingestd.capture.wal.socket_reader import SocketReader, fault_of
 from ingestd.capture.watched import WatchedConnection
-from ingestd.decode.wire import ERROR, READY, Cut, Cutter
+from ingestd.decode.wire import ERROR, READY, Cut
+from ingestd.errors import ProtocolError
 
 _LINGER_S = 0.05
 """How long it is waited for a block to become full."""
-_CANCEL_LIMIT_S = 2.0
 
 
 class SocketCopy:
@@ -33,26 +33,29 @@ class SocketCopy:
     def __init__(self, connection: WatchedConnection) -> None:
         self._connection = connection
         self._reader: SocketReader | None = None
-        self._cutter = Cutter()
 
     async def start(self, query: sql.Composed) -> None:
         """Send the command; return when data may come."""
         await read_bytes_as_they_are(self._connection)
-        self._reader, self._cutter = SocketReader(self._connection), Cutter()
         with self._expecting():
+            self._reader = SocketReader(self._connection)
             await self._reader.start(query.as_bytes(None))
 
     async def read_block(self) -> Block:
         """Give the next block, which may be empty if it is the last."""
         assert self._reader is not None
         buffer, found = await self._next(self._reader)
-        if found.last is None:
+        last = found.last
+        if last is None:
             return Block(buffer, found.starts, found.ends, is_last=False)
-        ended = found
-        while ended.last is None or ended.last[0] != READY:
-            if ended.last is not None and ended.last[0] == ERROR:
-                raise fault_of(ended.last)
-            _, ended = await self._next(self._reader)
+        while last[0] != READY:
+            if last[0] == ERROR:
+                raise fault_of(last)
+            _, after = await self._next(self._reader, has_more=True)
+            if after.last is None:
+                msg = "rows after the end of a COPY"
+                raise ProtocolError(msg)
+            last = after.last
         await self._reader.close()
         self._reader = None
         await read_bytes_as_they_are(self._connection, yes=False)
@@ -60,27 +63,36 @@ class SocketCopy:
 
     async def close(self) -> None:
         """Stop the COPY if one runs, and close the connection. Twice is fine."""
-        reader, self._reader = self._reader, None
         try:
-            if reader is not None and not self._connection.closed:
+            if self._reader is not None and not self._connection.closed:
                 with contextlib.suppress(psycopg.Error):  # the server may be gone as well
-                    await self._connection.cancel_safe(timeout=_CANCEL_LIMIT_S)
+                    await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
         finally:
-            if reader is not None:
-                await reader.close()
-            await self._connection.close()
+            try:
+                if self._reader is not None:
+                    await self._reader.close()
+            finally:
+                await self._connection.close()
 
-    async def _next(self, reader: SocketReader) -> tuple[bytes, Cut]:
-        """Give whole rows, or what ends them; waits until they have come."""
-        pieces: Sequence[bytes] = ()
+    async def _next(self, reader: SocketReader, *, has_more: bool = False) -> tuple[bytes, Cut]:
+        """Give whole rows, or what ends them; waits until they have come.
+
+        `has_more`: some of what has come may not be cut yet, because an end came before it.
+        """
         while True:
-            buffer, found = await asyncio.to_thread(self._cutter.feed, pieces)
+            fault = None
+            if not has_more:
+                try:
+                    with self._expecting():
+                        await reader.collect(_LINGER_S)
+                except psycopg.OperationalError as error:
+                    fault = error  # the server may have said why before it closed
+            buffer, found = await asyncio.to_thread(reader.taken().cut)
             if len(found.starts) or found.last is not None:
                 return buffer, found
-            with self._expecting():
-                await reader.collect(_LINGER_S)
-            taken = reader.take()
-            pieces = taken.pieces if taken is not None else ()
+            if fault is not None:
+                raise fault
+            has_more = False
 
     @contextlib.contextmanager
     def _expecting(self) -> Iterator[None]:

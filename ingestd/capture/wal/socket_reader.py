@@ -1,6 +1,6 @@
 """Reading COPY data past libpq: the socket's bytes, cut later, all at once.
 
-The server sends each message on its own, so what is done per message is done millions of times.
+A walsender sends each message on its own, so what is done per message is done millions of times.
 Here nothing is: what little comes is read on the event loop, a few times while it is waited for
 more; what comes without a pause is put together by the kernel, in one call of a thread, without
 Python's lock. Nobody may look away for long: a unix socket holds 277 messages, and the server
@@ -30,7 +30,7 @@ from psycopg.pq import DiagnosticField
 
 from ingestd.capture.readiness import readable, writable
 from ingestd.capture.wal.copy_both import TURN_BYTES, Block
-from ingestd.decode.wire import ASIDES, COPY_BOTH, COPY_OUT, ERROR, Cutter, error_fields
+from ingestd.decode.wire import ASIDES, COPY_BOTH, COPY_OUT, ERROR, Cut, Cutter, error_fields
 
 GLANCE_S = 0.005
 """How often the event loop looks: a unix socket is full with 277 messages."""
@@ -62,7 +62,7 @@ class SocketReader:
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
         # For the thread; on the event loop each call says that it does not wait.
         self._socket.settimeout(None)
-        self._thread = ThreadPoolExecutor(1, "stream")
+        self._thread = ThreadPoolExecutor(1, "copy-data")
         self._sending = asyncio.Lock()
         self._pieces: list[bytes] = []
         self._cutter = Cutter()
@@ -127,8 +127,12 @@ class SocketReader:
 
     def take(self) -> Pieces | None:
         """Give the pieces."""
+        return self.taken() if self._pieces else None
+
+    def taken(self) -> Pieces:
+        """Give the pieces, of which there may be none: what was left of those before them."""
         pieces, self._pieces = self._pieces, []
-        return Pieces(pieces, self._cutter) if pieces else None
+        return Pieces(pieces, self._cutter)
 
     async def send(self, message: bytes) -> None:
         """Send it; waits while the server does not read."""
@@ -161,8 +165,13 @@ class Pieces:
 
     def block(self) -> Block:
         """Cut them, and what was left of those before."""
-        buffer, found = self.cutter.feed(self.pieces)
-        return Block(buffer, found.starts, found.ends, found.last and fault_of(found.last))
+        buffer, found = self.cut()
+        ended = None if found.last is None else fault_of(found.last)
+        return Block(buffer, found.starts, found.ends, ended)
+
+    def cut(self) -> tuple[bytes, Cut]:
+        """Give a buffer and the messages in it. Raises ProtocolError."""
+        return self.cutter.feed(self.pieces)
 
 
 def _read(source: socket.socket) -> bytes:

@@ -21,6 +21,9 @@ def test_what_is_written_is_read() -> None:
     assert found == STORED  # it says when, not how
     assert found is not None
     assert found.ended == 1 << 33
+    placed = replace(STORED, places={16401: ".745", 16402: ".745.750"})
+    for written in (placed, replace(placed, ended=1 << 33)):
+        assert Storage.parse(str(written)) == written
     assert Storage.parse("") is None
     assert Storage.parse("1:23:-1:744|16489:16489|") is None
 
@@ -54,6 +57,11 @@ def test_a_vacuum_full_alters_nothing() -> None:
     forgotten = replace(then, columns=(ID, replace(NOTE, xmin=900)), files={16400: 16500})
     assert not is_altered(then, forgotten)
     assert is_altered(STORED, forgotten)
+
+
+def test_a_place_is_worth_recording() -> None:
+    then, now = (replace(STORED, places={16401: place}) for place in (".745", ".746"))
+    assert now.differs_durably(then)
 
 
 def test_other_files_alone_are_not_worth_recording() -> None:
