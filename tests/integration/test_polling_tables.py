@@ -345,7 +345,7 @@ async def test_a_truncate_after_a_vacuum_full_is_told_of(database: Database) -> 
         ("TRUNCATE t_1", "a partition was truncated by itself"),
         ("VACUUM FULL t_1", None),
         ("ALTER TABLE t DETACH PARTITION t_1", "a partition was detached or dropped"),
-        ("ALTER TABLE t ATTACH PARTITION old FOR VALUES IN (3)", "a partition was attached with"),
+        ("ALTER TABLE t ATTACH PARTITION old FOR VALUES IN (3)", "a partition came with"),
         ("CREATE TABLE t_4 PARTITION OF t FOR VALUES IN (4)", None),
     ],
 )
@@ -374,7 +374,7 @@ async def test_partitions_that_come_and_go(
     [
         (["CREATE TABLE t_4 PARTITION OF t FOR VALUES IN (4)"], None),
         (["TRUNCATE t_1"], "a partition was truncated by itself"),
-        (["ALTER TABLE t ATTACH PARTITION old FOR VALUES IN (3)"], "a partition was attached with"),
+        (["ALTER TABLE t ATTACH PARTITION old FOR VALUES IN (3)"], "a partition came with"),
     ],
 )
 async def test_partitions_that_the_role_may_read_only_as_a_whole(
