@@ -164,7 +164,8 @@ def test_one_writer_a_paused_source_keeps_its_claim(
     database: Database, daemon: Daemon, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     done(daemon, "pause", "shop")
-    await_shown(daemon, lambda shop: shop["retained_bytes"] is not None)
+    # The claim is let go with the pipeline, and taken again: this is told when it is held.
+    await_until(lambda: daemon.events("source.held"), LIMIT_S, daemon.tail)
     other = make_daemon(config(database, tmp_path / "other lake"), "other")
     other.start()
     shop = await_shown(other, lambda shop: shop["state"] == "backing_off")
