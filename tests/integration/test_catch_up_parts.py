@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
+from ingestd.capture.wal.drain_slot import Packing
 from ingestd.positions import Lsn
 from tests.harness.encrypted import as_if_encrypted
 
@@ -90,14 +91,14 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
 @pytest.mark.parametrize(
     ("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000), (3, 16_384)]
 )
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [None, "by_number", "by_bytes"])
 async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
     database: Database,
     slots: int,
     part_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    packed: bool,
+    packed: str | None,
 ) -> None:
     """I2, I3: message by message what one slot gives, in the same order."""
     database.execute(
@@ -108,7 +109,8 @@ async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
     await asyncio.to_thread(write, database)
     if packed:
         as_if_encrypted(monkeypatch)
-    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes)
+    packing = Packing(by_bytes=packed == "by_bytes")
+    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes, packing=packing)
     messages = await drained(database, policy)
     found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
     assert found == await asyncio.to_thread(of_one_slot, database)

@@ -71,7 +71,6 @@ _POSITIONS = (
     " WHERE slot_name = %s"
 )
 
-
 Unpacker = SingleMessages | PackedMessages
 
 
