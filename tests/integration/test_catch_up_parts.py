@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -117,3 +118,25 @@ async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
     assert len(found) > 1000
     if part_bytes < 1 << 20:
         assert len(messages.ends) > 2 * slots
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
+    database: Database, slots: int
+) -> None:
+    """I2, I3: and it is not decoded for each of them from its beginning."""
+    database.execute(
+        "CREATE TABLE t (a int, b int, c text)",
+        f"CREATE PUBLICATION {database.name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+        "INSERT INTO t SELECT 1, n, '' FROM generate_series(1, 2000) n",
+        "INSERT INTO t SELECT 2, n, '' FROM generate_series(1, 20000) n",
+        "INSERT INTO t SELECT 3, n, '' FROM generate_series(1, 2000) n",
+    )
+    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
+    messages = await drained(database, policy)
+    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
+    assert found == await asyncio.to_thread(of_one_slot, database)
+    sizes = [end - begin for begin, end in pairwise(messages.ends)]
+    assert max(sizes) > 6 * 50_000
+    assert len(sizes) < 20

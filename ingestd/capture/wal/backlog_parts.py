@@ -10,6 +10,8 @@ logicalfuncs.c (pg_logical_slot_get_changes_guts), snapbuild.c (SnapBuildXactNee
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,6 +22,10 @@ LEAST_BYTES = 64 << 20
 FIRST_PERCENT = 65
 """Of another part's size: the first is decoded when the next has been made, if decoding takes half
 of the time that two slots need to make parts side by side (1 / (1 + 0.54))."""
+NEXT_TO_NOTHING = 16
+"""A part with fewer bytes of messages than this share of its WAL tells of a large transaction that
+commits later, or of WAL that is of no concern here."""
+MOST_JOINED = 8
 _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
 """Pages of WAL have a power of two of bytes, at least 1024; their headers have 40 at most."""
 
@@ -53,3 +59,31 @@ def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[Part]:
 
 def _inside_page(position: int) -> Lsn:
     return Lsn(position - position % _PAGE_BYTES + _INSIDE_BYTES)
+
+
+class PartQueue:
+    """The parts that are still to be made, in order.
+
+    What begins in one part and commits in a later one is decoded for each of those between, from
+    where it began. So they are joined, ever more at a time, while they hold next to nothing.
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._waiting = deque(parts)
+        self._joined = 1
+
+    def take(self) -> Part | None:
+        """Give the next, if there is one."""
+        if not self._waiting:
+            return None
+        joined = [self._waiting.popleft() for _ in range(min(self._joined, len(self._waiting)))]
+        return Part(joined[0].begin, joined[-1].end)
+
+    def held(self, part: Part, nbytes: int) -> None:
+        """Take how many bytes of messages a part held."""
+        is_next_to_nothing = nbytes * NEXT_TO_NOTHING < part.end - part.begin
+        self._joined = min(2 * self._joined, MOST_JOINED) if is_next_to_nothing else 1
+
+    def clear(self) -> None:
+        """Drop them."""
+        self._waiting.clear()

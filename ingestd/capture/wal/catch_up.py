@@ -28,7 +28,7 @@ import psycopg
 from numpy.typing import NDArray
 
 from ingestd.capture.copy_out import Block
-from ingestd.capture.wal.backlog_parts import Part, cut
+from ingestd.capture.wal.backlog_parts import Part, PartQueue, cut
 from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Unpacker
 from ingestd.changes import Chunk
 from ingestd.decode.stream import StreamDecoder
@@ -143,17 +143,17 @@ class CatchUp:
         self, parts: Sequence[Part]
     ) -> AsyncGenerator[tuple[Block, Unpacker, Lsn | None], None]:
         """Give the blocks of all parts in order; with the last of each its end."""
-        waiting = deque(parts)
+        waiting = PartQueue(parts)
         making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
 
         again_bytes = max(_AGAIN_BYTES, AGAIN_PARTS * self._policy.part_bytes)
 
         def make_next(slot: DrainSlot) -> None:
-            if waiting and slot.again_bytes > again_bytes:
+            part = waiting.take()
+            if part is not None and slot.again_bytes > again_bytes:
                 self._policy.pause()
                 waiting.clear()
-            if waiting:
-                part = waiting.popleft()
+            elif part is not None:
                 making.append((slot, part, self._start(slot.make(part))))
 
         for slot in self._slots:
@@ -163,10 +163,13 @@ class CatchUp:
             await made
             unpacker = slot.unpacker()
             block = await slot.read_block()
+            nbytes = len(block.buffer)
             while not block.is_last:
                 yield block, unpacker, None
                 block = await slot.read_block()
+                nbytes += len(block.buffer)
             await slot.finish(part)
+            waiting.held(part, nbytes)
             make_next(slot)
             yield block, unpacker, part.end
 

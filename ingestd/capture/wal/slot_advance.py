@@ -1,8 +1,9 @@
 """Moving the slot itself while no stream does: a backlog of any size may be under way.
 
 It is moved to confirmed positions only, in the background: the server reads the WAL up to there,
-and the next epoch need not wait for that. Source: PostgreSQL documentation, "Replication Management
-Functions", pg_replication_slot_advance.
+and the next epoch need not wait for that. It begins at restart_lsn, which may lie far behind the
+slot's position; then the steps are larger, each at least what was read again for the one before.
+Source: PostgreSQL documentation, "Replication Management Functions", pg_replication_slot_advance.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from ingestd.positions import ZERO, Lsn
 
 ADVANCE_BYTES = 256 << 20
 """How much is confirmed at a time: each costs the server a scan of that, and a connection."""
+_AGAIN = (
+    "SELECT coalesce((confirmed_flush_lsn - restart_lsn)::bigint, 0)"
+    " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s"
+)
 
 
 class SlotAdvance:
-    """Moves one slot, one step of `step_bytes` or more at a time. `close` it always."""
+    """Moves one slot, `step_bytes` or more at a time. `close` it always."""
 
     def __init__(self, dsn: str, slot: str, where: str, *, step_bytes: int = ADVANCE_BYTES) -> None:
         self._dsn = dsn
-        self._step_bytes = step_bytes
+        self._least_bytes = self._step_bytes = step_bytes
         self._slot = slot
         self._where = where
         self._reached = ZERO
@@ -72,5 +77,8 @@ class SlotAdvance:
                     (self._slot, str(position)),
                 )
                 await reach_async("capture.slot_advance.after", cut_off)
+                cursor = await connection.execute(_AGAIN, (self._slot,))
+                [again_bytes] = await cursor.fetchone() or [0]
+                self._step_bytes = max(self._least_bytes, again_bytes)
         except psycopg.Error as error:
             raise classify(error, f"{self._where}, confirm", self._dsn) from error

@@ -5,7 +5,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.capture.wal.backlog_parts import LEAST_BYTES, cut
+from ingestd.capture.wal.backlog_parts import (
+    LEAST_BYTES,
+    MOST_JOINED,
+    Part,
+    PartQueue,
+    cut,
+)
 from ingestd.capture.wal.catch_up import PAUSE_S, CatchUpPolicy
 from ingestd.positions import Lsn
 
@@ -64,3 +70,31 @@ def test_after_a_pause_it_pays_again() -> None:
     now_s += PAUSE_S
     assert policy.pays(11)
     assert not policy.pays(10)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=60))
+def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(held: list[int]) -> None:
+    parts = [Part(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
+    waiting = PartQueue(parts)
+    taken = []
+    for nbytes in [*held, *[0] * 40]:
+        part = waiting.take()
+        if part is None:
+            break
+        taken.append(part)
+        waiting.held(part, nbytes)
+    assert (taken[0].begin, taken[-1].end) == (parts[0].begin, parts[-1].end)
+    assert all(part.end == following.begin for part, following in pairwise(taken))
+    assert max(part.end - part.begin for part in taken) <= MOST_JOINED * 1000
+    assert waiting.take() is None
+
+
+def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
+    waiting = PartQueue([Part(Lsn(100 * n), Lsn(100 * n + 100)) for n in range(30)])
+    sizes = []
+    for nbytes in (50, 0, 1, 2, 0, 400, 50):
+        part = waiting.take()
+        assert part is not None
+        sizes.append((part.end - part.begin) // 100)
+        waiting.held(part, nbytes)
+    assert sizes == [1, 1, 2, 4, 8, 8, 1]
