@@ -110,12 +110,7 @@ class CutLog:
     def last(self) -> Cut | None:
         """Give the newest cut, None if there is none. Spark job, unless the log tells it."""
         self._version = current_version(self._session, self.path)
-        newest = NewestFiles(self._session, self.path).last_rows()
-        # (with mapped columns a file has other names)
-        if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
-            return find_cut(self._session, self.path)
-        row = max(newest.to_pylist(), key=lambda row: row["epoch"])
-        return Cut.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+        return newest_cut(self._session, self.path)
 
     def append(self, cut: Cut, *, replace: bool) -> None:
         """Add a cut; one that is there stays. `replace`: in the place of that of the same epoch."""
@@ -171,8 +166,21 @@ class CutLog:
         return f"ingestd-{self._name}/cuts"
 
 
+def newest_cut(session: SparkSession, path: str) -> Cut | None:
+    """Give the newest cut, None if there is none. Raises OperatorError where there is no log.
+
+    Spark job, unless the log's newest entries tell it.
+    """
+    newest = NewestFiles(session, path).last_rows()
+    # (with mapped columns a file has other names)
+    if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
+        return find_cut(session, path)
+    row = max(newest.to_pylist(), key=lambda row: row["epoch"])
+    return Cut.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+
+
 def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Cut | None:
-    """Give the newest cut (at or below `epoch`). Raises OperatorError where there is no log."""
+    """Give the newest cut (at or below `epoch`) by Spark. Raises as `newest_cut`."""
     try:
         rows = session.read.format("delta").load(path)
     except AnalysisException as error:

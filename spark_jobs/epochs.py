@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ingestd.errors import OperatorError
 from spark_jobs.command import spark_uri
-from spark_jobs.cuts import Cut, find_cut
+from spark_jobs.cuts import Cut, find_cut, newest_cut
 from spark_jobs.mirror_table import DELETED_AT
 from spark_jobs.targets import MIRRORS, table_path
 
@@ -92,7 +92,8 @@ def latest(spark: SparkSession, target: str) -> MirrorCut:
 
 def _cut(spark: SparkSession, target: str, epoch: int | None) -> MirrorCut:
     uri = spark_uri(target)
-    found = find_cut(spark, f"{uri}/{MIRRORS}", epoch)
+    path = f"{uri}/{MIRRORS}"
+    found = newest_cut(spark, path) if epoch is None else find_cut(spark, path, epoch)
     if found is None:
         at = "" if epoch is None else f" at or below epoch {epoch}"
         raise OperatorError(

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.errors import OperatorError
-from spark_jobs.class_archive import options_to_use
-from spark_jobs.session import JAVA_OPTIONS, LOCAL_SETTINGS, class_archive, local_session
+from spark_jobs.session import local_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +27,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = {
         **FEW_ROWS,
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        JAVA_OPTIONS: _java_options(),
     }
     try:
         session = local_session("ingestd tests", settings=settings)
@@ -36,10 +34,3 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         pytest.fail(f"the tests in tests/spark need Spark: {error}")
     yield session
     session.stop()
-
-
-def _java_options() -> str:
-    """What a local session has, and no second compiler: few rows do not pay for its work."""
-    archive = class_archive()
-    kept = "" if archive is None else options_to_use(archive)
-    return f"{LOCAL_SETTINGS[JAVA_OPTIONS]} -XX:TieredStopAtLevel=1{kept}"
