@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from spark_jobs.jvm import DELTA, HADOOP_PATH, java_class, option
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -183,13 +185,13 @@ def table_property(session: SparkSession, path: str, name: str) -> str | None:
 
 def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
     """Give Delta's snapshot of a table's newest version. No Spark job."""
-    nothing = session._jvm.scala.Option.empty()  # type: ignore[union-attr]  # noqa: SLF001
+    nothing = option(session)
     return _log(session, path).update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
 
 
 def _log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
-    jvm: Any = session._jvm  # noqa: SLF001 - Delta has no call for it in Python
-    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)  # noqa: SLF001
+    logs = java_class(session, f"{DELTA}.DeltaLog")  # Delta has no call for it in Python
+    return logs.forTable(session._jsparkSession, path)  # noqa: SLF001
 
 
 def commits_above(session: SparkSession, path: str, version: int) -> list[Commit]:
@@ -221,7 +223,7 @@ def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str
     Source: Delta transaction log protocol, "Delta Log Entries".
     """
     log = _log(session, path)
-    file = session._jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")  # type: ignore[union-attr]  # noqa: SLF001
+    file = java_class(session, HADOOP_PATH)(log.logPath(), f"{version:020d}.json")
     configuration = log.newDeltaHadoopConf()
     if not file.getFileSystem(configuration).exists(file):
         return None

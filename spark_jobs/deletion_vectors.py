@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_jobs.jvm import DELTA, HADOOP_PATH, java_class, option
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Rows = NDArray[np.int64]
+_BUFFER = "java.nio.ByteBuffer"
+_VECTORS = f"{DELTA}.deletionvectors"
 
 
 def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
@@ -26,11 +30,11 @@ def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
     """
     if "deletionVector" not in add:
         return np.empty(0, np.int64)
-    delta, java, root = _scala(session), session._jvm.java, _hadoop_path(session, path)  # type: ignore[union-attr]  # noqa: SLF001
-    action = delta.actions.Action.fromJson(json.dumps({"add": add}))
+    action = java_class(session, f"{DELTA}.actions.Action").fromJson(json.dumps({"add": add}))
+    root = java_class(session, HADOOP_PATH)(path)
     found = _store(session).read(action.deletionVector(), root).toArray()
     count = len(found)
-    buffer = java.nio.ByteBuffer.allocate(8 * count)
+    buffer = java_class(session, _BUFFER).allocate(8 * count)
     buffer.asLongBuffer().put(found)
     return np.frombuffer(buffer.array(), ">i8").astype(np.int64)
 
@@ -40,18 +44,18 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
 
     Raises Py4JError if it can't be written.
     """
-    delta, jvm = _scala(session), session._jvm  # noqa: SLF001 - Delta has no call for it in Python
-    store, name = _store(session), jvm.java.util.UUID.randomUUID()  # type: ignore[union-attr]
-    table = store.pathWithFileSystem(_hadoop_path(session, path))
+    store, name = _store(session), java_class(session, "java.util.UUID").randomUUID()
+    descriptors = java_class(session, f"{DELTA}.actions.DeletionVectorDescriptor")
+    table = store.pathWithFileSystem(java_class(session, HADOOP_PATH)(path))
     writer = store.createWriter(store.generateFileNameInTable(table, name, ""))
-    nothing = jvm.scala.Option.empty()  # type: ignore[union-attr]
+    nothing = option(session)
     told = []
     try:
         for rows in every:
             vector = _packed(session, rows)
             place = writer.write(vector)
-            offset = jvm.scala.Option.apply(place.offset())  # type: ignore[union-attr]
-            made = delta.actions.DeletionVectorDescriptor.onDiskWithRelativePath(
+            offset = option(session, place.offset())
+            made = descriptors.onDiskWithRelativePath(
                 name, "", place.length(), len(rows), offset, nothing
             )
             told.append(
@@ -69,28 +73,19 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
 
 
 def _packed(session: SparkSession, rows: Rows) -> bytes:
-    jvm: Any = session._jvm  # noqa: SLF001
-    buffer = jvm.java.nio.ByteBuffer.wrap(rows.astype(">i8").tobytes()).asLongBuffer()
-    array = session.sparkContext._gateway.new_array(jvm.long, len(rows))  # type: ignore[union-attr]  # noqa: SLF001
+    buffer = java_class(session, _BUFFER).wrap(rows.astype(">i8").tobytes()).asLongBuffer()
+    gateway: Any = session.sparkContext._gateway  # noqa: SLF001
+    array = gateway.new_array(gateway.jvm.long, len(rows))
     buffer.get(array)
-    vectors = _scala(session).deletionvectors
-    bits = vectors.RoaringBitmapArray.apply(
-        jvm.scala.collection.immutable.ArraySeq.unsafeWrapArray(array)
-    )
+    sequence = java_class(session, "scala.collection.immutable.ArraySeq").unsafeWrapArray(array)
+    bits = java_class(session, f"{_VECTORS}.RoaringBitmapArray").apply(sequence)
     bits.runOptimize()
-    packed: bytes = bits.serializeAsByteArray(vectors.RoaringBitmapArrayFormat.Portable())
+    form = java_class(session, f"{_VECTORS}.RoaringBitmapArrayFormat").Portable()
+    packed: bytes = bits.serializeAsByteArray(form)
     return packed
 
 
 def _store(session: SparkSession) -> Any:  # noqa: ANN401 - a Scala object
     configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
-    stores = getattr(_scala(session).storage.dv, "DeletionVectorStore$")
+    stores = java_class(session, f"{DELTA}.storage.dv.DeletionVectorStore$")
     return getattr(stores, "MODULE$").createInstance(configuration)
-
-
-def _hadoop_path(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - Java's
-    return session._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]  # noqa: SLF001
-
-
-def _scala(session: SparkSession) -> Any:  # noqa: ANN401 - a package of the JVM's
-    return session._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]  # noqa: SLF001

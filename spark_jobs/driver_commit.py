@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from spark_jobs.driver_files import write_parquet
 from spark_jobs.file_statistics import statistics
+from spark_jobs.jvm import DELTA, SPARK_SQL, java_class, option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,21 +85,22 @@ def commit(
 
     `told`: the commit's `userMetadata`. Raises Py4JError, where another commit came between, too.
     """
-    jvm: Any = session._jvm  # noqa: SLF001 - Delta has no call for it in Python
-    delta, own = jvm.org.apache.spark.sql.delta, session._jsparkSession  # noqa: SLF001
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own)
-    transaction = delta.DeltaLog.forTable(own, path).startTransaction()
+    own = session._jsparkSession  # noqa: SLF001 - Delta has no call for it in Python
+    java_class(session, f"{SPARK_SQL}.classic.SparkSession").setActiveSession(own)
+    transaction = java_class(session, f"{DELTA}.DeltaLog").forTable(own, path).startTransaction()
     if transaction.snapshot().version() != of_version:
         return False
     transaction.readWholeTable()
     now_ms = time.time_ns() // 1_000_000
     done = {"appId": work.app_id, "version": work.version, "lastUpdated": now_ms}
-    found = jvm.java.util.ArrayList()
+    found = java_class(session, "java.util.ArrayList")()
+    from_json = java_class(session, f"{DELTA}.actions.Action").fromJson
     for action in [*actions, {"txn": done}]:
-        found.add(delta.actions.Action.fromJson(json.dumps(action)))
-    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, work.mode)()
-    operation = getattr(delta, "DeltaOperations$StreamingUpdate")(
-        mode, work.app_id, work.version, jvm.scala.Option.apply(told)
+        found.add(from_json(json.dumps(action)))
+    mode = getattr(java_class(session, f"{SPARK_SQL}.streaming.OutputMode"), work.mode)()
+    operation = java_class(session, f"{DELTA}.DeltaOperations$StreamingUpdate")(
+        mode, work.app_id, work.version, option(session, told)
     )
-    transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(found), operation)
+    to_seq = java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq
+    transaction.commit(to_seq(found), operation)
     return True

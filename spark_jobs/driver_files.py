@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_jobs.jvm import HADOOP_PATH, java_class
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -88,7 +90,7 @@ def _on_this_machine(path: Any, system: Any) -> Iterator[Path]:  # noqa: ANN401 
 
 
 def _hadoop_path(session: SparkSession, path: Path) -> Any:  # noqa: ANN401 - Java's
-    return session._jvm.org.apache.hadoop.fs.Path(path.as_uri())  # type: ignore[union-attr]  # noqa: SLF001
+    return java_class(session, HADOOP_PATH)(path.as_uri())
 
 
 def _is_local(system: Any) -> bool:  # noqa: ANN401 - Java's
@@ -96,8 +98,7 @@ def _is_local(system: Any) -> bool:  # noqa: ANN401 - Java's
 
 
 def _place(session: SparkSession, folder: str, name: str) -> tuple[Any, Any]:
-    jvm: Any = session._jvm  # noqa: SLF001 - pyspark has no call for files
-    hadoop = jvm.org.apache.hadoop.fs
-    path = hadoop.Path(hadoop.Path(folder), name)
+    hadoop_path = java_class(session, HADOOP_PATH)  # pyspark has no call for files
+    path = hadoop_path(hadoop_path(folder), name)
     configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     return path, path.getFileSystem(configuration)

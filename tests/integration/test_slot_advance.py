@@ -1,21 +1,18 @@
-"""Moving a slot beside a drain: to what is confirmed, and without reading all of it ever again."""
+"""Moving a slot beside a drain: to what is confirmed, by steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingestd.capture.wal.slot_advance import SlotAdvance
+from ingestd.capture.wal.slot_advance import SlotAdvance, step_after
 from ingestd.positions import Lsn
 
 if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 
-def write(database: Database, nbytes: int) -> Lsn:
-    """Write about as much WAL, give where the server is then."""
+def write(database: Database, nbytes: int) -> None:
     database.execute(f"SELECT pg_logical_emit_message(true, 'x', repeat('x', {nbytes}))")
-    [[position]] = database.rows("SELECT pg_current_wal_flush_lsn()::text")
-    return Lsn.parse(position)
 
 
 def confirmed(database: Database) -> Lsn:
@@ -26,21 +23,29 @@ def confirmed(database: Database) -> Lsn:
     return Lsn.parse(position)
 
 
-async def moved(database: Database, advance: SlotAdvance, position: Lsn) -> bool:
-    """Tell whether the slot is moved there."""
-    await advance.confirm(position)
-    await advance.settle()
-    return confirmed(database) >= position
-
-
-async def test_a_step_is_no_shorter_than_what_is_read_again_for_it(database: Database) -> None:
+async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) -> None:
     database.execute(f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')")
     advance = SlotAdvance(database.dsn, database.name, "source s", step_bytes=100_000)
-    advance.begin(confirmed(database))
+    start = confirmed(database)
+    advance.begin(start)
+
+    async def moved(nbytes: int) -> bool:
+        position = Lsn(start + nbytes)
+        await advance.confirm(position)
+        await advance.settle()
+        return confirmed(database) >= position
+
     try:
-        assert not await moved(database, advance, write(database, 50_000))
-        assert await moved(database, advance, write(database, 2_000_000))
-        assert not await moved(database, advance, write(database, 300_000))
-        assert await moved(database, advance, write(database, 2_500_000))
+        write(database, 3_000_000)
+        assert not await moved(50_000)
+        assert await moved(2_000_000)
+        assert not await moved(2_090_000)
+        assert await moved(2_500_000)
+        advance.begin(Lsn(start + 2_500_000))
+        assert await moved(2_601_000)
     finally:
         await advance.close()
+
+
+def test_a_step_is_no_shorter_than_what_is_read_again_but_for_very_much() -> None:
+    assert [step_after(n, 10) for n in (0, 9, 11, 40, 41, 1000)] == [10, 10, 11, 40, 40, 40]

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JError
 from spark_jobs import cuts
 from spark_jobs.cuts import Cut, CutLog, find_cut
 from spark_jobs.driver_commit import commit
+from spark_jobs.epochs import latest
 from spark_jobs.lake import SourceLake
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: Spar
     log.append(cut(2), replace=False)
     newest = log.last()
     assert newest is not None
+    assert latest(spark, log.path.removesuffix("/_mirror")).versions == cut(2).tables
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup("cuts")
     assert replace(newest, last_commit_ts=AT) == cut(2)
     assert operations(log, spark)[1:] == ["STREAMING UPDATE"] * 2

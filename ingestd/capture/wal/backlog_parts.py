@@ -22,10 +22,11 @@ LEAST_BYTES = 64 << 20
 FIRST_PERCENT = 65
 """Of another part's size: the first is decoded when the next has been made, if decoding takes half
 of the time that two slots need to make parts side by side (1 / (1 + 0.54))."""
-NEXT_TO_NOTHING = 16
-"""A part with fewer bytes of messages than this share of its WAL tells of a large transaction that
-commits later, or of WAL that is of no concern here."""
-MOST_JOINED = 8
+SPARSE_RATIO = 16
+"""A part with so many times more WAL than messages tells of a large transaction that commits later,
+or of WAL that is of no concern here."""
+MOST_JOINED = 4
+"""The server keeps what so many parts hold at once, if they hold more than those before them."""
 _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
 """Pages of WAL have a power of two of bytes, at least 1024; their headers have 40 at most."""
 
@@ -72,6 +73,9 @@ class PartQueue:
         self._waiting = deque(parts)
         self._joined = 1
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def take(self) -> Part | None:
         """Give the next, if there is one."""
         if not self._waiting:
@@ -79,10 +83,10 @@ class PartQueue:
         joined = [self._waiting.popleft() for _ in range(min(self._joined, len(self._waiting)))]
         return Part(joined[0].begin, joined[-1].end)
 
-    def held(self, part: Part, nbytes: int) -> None:
+    def note_size(self, part: Part, nbytes: int) -> None:
         """Take how many bytes of messages a part held."""
-        is_next_to_nothing = nbytes * NEXT_TO_NOTHING < part.end - part.begin
-        self._joined = min(2 * self._joined, MOST_JOINED) if is_next_to_nothing else 1
+        is_sparse = nbytes * SPARSE_RATIO < part.end - part.begin
+        self._joined = min(2 * self._joined, MOST_JOINED) if is_sparse else 1
 
     def clear(self) -> None:
         """Drop them."""

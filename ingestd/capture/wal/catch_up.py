@@ -53,9 +53,10 @@ class CatchUpPolicy:
     """When it pays, and how it is done; a source has one for as long as the process runs.
 
     It pays with `above_bytes` of WAL to read. `slots`: at most so many decode at a time.
-    `part_bytes`: about how much WAL one call covers; the server keeps the result of each in
-    temporary files of about that size. `is_refused`: it failed here, so stream; `paused_until_s`:
-    for a time. `drained`: how many backlogs were.
+    `part_bytes`: about how much WAL one call covers (`backlog_parts.PartQueue`: up to four times
+    that); the server keeps the result of each in temporary files of about that size.
+    `is_refused`: it failed here, so stream; `paused_until_s`: for a time. `drained`: how many
+    backlogs were.
     """
 
     above_bytes: int
@@ -149,11 +150,10 @@ class CatchUp:
         again_bytes = max(_AGAIN_BYTES, AGAIN_PARTS * self._policy.part_bytes)
 
         def make_next(slot: DrainSlot) -> None:
-            part = waiting.take()
-            if part is not None and slot.again_bytes > again_bytes:
+            if waiting and slot.again_bytes > again_bytes:
                 self._policy.pause()
                 waiting.clear()
-            elif part is not None:
+            if (part := waiting.take()) is not None:
                 making.append((slot, part, self._start(slot.make(part))))
 
         for slot in self._slots:
@@ -169,7 +169,7 @@ class CatchUp:
                 block = await slot.read_block()
                 nbytes += len(block.buffer)
             await slot.finish(part)
-            waiting.held(part, nbytes)
+            waiting.note_size(part, nbytes)
             make_next(slot)
             yield block, unpacker, part.end
 

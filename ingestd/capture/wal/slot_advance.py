@@ -2,7 +2,7 @@
 
 It is moved to confirmed positions only, in the background: the server reads the WAL up to there,
 and the next epoch need not wait for that. It begins at restart_lsn, which may lie far behind the
-slot's position; then the steps are larger, each at least what was read again for the one before.
+slot's position; then the next step is larger, so that not much more is read again than moved by.
 Source: PostgreSQL documentation, "Replication Management Functions", pg_replication_slot_advance.
 """
 
@@ -19,7 +19,9 @@ from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
 ADVANCE_BYTES = 256 << 20
-"""How much is confirmed at a time: each costs the server a scan of that, and a connection."""
+"""How much is confirmed at a time, at least: each costs the server a scan, and a connection."""
+_MOST_STEPS = 4
+"""A step is at most so many times that: until it is made the server keeps the WAL."""
 _AGAIN = (
     "SELECT coalesce((confirmed_flush_lsn - restart_lsn)::bigint, 0)"
     " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s"
@@ -31,7 +33,7 @@ class SlotAdvance:
 
     def __init__(self, dsn: str, slot: str, where: str, *, step_bytes: int = ADVANCE_BYTES) -> None:
         self._dsn = dsn
-        self._least_bytes = self._step_bytes = step_bytes
+        self._least_bytes = self._next_bytes = step_bytes
         self._slot = slot
         self._where = where
         self._reached = ZERO
@@ -40,6 +42,7 @@ class SlotAdvance:
     def begin(self, position: Lsn) -> None:
         """Take that the slot is at `position`."""
         self._reached = position
+        self._next_bytes = self._least_bytes
 
     async def confirm(self, position: Lsn) -> None:
         """Begin to move it there, if that is far enough and no step is under way.
@@ -48,7 +51,7 @@ class SlotAdvance:
         """
         if self._moving is not None and self._moving.done():
             await self.settle()
-        if self._moving is None and position - self._reached >= self._step_bytes:
+        if self._moving is None and position - self._reached >= self._next_bytes:
             self._reached = position
             self._moving = asyncio.create_task(self._move(position))
 
@@ -79,6 +82,11 @@ class SlotAdvance:
                 await reach_async("capture.slot_advance.after", cut_off)
                 cursor = await connection.execute(_AGAIN, (self._slot,))
                 [again_bytes] = await cursor.fetchone() or [0]
-                self._step_bytes = max(self._least_bytes, again_bytes)
+                self._next_bytes = step_after(again_bytes, self._least_bytes)
         except psycopg.Error as error:
             raise classify(error, f"{self._where}, confirm", self._dsn) from error
+
+
+def step_after(again_bytes: int, least_bytes: int) -> int:
+    """Give by how much to move a slot that lies `again_bytes` above where reading begins."""
+    return min(max(least_bytes, again_bytes), _MOST_STEPS * least_bytes)

@@ -82,7 +82,7 @@ def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(held: list[i
         if part is None:
             break
         taken.append(part)
-        waiting.held(part, nbytes)
+        waiting.note_size(part, nbytes)
     assert (taken[0].begin, taken[-1].end) == (parts[0].begin, parts[-1].end)
     assert all(part.end == following.begin for part, following in pairwise(taken))
     assert max(part.end - part.begin for part in taken) <= MOST_JOINED * 1000
@@ -96,5 +96,5 @@ def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
         part = waiting.take()
         assert part is not None
         sizes.append((part.end - part.begin) // 100)
-        waiting.held(part, nbytes)
-    assert sizes == [1, 1, 2, 4, 8, 8, 1]
+        waiting.note_size(part, nbytes)
+    assert sizes == [1, 1, 2, 4, 4, 4, 1]
