@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ingestd.failpoints import VARIABLE
 from tests.faults.test_kill import await_epoch_after
 from tests.harness.command_line import run_command
 from tests.harness.compare import (
@@ -50,8 +51,27 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
         assert_stops(two, slots[0])
         await_epoch_after(len(epochs(lake)), lake, one)
     assert_lake_equals_source(database, lake, slot=slots[0], limit_s=LIMIT_S)
-    assert_change_log_is_sound(database, lake)
+    assert_change_log_is_sound(database, lake, gaps=1)
     assert assert_nobody_commits_after_a_fence(lake) == 3
+
+
+@pytest.mark.timeout(400)
+def test_i2_a_daemon_that_another_slot_follows_dies_between_two_tables_commits(
+    workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
+) -> None:
+    """What of its last epoch is in the lake the new one's rows make void: all were read anew."""
+    database = workload_database
+    slots = [f"ingestd_{database.name}_{name}" for name in ("dies", "follows")]
+    dying = {VARIABLE: "sink.raw_commit.after=crash@31"}
+    one = make_daemon(config(database, lake, slots[0]), "dies", dying)
+    two = make_daemon(config(database, lake, slots[1]), "follows")
+    with Workload(database.dsn, seed=seed, transactions=1_000_000, limit_s=350, pause_s=0.05):
+        one.start()
+        one.await_end(LIMIT_S)
+        two.start_ready(LIMIT_S)
+        await_epoch_after(len(epochs(lake)), lake, two)
+    assert_lake_equals_source(database, lake, slot=slots[1], limit_s=LIMIT_S)
+    assert_change_log_is_sound(database, lake, gaps=1)
 
 
 @pytest.mark.timeout(400)
