@@ -70,13 +70,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests, and all of Spark's, in one process when several run them.
+    """Keep a file's tests, and all that share Spark's session, in one process of several.
 
     What takes longest comes first, so that the processes end together.
     """
     tiers = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
-    for item, tier in tiers.items():
-        item.add_marker(pytest.mark.xdist_group("spark" if tier == "spark" else str(item.path)))
+    for item in items:
+        group = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: _TIERS.index(tiers[item]) if tiers[item] in _TIERS else len(_TIERS))
 
 

@@ -150,7 +150,8 @@ def assert_change_log_is_sound(
 
 def _read_anew_at(lake: Path | str, table: TableId, source: str) -> int:
     """Give the position of the newest snapshot of a table, below which its rows are void."""
-    return max(row["_cdc_lsn"] for row in raw_rows(lake, table, source) if row["_cdc_seq"] == -1)
+    rows = raw_rows(lake, table, source)
+    return max(int(row["_cdc_lsn"]) for row in rows if row["_cdc_seq"] == -1)
 
 
 def _went(lake: Path | str, source: str) -> set[str]:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-FEW_ROWS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Plans for few rows are not worth being compiled; jobs in processes of their own compile them."""
+FEW_ROWS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Plans for few rows are not worth being compiled, or looked at again after each stage; jobs in
+processes of their own do both."""
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,7 @@ class Shop:
 
         def work() -> None:
             try:
-                while not stop.wait(0.5):
+                while not stop.wait(2.0):
                     write_mirrors(self.lake, "shop", self.target)
             except BaseException as error:  # noqa: BLE001 - the test raises it
                 failures.append(error)
