@@ -106,17 +106,17 @@ def assert_change_log_is_sound(
     source: str = "shop",
     *,
     is_dense: bool = True,
-    gaps: int = 0,
-) -> None:
+    torn_epoch: int | None = None,
+) -> set[int]:
     """I2, I3: positions are unique and dense, epochs have no gaps and split no transaction.
 
     Not dense: where tables went, with what was not read of them yet, or not in `_epochs`. Changes
     of a table that went between a kill and the replay are not counted any more, so one of another
     table may have a position then that one of its own had.
 
-    `gaps`: so often the slot that would have brought the rest of an epoch again, of which some
-    tables' parts were durable, was not read any more. All tables are read anew then, so what there
-    is of those transactions is void.
+    `torn_epoch`: of this epoch only some tables' parts were durable when the slot was lost that
+    would have brought the rest again. All tables are read anew then, so what there is of those
+    transactions is void. Gives the commit LSNs of those that lack changes.
     """
     with database.connect() as connection:
         tables = source_tables(connection)
@@ -141,17 +141,19 @@ def assert_change_log_is_sound(
             torn[lsn] = present
     split = {lsn: sorted(numbers) for lsn, numbers in epoch_of.items() if len(numbers) > 1}
     assert not split, f"transactions split over epochs: {split}"
+    for lsn, present in torn.items():
+        assert epoch_of[lsn] == {torn_epoch}, f"changes of {lsn} are missing: {present}"
     if torn:
-        assert len({number for lsn in torn for number in epoch_of[lsn]}) <= gaps, f"missing: {torn}"
         void_below = min(_read_anew_at(lake, table, source) for table in tables)
         assert max(torn) < void_below, f"changes are missing, and not void: {torn}"
     _assert_epochs_cover(epochs(lake, source), epoch_of, is_dense=is_dense)
+    return set(torn)
 
 
 def _read_anew_at(lake: Path | str, table: TableId, source: str) -> int:
     """Give the position of the newest snapshot of a table, below which its rows are void."""
     rows = raw_rows(lake, table, source)
-    return max(int(row["_cdc_lsn"]) for row in rows if row["_cdc_seq"] == -1)
+    return max((int(row["_cdc_lsn"]) for row in rows if row["_cdc_seq"] == -1), default=0)
 
 
 def _went(lake: Path | str, source: str) -> set[str]:

@@ -10,9 +10,11 @@ import pytest
 from pydantic import SecretStr
 
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.wal import backlog_parts, drain_slot
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.delivery import LATE_LOOKS
+from ingestd.errors import TransientError
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
@@ -97,6 +99,29 @@ async def test_large_messages_are_packed_by_bytes_if_at_all(
     assert policy.packing.by_bytes is packed
     assert policy.drained == 1
     assert not policy.is_refused
+
+
+async def test_joined_parts_that_are_too_large_for_the_server_are_not_joined_again(
+    own_postgres: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells before that changes follow much WAL that is of no concern."""
+    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had been such
+    monkeypatch.setattr(drain_slot, "SORT_MEMORY", "64kB")
+    own_postgres.settings["temp_file_limit"] = "80kB"
+    await asyncio.to_thread(own_postgres.restart)
+    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
+    for low in range(0, 3000, 50):
+        own_postgres.psql(
+            "INSERT INTO t SELECT n, repeat(md5(n::text), 5)"
+            f" FROM generate_series({low + 1}, {low + 50}) n"
+        )
+    with pytest.raises(TransientError, match="temp_file_limit"):
+        await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 3001)
+    assert (policy.drained, policy.most_joined, policy.is_refused) == (0, 1, False)
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 3001)
+    assert (policy.drained, policy.is_refused) == (1, False)
 
 
 async def test_a_stream_that_stays_far_behind_drains_the_backlog(

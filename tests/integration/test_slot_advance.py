@@ -33,13 +33,13 @@ async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) 
         position = Lsn(start + nbytes)
         await advance.confirm(position)
         await advance.settle()
-        return confirmed(database) >= position
+        return confirmed(database) == position
 
     try:
         write(database, 3_000_000)
         assert not await moved(50_000)
         assert await moved(2_000_000)
-        assert not await moved(2_090_000)
+        assert not await moved(2_200_000)  # restart_lsn lies far behind: larger steps
         assert await moved(2_500_000)
         advance.begin(Lsn(start + 2_500_000))
         assert await moved(2_601_000)

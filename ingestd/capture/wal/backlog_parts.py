@@ -69,9 +69,10 @@ class PartQueue:
     where it began. So they are joined, ever more at a time, while they hold next to nothing.
     """
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[Part], *, most_joined: int = MOST_JOINED) -> None:
         self._waiting = deque(parts)
-        self._joined = 1
+        self._at_a_time = 1
+        self._most_joined = most_joined
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -80,13 +81,13 @@ class PartQueue:
         """Give the next, if there is one."""
         if not self._waiting:
             return None
-        joined = [self._waiting.popleft() for _ in range(min(self._joined, len(self._waiting)))]
+        joined = [self._waiting.popleft() for _ in range(min(self._at_a_time, len(self._waiting)))]
         return Part(joined[0].begin, joined[-1].end)
 
     def note_size(self, part: Part, nbytes: int) -> None:
         """Take how many bytes of messages a part held."""
         is_sparse = nbytes * SPARSE_RATIO < part.end - part.begin
-        self._joined = min(2 * self._joined, MOST_JOINED) if is_sparse else 1
+        self._at_a_time = min(2 * self._at_a_time, self._most_joined) if is_sparse else 1
 
     def clear(self) -> None:
         """Drop them."""

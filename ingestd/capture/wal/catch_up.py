@@ -28,7 +28,7 @@ import psycopg
 from numpy.typing import NDArray
 
 from ingestd.capture.copy_out import Block
-from ingestd.capture.wal.backlog_parts import Part, PartQueue, cut
+from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
 from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Unpacker
 from ingestd.changes import Chunk
 from ingestd.decode.stream import StreamDecoder
@@ -53,8 +53,9 @@ class CatchUpPolicy:
     """When it pays, and how it is done; a source has one for as long as the process runs.
 
     It pays with `above_bytes` of WAL to read. `slots`: at most so many decode at a time.
-    `part_bytes`: about how much WAL one call covers (`backlog_parts.PartQueue`: up to four times
-    that); the server keeps the result of each in temporary files of about that size.
+    `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that
+    (`backlog_parts.PartQueue`); the server keeps the result of each, one a slot, in temporary files
+    of about that size at most.
     `is_refused`: it failed here, so stream; `paused_until_s`: for a time. `drained`: how many
     backlogs were.
     """
@@ -62,6 +63,7 @@ class CatchUpPolicy:
     above_bytes: int
     slots: int = 2
     part_bytes: int = 512 << 20
+    most_joined: int = MOST_JOINED
     is_refused: bool = False
     packing: Packing = field(default_factory=Packing)
     drained: int = 0
@@ -83,10 +85,15 @@ class CatchUpPolicy:
         return behind_bytes > 0 and self.pays(behind_bytes)
 
 
+class JoinedPartsError(Exception):
+    """The server may not keep so much (temp_file_limit): no parts are joined any more."""
+
+
 class CatchUp:
     """One draining of a slot's backlog. Made by `begin`.
 
-    Raises psycopg.Error; ProtocolError. `close` it always: that drops the temporary slots.
+    Raises psycopg.Error; JoinedPartsError; ProtocolError. `close` it always: that drops the
+    temporary slots.
     """
 
     def __init__(self, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
@@ -144,13 +151,13 @@ class CatchUp:
         self, parts: Sequence[Part]
     ) -> AsyncGenerator[tuple[Block, Unpacker, Lsn | None], None]:
         """Give the blocks of all parts in order; with the last of each its end."""
-        waiting = PartQueue(parts)
+        waiting = PartQueue(parts, most_joined=self._policy.most_joined)
         making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
 
-        again_bytes = max(_AGAIN_BYTES, AGAIN_PARTS * self._policy.part_bytes)
+        most_again_bytes = max(_AGAIN_BYTES, AGAIN_PARTS * self._policy.part_bytes)
 
         def make_next(slot: DrainSlot) -> None:
-            if waiting and slot.again_bytes > again_bytes:
+            if waiting and slot.again_bytes > most_again_bytes:
                 self._policy.pause()
                 waiting.clear()
             if (part := waiting.take()) is not None:
@@ -160,9 +167,8 @@ class CatchUp:
             make_next(slot)
         while making:
             slot, part, made = making.popleft()
-            await made
+            block = await self._first_block(slot, made)
             unpacker = slot.unpacker()
-            block = await slot.read_block()
             nbytes = len(block.buffer)
             while not block.is_last:
                 yield block, unpacker, None
@@ -172,6 +178,17 @@ class CatchUp:
             waiting.note_size(part, nbytes)
             make_next(slot)
             yield block, unpacker, part.end
+
+    async def _first_block(self, slot: DrainSlot, made: asyncio.Task[None]) -> Block:
+        """Give the first block of a part's result, which the server has whole then."""
+        try:
+            await made
+            return await slot.read_block()
+        except psycopg.errors.ConfigurationLimitExceeded as error:
+            if self._policy.most_joined == 1:
+                raise
+            self._policy.most_joined = 1
+            raise JoinedPartsError(str(error)) from error
 
     async def close(self) -> None:
         """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
