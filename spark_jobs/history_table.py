@@ -14,7 +14,7 @@ from spark_jobs.commits import TABLE_PROPERTIES, signed, size_bytes
 from spark_jobs.history_shape import ADDED, Shape, is_clashing
 from spark_jobs.history_versions import as_history, stored
 from spark_jobs.mirror_table import SMALL_BYTES
-from spark_jobs.missing_values import missing_value, with_text
+from spark_jobs.missing_values import lacks, missing_value, with_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -130,18 +130,18 @@ class HistoryTable:
             if not column.since_lsn or (column.name in new and column.missing is None):
                 continue
             value, text = missing_value(column)
-            values: dict[str, str | Column] = {quoted(column.name): value}
-            lacks = ~col(column.name).eqNullSafe(value)
-            if text is not None:
-                values[quoted(RAW)] = with_text(column, text)
-                told = f.try_element_at(f.col(RAW), f.lit(column.name))
-                lacks = ~told.eqNullSafe(f.lit(text))
+            values: dict[str, str | Column] = {
+                quoted(column.name): value,
+                quoted(RAW): with_text(column, text),
+            }
             ends = f.col(f"{prefix}valid_to_lsn")
             spans = (f.col(f"{prefix}valid_from_lsn") < column.since_lsn) & (
                 ends.isNull() | (ends >= column.since_lsn)
             )
             with signed(self.session, signature, None):
-                DeltaTable.forPath(self.session, self.path).update(spans & lacks, values)
+                DeltaTable.forPath(self.session, self.path).update(
+                    spans & lacks(column, value, text), values
+                )
 
     def _add(self, columns: dict[str, DataType]) -> None:
         table = f"delta.{quoted(self.path)}"

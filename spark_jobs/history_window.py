@@ -99,7 +99,11 @@ def read_window(
     found = _measured(raw_rows(lake, table, shape, above=above, through=through), shape)
     count = 0 if found is None else found.count
     if above == 0:
-        return None if found is None else _beginning(found, shape, key_since, count < rows)
+        if found is None:
+            return None
+        if count < rows:
+            _ensure_nothing_counts(lake, table, found, through)
+        return _beginning(found, shape, key_since, count < rows)
     if count < rows:
         if found is not None:
             found.close()
@@ -138,10 +142,6 @@ def raw_rows(lake: SourceLake, table: str, shape: Shape, *, above: int, through:
 def _beginning(found: Window, shape: Shape, key_since: int, is_lacking: bool) -> Window | None:  # noqa: FBT001
     points = [(m.lsn, m.seq) for m in found.marks if m.is_snapshot]
     if not points:
-        if is_lacking:
-            found.close()
-            msg = "rows of the first epochs are not there any more, and there is no snapshot since"
-            raise RowsGoneError(msg)
         return found
     named = [point for point in points if point[0] >= key_since] or points[-1:]
     first = named[0] if shape.is_keyed and not is_lacking else points[-1]
@@ -150,6 +150,16 @@ def _beginning(found: Window, shape: Shape, key_since: int, is_lacking: bool) ->
     whole = found.rows.where(position() >= literal_position(*first))
     found.close()
     return _measured(whole, shape)
+
+
+def _ensure_nothing_counts(lake: SourceLake, table: str, found: Window, through: int) -> None:
+    """Raise RowsGoneError unless all rows that are gone lie below the newest snapshot."""
+    newest = max((m.lsn for m in found.marks if m.is_snapshot), default=-1)
+    lost = lake.epochs_lacking_rows(table, through, newest, found=found.count)
+    if lost:
+        found.close()
+        msg = f"rows of epoch {min(lost)} are not there any more, and there is no snapshot since"
+        raise RowsGoneError(msg)
 
 
 def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = None) -> Window | None:

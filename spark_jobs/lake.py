@@ -137,5 +137,21 @@ class SourceLake:
         epoch = f.col("_cdc_epoch")
         return self._load(self.raw_path(table)).where((epoch > above) & (epoch <= through))
 
+    def epochs_lacking_rows(
+        self, table: str, through: int, above_lsn: int, *, found: int
+    ) -> list[int]:
+        """Name the epochs of which the raw table has fewer rows than `_epochs` says.
+
+        Those up to one that end above a position. `found`: rows that it has of all up to that one.
+        A Spark job, unless it has all.
+        """
+        wanted = [e for e in self.epochs() if e.number <= through and table in e.rows]
+        if found >= sum(e.rows[table] for e in wanted):
+            return []
+        counted = self.changes(table, above=0, through=through).groupBy("_cdc_epoch").count()
+        there = {row["_cdc_epoch"]: row["count"] for row in counted.collect()}
+        short = [e for e in wanted if there.get(e.number, 0) < e.rows[table]]
+        return [e.number for e in short if e.end_lsn > above_lsn]
+
     def _load(self, path: str) -> DataFrame:
         return self.session.read.format("delta").load(path)

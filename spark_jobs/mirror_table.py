@@ -28,7 +28,7 @@ from spark_jobs.commits import TABLE_PROPERTIES, settings, signed, size_bytes, t
 from spark_jobs.driver_merge import DriverMerge
 from spark_jobs.folding import DELETED, KEPT
 from spark_jobs.mirror_files import MirrorFiles
-from spark_jobs.missing_values import missing_value, with_text
+from spark_jobs.missing_values import lacks, missing_value, with_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -298,13 +298,9 @@ class MirrorTable:
     def _fill(self, columns: Sequence[LakeColumn]) -> None:
         for column in columns:
             value, text = missing_value(column)
-            values = {column.name: value}
-            lacks = ~col(column.name).eqNullSafe(value)
-            if text is not None:
-                values[RAW] = with_text(column, text)
-                lacks = ~f.element_at(RAW, f.lit(column.name)).eqNullSafe(f.lit(text))
+            values = {column.name: value, RAW: with_text(column, text)}
             DeltaTable.forPath(self.session, self.path).update(
-                (col("_cdc_lsn") < column.since_lsn) & lacks, _quoted(values)
+                (col("_cdc_lsn") < column.since_lsn) & lacks(column, value, text), _quoted(values)
             )
 
 

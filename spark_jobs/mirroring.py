@@ -197,17 +197,9 @@ class _Move(MirrorStep):
         """Raise TableError if rows that count are not in the raw table any more."""
         if self.step.above == 0 and seen.rows >= self.step.rows:
             return
-        expected = {e.number: e for e in self.lake.epochs() if self.step.table in e.rows}
-        wanted = {
-            n: e.rows[self.step.table] for n, e in expected.items() if n <= self.step.through.number
-        }
-        if seen.rows >= sum(wanted.values()):
-            return
-        counted = self._changes(above=0).groupBy("_cdc_epoch").count().collect()
-        found = {row["_cdc_epoch"]: row["count"] for row in counted}
-        short = [n for n, rows in wanted.items() if found.get(n, 0) < rows]
+        through, table = self.step.through.number, self.step.table
         void_below = -1 if seen.truncated is None else seen.truncated[0]
-        lost = [n for n in short if expected[n].end_lsn > void_below]
+        lost = self.lake.epochs_lacking_rows(table, through, void_below, found=seen.rows)
         if lost:
             raise Mirroring._raw_gone(  # noqa: SLF001 - one of its own
                 self.lake, self.step, f"rows of epoch {min(lost)} are not there any more"

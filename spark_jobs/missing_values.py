@@ -29,10 +29,7 @@ def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:
         value, text = missing_value(column)
         own = col(column.name) if column.name in there else f.lit(None).cast(column.delta_type)
         rows = rows.withColumn(column.name, f.when(is_before, value).otherwise(own))
-        if text is not None:
-            rows = rows.withColumn(
-                RAW, f.when(is_before, with_text(column, text)).otherwise(col(RAW))
-            )
+        rows = rows.withColumn(RAW, f.when(is_before, with_text(column, text)).otherwise(col(RAW)))
     return rows
 
 
@@ -55,9 +52,20 @@ def _literal(value: object) -> Column:
     return f.lit(str(value) if isinstance(value, date) else value)
 
 
-def with_text(column: LakeColumn, text: str) -> Column:
-    """Give `_cdc_raw` with the text of a value that its column can't hold."""
+def with_text(column: LakeColumn, text: str | None) -> Column:
+    """Give `_cdc_raw` with the text of a value that its column can't hold; None: without any.
+
+    (There is one where a column was dropped and made again under its name.)
+    """
     others = f.map_filter(
         f.coalesce(col(RAW), f.create_map().cast(RAW_TYPE)), lambda name, _: name != column.name
     )
+    if text is None:
+        return f.when(f.size(others) > 0, others)
     return f.map_concat(others, f.create_map(f.lit(column.name), f.lit(text)))
+
+
+def lacks(column: LakeColumn, value: Column, text: str | None) -> Column:
+    """Say of a row whether it has another value, or another text, than these."""
+    told = f.try_element_at(RAW, f.lit(column.name))
+    return ~(col(column.name).eqNullSafe(value) & told.eqNullSafe(f.lit(text).cast("string")))

@@ -159,6 +159,8 @@ def _old(changes: DataFrame, column: LakeColumn) -> Column:
 def _text_of(columns: Sequence[LakeColumn], of: str | None = None) -> Column:
     """Give a text that is the same for equal rows only."""
     values = f.struct(*[col(c.name, of).alias(f"c{n}") for n, c in enumerate(columns)])
-    raw = f.array_sort(f.map_entries(col(RAW, of)))
+    # A column that is no more is no part of a row, but rows of before have its texts.
+    own = f.map_filter(col(RAW, of), lambda name, _: name.isin([c.name for c in columns]))
+    raw = f.when(f.size(own) > 0, f.array_sort(f.map_entries(own)))
     whole = f.to_json(f.struct(values.alias("v"), raw.alias("r")), _EXACT)
     return f.sha2(whole, 256)

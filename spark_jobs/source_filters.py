@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -30,6 +31,7 @@ _OPERATORS: Mapping[type[Filter], Operator] = {
     LessThan: "<",
     LessThanOrEqual: "<=",
 }
+_FIRST_GREGORIAN = date(1582, 10, 15)
 _NEGATED: Mapping[Operator, Operator] = {
     "=": "<>",
     ">": "<=",
@@ -65,14 +67,25 @@ def _translated(found: Filter, columns: Mapping[str, Column]) -> Predicate | Non
         if is_negated:
             return None
         # `x IN (1, NULL)` is true for 1 alone.
-        return OneOf(name, tuple(v for v in inner.value if v is not None))
+        values = tuple(v for v in inner.value if v is not None)
+        return None if any(map(_may_be_another, values)) else OneOf(name, values)
     return _comparison(name, inner, is_negated=is_negated)
+
+
+def _may_be_another(value: object) -> bool:
+    """Whether Spark may have handed over another value than the query has.
+
+    By the calendar that it uses for this the days from 1582-10-05 to 14 are not there, and become
+    the 15th. A day more on both sides is for zones.
+    """
+    day = value.date() if isinstance(value, datetime) else value
+    return isinstance(day, date) and abs(day - _FIRST_GREGORIAN) <= timedelta(days=1)
 
 
 def _comparison(name: str, inner: Filter, *, is_negated: bool) -> Predicate | None:
     operator = _OPERATORS.get(type(inner))
     value = getattr(inner, "value", None)
-    if operator is None or not isinstance(value, Value):
+    if operator is None or not isinstance(value, Value) or _may_be_another(value):
         return None
     if is_negated:
         if isinstance(inner, EqualNullSafe):  # true for null: another matter

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from ingestd.changes import EpochSummary
 from ingestd.errors import TableError
@@ -321,3 +322,42 @@ async def test_as_of_goes_by_the_log_not_by_the_clock(
     assert ids(as_of_lsn(session, str(target), "public.prices", 119)) == [100, 110]
     assert ids(as_of_lsn(session, str(target), "public.prices", "0/78")) == [100, 110, 120]
     assert ids(as_of(session, str(target), "public.prices", AT)) == []
+
+
+async def test_a_column_that_is_made_again_has_nothing_of_the_one_before(
+    session: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """Its values that the column could not hold are kept as texts beside it."""
+    day = Column("day", 1082, -1, pa.date32(), "date")
+    rows = [change("c", 100, seq, {"id": seq, "note": "x"}) for seq in (1, 2)]
+    infinite = [{**row, "_cdc_raw": [("day", "infinity")]} for row in rows]
+    await write(lake, make_table("again", day), [infinite])
+    job = Job(session, lake, str(tmp_path / "history"), "public.again")
+    job.move(1, 101)
+    await write(lake, make_table("again"), [[change("u", 110, 1, {"id": 3})]], at_lsn=105)
+    anew = make_table("again", replace(day, missing="2024-02-29"))
+    await write(lake, anew, [[change("u", 210, 1, {"id": 1, "note": "y"})]], at_lsn=200)
+    job.move(3, 211, rows=2)
+    found = session.read.format("delta").load(job.path).where("is_current AND id < 3")
+    columns = ("id", "cast(day AS string)", "_cdc_raw")
+    assert sorted(tuple(row) for row in found.selectExpr(*columns).collect()) == [
+        (1, None, None),
+        (2, "2024-02-29", None),
+    ]
+
+
+async def test_it_begins_only_where_nothing_that_counts_is_gone(
+    session: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """Rows below the newest snapshot do not count; later ones do."""
+    t, rows = make_table("short"), [{"id": seq, "note": None} for seq in (1, 2)]
+    read = [change("t", 100, -1, {}), *(change("r", 100, 0, row) for row in rows)]
+    await write(lake, t, [read, [change("c", 110, 1, {"id": 3})]])
+    DeltaTable(f"{lake}/shop/public/short").delete("_cdc_lsn = 110")
+    job = Job(session, lake, str(tmp_path / "history"), "public.short")
+    with pytest.raises(TableError, match="rows of epoch 2 are not there any more"):
+        job.move(2, 111, rows=4)
+    again = [change("t", 120, -1, {}), *(change("r", 120, 0, row) for row in rows)]
+    await write(lake, t, [again], at_lsn=120)
+    job.move(3, 121, rows=7)
+    assert session.read.format("delta").load(job.path).where("is_current").count() == len(rows)

@@ -159,3 +159,38 @@ def test_changes_that_name_rows_by_another_identity_stop_their_table(
     raw.record("live", whole)
     assert mirror.run() == 0
     assert mirror.rows(whole) == []
+
+
+def test_texts_of_a_column_that_is_no_more_are_no_part_of_a_row(
+    mirror: Mirror, raw: RawLake
+) -> None:
+    """Nor of a column that is made again under its name."""
+    day = Column("day", 1082, -1, pa.date32(), "date")
+    keyed, keyless = table("a", day), table("b", replace(day, identity=True), identity="f", oid=2)
+    at = raw.next_lsn()
+    infinite = {"_cdc_raw": [("day", "infinity")]}
+    rows = [change("c", i, "old", at, i) | infinite for i in (1, 2, 3)]
+    raw.commit({keyed: rows, keyless: rows})
+    raw.record("live", keyed, keyless)
+    assert mirror.run() == 0
+
+    bare, bare_keyless = table("a"), table("b", identity="f", oid=2)
+    raw.record("live", bare, bare_keyless, at_lsn=raw.next_lsn())
+    gone = change("d", 1, "old", raw.next_lsn(), 1)
+    raw.commit({bare: [gone], bare_keyless: [gone]})
+    assert mirror.run() == 0
+    assert mirror.rows(bare_keyless, "id") == mirror.rows(bare, "id") == [(2,), (3,)]
+
+    raw.record("live", keyed, keyless, at_lsn=raw.next_lsn())
+    changed = change("u", 2, "new", raw.next_lsn(), 1)
+    before = {"_cdc_before": {"id": 2, "note": "old", "n": 1, "day": None}}
+    raw.commit({keyed: [changed], keyless: [changed | before]})
+    assert mirror.run() == 0
+    for made_again in (keyed, keyless):
+        found = mirror.rows(made_again, "id", "note", "day", "_cdc_raw")
+        assert found == [(2, "new", None, None), (3, "old", None, None)]
+    raw.commit({keyless: [change("d", 3, "old", raw.next_lsn(), 1)]})
+    assert mirror.run() == 0
+    assert mirror.rows(keyless, "id") == [(2,)]
+    assert mirror.run("--rebuild", "public.b") == 0
+    assert mirror.rows(keyless, "id", "note", "_cdc_raw") == [(2, "new", None)]
