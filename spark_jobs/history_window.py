@@ -100,6 +100,9 @@ def read_window(
     count = 0 if found is None else found.count
     if above == 0:
         if found is None:
+            if rows:
+                msg = f"all {rows} rows of epochs 1 to {through} are not there any more"
+                raise RowsGoneError(msg)
             return None
         if count < rows:
             _ensure_nothing_counts(lake, table, found, through)
