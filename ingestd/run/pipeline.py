@@ -45,6 +45,7 @@ from ingestd.run.watch import Watch
 from ingestd.schema import TableId
 
 MONITOR_INTERVAL_S = 5.0
+LEAST_IDLE_S = 0.1
 QUEUED = 2
 """Chunks and pages that wait to be appended."""
 
@@ -58,8 +59,9 @@ T = TypeVar("T")
 class PipelinePolicy:
     """What the config says about a source's pipeline.
 
-    `idle_interval_s`: how often a position without captured changes is recorded and confirmed; the
-    first time after an epoch already when the epoch's delay has passed.
+    `idle_interval_s`: how often a position without captured changes is recorded and confirmed at
+    the most seldom. The first time after an epoch is when the epoch's delay has passed, the next
+    after twice that, and so on: whoever waits for the lake to come up mostly has just written.
     `drain_limit_s`: how long a stop may take to finish the open epoch.
     """
 
@@ -90,6 +92,7 @@ class Pipeline:
         self._monotonic = monotonic
         self._durable = ZERO
         self._idle_until = 0.0
+        self._idle_s = policy.idle_interval_s
         self._is_streaming = False
         self._follower: Follower | None = None
         self._gate = Gate()
@@ -350,9 +353,9 @@ class Pipeline:
         asked = self._capture.checkpoint_requested() or intake.hurry_to > self._durable
         if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
             self._commit = asyncio.create_task(self._commit_epoch(epoch, intake))
-            self._idle_until = now + min(
-                self._policy.epoch.max_delay_s, self._policy.idle_interval_s
-            )
+            first_s = max(self._policy.epoch.max_delay_s, LEAST_IDLE_S)
+            self._idle_s = min(first_s, self._policy.idle_interval_s)
+            self._idle_until = now + self._idle_s
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
             return FillingEpoch(self._sink.begin(), start=epoch.position, position=epoch.position)
         if not epoch.has_rows:  # whatever ended has all its rows in epochs before
@@ -360,7 +363,8 @@ class Pipeline:
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
             await self._confirm(epoch.position)
-            self._idle_until = now + self._policy.idle_interval_s
+            self._idle_s = min(2 * self._idle_s, self._policy.idle_interval_s)
+            self._idle_until = now + self._idle_s
         return epoch
 
     async def _commit_epoch(self, epoch: FillingEpoch, intake: Intake) -> None:

@@ -106,6 +106,7 @@ def make_shop(
             lake=lake,
             dsn=database.dsn,
             tables=tables,
+            max_delay="1s",
             source_extra=f'slot = "{database.name}"\npublication = "{database.name}"\n'
             f'discover_interval = "500ms"\n{more}',
             extra=extra,
@@ -278,7 +279,7 @@ def test_what_is_behind_or_unknown_is_told(workload_database: Database, make_sho
         Workload(database.dsn, seed=1, transactions=10**6, limit_s=120, pause_s=0.05),
         pytest.raises(TransientError, match="has not reached epoch") as mirror,
     ):
-        reconcile.main(shop.arguments("--wait", "6s"))
+        reconcile.main(shop.arguments("--wait", "3s"))
     assert mirror.value.reason == "mirror_behind"
     shop.daemon.sigkill()
     database.execute("INSERT INTO orders VALUES (2)")
