@@ -353,9 +353,13 @@ async def test_it_begins_only_where_nothing_that_counts_is_gone(
     t, rows = make_table("short"), [{"id": seq, "note": None} for seq in (1, 2)]
     read = [change("t", 100, -1, {}), *(change("r", 100, 0, row) for row in rows)]
     await write(lake, t, [read, [change("c", 110, 1, {"id": 3})]])
-    DeltaTable(f"{lake}/shop/public/short").delete("_cdc_lsn = 110")
+    raw = DeltaTable(f"{lake}/shop/public/short")
+    raw.delete("_cdc_lsn = 110")
     job = Job(session, lake, str(tmp_path / "history"), "public.short")
     with pytest.raises(TableError, match="rows of epoch 2 are not there any more"):
+        job.move(2, 111, rows=4)
+    raw.delete()
+    with pytest.raises(TableError, match="all 4 rows of epochs 1 to 2 are not there any more"):
         job.move(2, 111, rows=4)
     again = [change("t", 120, -1, {}), *(change("r", 120, 0, row) for row in rows)]
     await write(lake, t, [again], at_lsn=120)
