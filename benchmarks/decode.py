@@ -8,6 +8,8 @@ with values that no column can hold, what one such value in a hundred costs.
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -116,6 +118,21 @@ def measure() -> dict[str, float]:
         raise RuntimeError(msg)
     nbytes = sum(len(f[0]) for f in feeds)
     return {"rows": rows, "bytes": nbytes, "seconds": seconds, "rows_per_s": rows / seconds}
+
+
+AS_DAEMON = """
+from ingestd.allocation import give_back_early
+give_back_early()
+from benchmarks import decode
+print(decode.measure()["rows_per_s"])
+"""
+
+
+def rows_per_s_as_daemon() -> float:
+    """Measure in a process that gets its memory as the daemon does."""
+    command = [sys.executable, "-c", AS_DAEMON]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout)
 
 
 # --- sixty columns ---------------------------------------------------------------------------

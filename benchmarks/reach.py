@@ -26,10 +26,9 @@ QUICK = Size("quick-", 300_000, 1, 1, 8)
 
 def decode_figures(_: Rig, size: Size) -> list[Figure]:
     """Give the lines of `decode`: 1.5M rows of ten columns; wide and odd ones."""
-    rate = decode.measure()["rows_per_s"]
-    core = Figure(
-        "decode and cast, one core", f"{rate / 1e6:.2f}M rows/s", "1.5M rows/s", rate >= 1.5e6
-    )
+    rate, by_default = decode.rows_per_s_as_daemon(), decode.measure()["rows_per_s"]
+    measured = f"{rate / 1e6:.2f}M rows/s ({by_default / 1e6:.2f}M with Arrow's own allocator)"
+    core = Figure("decode and cast, one core", measured, "1.5M rows/s", rate >= 1.5e6)
     if size is QUICK:
         return [core]
     mixed = decode.measure_mixed()["values_per_s"]
