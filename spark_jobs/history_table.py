@@ -126,8 +126,8 @@ class HistoryTable:
             with signed(self.session, signature, None):
                 self._add(new)
         prefix = prefix_of(self.rows().columns)
-        for column in shape.present:
-            if not column.since_lsn or (column.name in new and column.missing is None):
+        for column in shape.added:
+            if column.name in new and column.missing is None:
                 continue
             value, text = missing_value(column)
             values: dict[str, str | Column] = {

@@ -115,7 +115,7 @@ def with_missing(versions: DataFrame, shape: Shape) -> DataFrame:
 
     Taken back from what `HistoryTable.evolve` filled, and a change told later had ended before.
     """
-    for column in (c for c in shape.present if c.since_lsn):
+    for column in shape.added:
         ends, since = f.col("_cdc_to"), column.since_lsn
         is_earlier, had = f.col("_cdc_lsn") < since, f.col("_cdc_had")
         spans = is_earlier & (ends.isNull() | (ends["lsn"] >= since))

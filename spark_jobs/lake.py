@@ -68,9 +68,15 @@ EPOCH_COLUMNS = ("epoch", "end_lsn", "last_commit_ts", "tables", "bytes")
 
 
 class SourceLake:
-    """One source's tables in a lake. `uri` as Spark names it (`spark_jobs.command.spark_uri`)."""
+    """One source's tables in a lake. `uri` as Spark names it (`spark_jobs.command.spark_uri`).
 
-    def __init__(self, session: SparkSession, uri: str, source: str) -> None:
+    `unread_lsn`: of raw tables, rows up to this position are not read (files of them are gone).
+    """
+
+    def __init__(
+        self, session: SparkSession, uri: str, source: str, *, unread_lsn: int = -1
+    ) -> None:
+        self.unread_lsn = unread_lsn
         self.session = session
         self.source = source
         self.uri = uri.rstrip("/")
@@ -97,7 +103,15 @@ class SourceLake:
 
     def using(self, session: SparkSession) -> SourceLake:
         """Give the same lake, read in another session."""
-        return SourceLake(session, self.uri, self.source)
+        return SourceLake(session, self.uri, self.source, unread_lsn=self.unread_lsn)
+
+    def above(self, lsn: int) -> SourceLake:
+        """Give the same lake without the raw rows up to a position.
+
+        Their files are not read (statistics of `_cdc_lsn`), but `_epochs` still has their number:
+        whoever counts sees whether they are missed.
+        """
+        return SourceLake(self.session, self.uri, self.source, unread_lsn=lsn)
 
     def require(self) -> None:
         """Raise OperatorError unless a daemon has made this lake."""
@@ -135,7 +149,8 @@ class SourceLake:
         there is no raw table.
         """
         epoch = f.col("_cdc_epoch")
-        return self._load(self.raw_path(table)).where((epoch > above) & (epoch <= through))
+        rows = self._load(self.raw_path(table)).where((epoch > above) & (epoch <= through))
+        return rows if self.unread_lsn < 0 else rows.where(f.col("_cdc_lsn") > self.unread_lsn)
 
     def epochs_lacking_rows(
         self, table: str, through: int, above_lsn: int, *, found: int

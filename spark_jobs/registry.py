@@ -41,9 +41,11 @@ class LakeColumn:
 class Definition:
     """A table as it was recorded last at a position.
 
-    `columns`: those that the source has. `is_whole`: the fold of the raw table is the table; not so
-    before its first snapshot is complete, after a gap, once stopped or dropped. `key_since_lsn`:
-    changes below it may name their rows by another key; 0 if there never was another.
+    `columns`: those that the source has. `earlier`: those that get no values any more (dropped, or
+    followed by one of another type), as they were last. `is_whole`: the fold of the raw table is
+    the table; not so before its first snapshot is complete, after a gap, once stopped or dropped.
+    `key_since_lsn`: changes below it may name their rows by another key; 0 if there never was
+    another.
     """
 
     table: str
@@ -56,6 +58,7 @@ class Definition:
     columns: tuple[LakeColumn, ...]
     replica_identity: str
     key_since_lsn: int = 0
+    earlier: tuple[LakeColumn, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -102,6 +105,7 @@ class Registry:
             columns=columns,
             replica_identity=described["replica_identity"],
             key_since_lsn=_key_since(with_columns),
+            earlier=_earlier(with_columns, {c.name for c in columns}),
         )
 
 
@@ -124,6 +128,11 @@ def _column(column: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> L
         since_lsn=_since(name, events),
         comment=column["comment"],
     )
+
+
+def _earlier(events: Sequence[Mapping[str, Any]], present: set[str]) -> tuple[LakeColumn, ...]:
+    last = {c["name"]: (c, n) for n, event in enumerate(events, 1) for c in event["columns"]}
+    return tuple(_column(c, events[:n]) for name, (c, n) in last.items() if name not in present)
 
 
 def _key(replica_identity: str, columns: Iterable[LakeColumn]) -> tuple[str, ...]:

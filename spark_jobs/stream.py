@@ -39,6 +39,7 @@ from spark_jobs.commits import current_version
 from spark_jobs.cuts import Cut, CutLog
 from spark_jobs.epoch_memory import EpochMemory
 from spark_jobs.epoch_query import EpochQuery
+from spark_jobs.gone_files import gone_files
 from spark_jobs.lake import Epoch, SourceLake
 from spark_jobs.spark_errors import meaning_of
 from spark_jobs.targets import table_path
@@ -162,15 +163,25 @@ class EpochStream:
         self._last = None if is_new else self._cuts.last()
         if self._last is None:
             return
-        self._at = {
-            table: At(version, self._last.epoch, self._last.schemas[table])
-            for table, version in self._last.tables.items()
-        }
+        self._at = self._as_left(self._last)
         there = self.lake.epochs(self._last.epoch - 1)
         if not there or there[0].number != self._last.epoch:
             raise self._gap(self._last.epoch, there[0].number if there else None)
         self._epochs.add(there)
         self._advance([], there[0])
+
+    def _as_left(self, cut: Cut) -> dict[str, At]:
+        """Say where tables are, of those that nobody changed since this cut."""
+        at = {
+            table: At(version, cut.epoch, cut.schemas[table])
+            for table, version in cut.tables.items()
+        }
+        chosen = [table for table in at if self._is_chosen(table)]
+        paths = [table_path(self.target, table) for table in chosen]
+        session = self.lake.session
+        versions = self._pool.map(lambda path: current_version(session, path), paths)
+        changed = {t for t, v in zip(chosen, versions, strict=True) if v != at[t].version}
+        return {table: known for table, known in at.items() if table not in changed}
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`; `epochs` are those since the last cut."""
@@ -195,7 +206,7 @@ class EpochStream:
         tables = {t: self._at[t].version for t in there}
         schemas = {t: self._at[t].schema_version for t in there}
         if not epochs and self._last is not None:  # the same cut: what this run leaves out stays
-            others = [t for t in self._last.tables if not self._is_chosen(t)]
+            others = [t for t in self._last.tables if t in self.stopped or not self._is_chosen(t)]
             tables |= {t: self._last.tables[t] for t in others}
             schemas |= {t: self._last.schemas[t] for t in others}
         cut = Cut(through.number, through.end_lsn, through.last_commit_ts, tables, schemas)
@@ -369,9 +380,37 @@ class EpochStream:
             signature=self._owner.signature(through.number, definition.schema_version),
             app_id=self._owner.app_id(table),
         )
-        self.job.move(lake, step)
+        self._take_step(lake, step)
         self.after_commit(table)
         return moved(lake.session, table, path, step.signature, at, above=above)
+
+    def _take_step(self, lake: SourceLake, step: Step) -> None:
+        try:
+            self.job.move(lake, step)
+        except (PySparkException, Py4JError):
+            rest = self._without_gone_files(lake, step)
+            if rest is None:
+                raise
+            self.job.move(rest, step)
+
+    def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
+        """Give what the lake has above the raw files that are gone; None if none is.
+
+        Raises TableError if the table's own are.
+        """
+        own = gone_files(lake.session, step.path)
+        if own and step.table not in self.rebuild:
+            raise TableError(
+                TableId.parse(step.table),
+                f"{step.path}: {len(own)} files are not there any more, such as {own[0].name}",
+                remedy=f"--rebuild {step.table} makes it anew from the lake",
+            )
+        raw = gone_files(lake.session, lake.raw_path(step.table))
+        highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
+        if not raw or len(highest) < len(raw):
+            return None
+        self._log.warning("raw.files_gone", table=step.table, files=len(raw), such_as=raw[0].name)
+        return lake.above(max(highest))
 
     def _session(self) -> SparkSession:
         """Give this thread's own session: what signs a commit is the session's."""

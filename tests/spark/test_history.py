@@ -244,6 +244,32 @@ async def test_a_column_that_is_added_is_in_what_was_there_then(
         job.move(3, 300, rows=1)
 
 
+async def test_a_column_that_came_and_went_is_in_what_was_there_meanwhile(
+    session: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """With the constant that such rows had, also as a text; all that before the history began."""
+    day = Column("day", 1082, -1, pa.date32(), "date", missing="infinity")
+    size = Column("size", 23, -1, pa.int32(), "integer", missing="5")
+    other = Column("size", 25, -1, pa.string(), "text", stored_as="size__v2")
+    first = [change("c", 100, seq, {"id": seq, "note": "x"}) for seq in (1, 2, 3)]
+    await write(lake, make_table("fleeting"), [[*first, change("d", 110, 1, {"id": 3})]])
+    changed = change("u", 210, 1, {"id": 1, "note": "y", "day": None, "size": 6})
+    await write(lake, make_table("fleeting", day, size), [[changed]], at_lsn=200)
+    changed = change("u", 310, 1, {"id": 1, "note": "z", "size__v2": "7"})
+    await write(lake, make_table("fleeting", other), [[changed]], at_lsn=300)
+    job = Job(session, lake, str(tmp_path / "history"), "public.fleeting")
+    job.move(3, 311, rows=6)
+    found = session.read.format("delta").load(job.path).where("operation != 'd'")
+    columns = ["id", "note", "size", "size__v2", "_cdc_raw['day']", "valid_to_lsn"]
+    assert sorted((tuple(row) for row in found.selectExpr(*columns).collect()), key=str) == [
+        (1, "x", 5, None, "infinity", 210),
+        (1, "y", 6, None, None, 310),
+        (1, "z", None, "7", None, None),
+        (2, "x", 5, None, "infinity", None),
+        (3, "x", None, None, None, 110),
+    ]
+
+
 async def test_a_row_without_a_key_is_found_by_what_a_new_column_has(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:

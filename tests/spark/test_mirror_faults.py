@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable as RustTable
@@ -12,10 +12,6 @@ from spark_jobs.mirror import main
 from spark_jobs.targets import table_path
 from tests.harness.raw_lake import RawLake
 from tests.spark.test_mirror import Mirror, change, mirror, raw, table
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 __all__ = ["mirror", "raw"]
 
@@ -73,6 +69,13 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     assert mirror.run() == 0
     path = table_path(mirror.target, "public.edited")
     mirror.spark.sql(f"UPDATE delta.`{path}` SET note = 'by hand'")
+    # seen without a new epoch; the cut's version is as it was, and what is not there is made
+    shutil.rmtree(table_path(mirror.target, "public.fine"))
+    assert mirror.run() == 1
+    assert "public/edited was changed by somebody else" in capsys.readouterr().err
+    assert [row[:2] for row in mirror.rows(fine)] == [(1, "x")]
+    cut = latest(mirror.spark, mirror.target)
+    assert [row["note"] for row in cut["public.edited"].collect()] == ["x"]
     lsn = raw.next_lsn()
     raw.commit({t: [change("c", 2, "x", lsn, 1)] for t in every})
     lose_newest_rows(raw, "public/gone")
@@ -98,6 +101,35 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     assert list(latest(mirror.spark, mirror.target)) == [
         str(t.id) for t in sorted(every, key=lambda t: t.id)
     ]
+
+
+def test_files_that_are_gone_are_done_without_where_they_do_not_count(
+    mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a store's rules for old files take them: the tables' logs still name them."""
+    void, lost, own = table("void"), table("lost", oid=2), table("own", oid=3)
+    every = (void, lost, own)
+    lsn = raw.next_lsn()
+    raw.commit({t: [change("c", 1, "x", lsn, 1)] for t in every})
+    raw.record("live", *every)
+    assert mirror.run() == 0
+    for folder in ("void", "lost"):
+        remove_files(raw.uri / "shop" / "public" / folder)
+    remove_files(Path(table_path(mirror.target, "public.own")))
+    at = raw.next_lsn()
+    emptied = {"_cdc_op": "t", "_cdc_lsn": at, "_cdc_seq": 1}
+    raw.commit({void: [emptied, change("c", 2, "y", at, 2)], own: [change("u", 1, "y", at, 3)]})
+    assert main(arguments(mirror, "--rebuild", "public.lost", "public.void")) == 1
+    said = capsys.readouterr().err
+    assert "public/lost: rows of epoch 1 are not there any more" in said
+    assert "public/own: 1 files are not there any more, such as part-" in said
+    assert "--rebuild public.own" in said
+    assert [row[:2] for row in mirror.rows(void)] == [(2, "y")]
+
+
+def remove_files(folder: Path) -> None:
+    for file in folder.glob("*.parquet"):
+        file.unlink()
 
 
 def lose_newest_rows(raw: RawLake, folder: str) -> None:
