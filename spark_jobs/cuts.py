@@ -183,6 +183,7 @@ def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Cut 
     """Give the newest cut (at or below `epoch`) by Spark. Raises as `newest_cut`."""
     try:
         rows = session.read.format("delta").load(path)
+        rows.columns  # noqa: B018 - a Connect server is asked only now
     except AnalysisException as error:
         raise OperatorError(
             f"there is no {path}: nothing was mirrored there",

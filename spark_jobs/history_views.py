@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+_MAX_LONG = (1 << 63) - 1
+
 
 def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> DataFrame:
     """Give a table's rows as they were just after the transaction that committed at `lsn`.
@@ -28,7 +30,7 @@ def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> D
     `lsn`: an integer or Postgres' text (``16/B374D848``). Columns: the source's, `_cdc_raw`. The
     same LSN for several tables gives them at one point. Raises OperatorError without a history.
     """
-    position = int(Lsn.parse(lsn) if isinstance(lsn, str) else lsn)
+    position = min(int(Lsn.parse(lsn) if isinstance(lsn, str) else lsn), _MAX_LONG)
     history = _history(spark, target, table)
     prefix = prefix_of(history.columns)
     begin, ends = f.col(f"{prefix}valid_from_lsn"), f.col(f"{prefix}valid_to_lsn")
@@ -77,9 +79,11 @@ def lsn_at(
 def _history(spark: SparkSession, target: str, table: str) -> DataFrame:
     path = table_path(spark_uri(target), table)
     try:
-        return spark.read.format("delta").load(path)
+        history = spark.read.format("delta").load(path)
+        history.columns  # noqa: B018 - a Connect server is asked only now
     except AnalysisException as error:
         raise OperatorError(
             f"there is no history of {table} at {path}",
             remedy="check the target and the table's name; `python -m spark_jobs.history` makes it",
         ) from error
+    return history
