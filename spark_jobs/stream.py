@@ -171,17 +171,22 @@ class EpochStream:
         self._advance([], there[0])
 
     def _as_left(self, cut: Cut) -> dict[str, At]:
-        """Say where tables are, of those that nobody changed since this cut."""
+        """Say where tables are; without those that are not as a cut has them, nor ahead of it."""
         at = {
             table: At(version, cut.epoch, cut.schemas[table])
             for table, version in cut.tables.items()
         }
         chosen = [table for table in at if self._is_chosen(table)]
-        paths = [table_path(self.target, table) for table in chosen]
-        session = self.lake.session
-        versions = self._pool.map(lambda path: current_version(session, path), paths)
-        changed = {t for t, v in zip(chosen, versions, strict=True) if v != at[t].version}
-        return {table: known for table, known in at.items() if table not in changed}
+        are_left = self._pool.map(lambda table: self._is_left(table, at[table]), chosen)
+        lost = {table for table, is_left in zip(chosen, are_left, strict=True) if not is_left}
+        return {table: known for table, known in at.items() if table not in lost}
+
+    def _is_left(self, table: str, at: At) -> bool:
+        path = table_path(self.target, table)
+        try:
+            return self._owner.find(self.lake.session, table, path, at, self.rebuild) is not None
+        except TableError:
+            return False  # said when it is to be moved
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`; `epochs` are those since the last cut."""
