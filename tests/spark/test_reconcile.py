@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from ingestd.demo.comparison import await_caught_up
 from ingestd.demo.daemon import Daemon
@@ -27,7 +30,7 @@ from tests.harness.wide_tables import Wide, array_columns_of, columns_of
 from tests.harness.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 90.0
+Row = dict[str, Any]
 
 
 @dataclass
@@ -65,10 +69,12 @@ class Shop:
             await_caught_up(connection, self.database.name, LIMIT_S)
         write_mirrors(self.lake, "shop", self.target)
 
-    def alter(self, statement: str, table: str, **names: str) -> None:
-        """Change a mirror by hand, as Spark SQL."""
-        mirror = f"delta.`{table_path(str(self.target), table)}`"
-        self.spark.sql(statement.format(t=mirror, **names))
+    def alter(self, table: str, change: Callable[[list[Row]], list[Row]]) -> None:
+        """Change a mirror by hand."""
+        path = table_path(str(self.target), table)
+        found = DeltaTable(path).to_pyarrow_table()
+        rows = pa.Table.from_pylist(change(found.to_pylist()), found.schema)
+        write_deltalake(path, rows, mode="overwrite")
 
     def differences(self, report: Path) -> list[dict[str, Any]]:
         rows = self.spark.read.format("delta").load(f"{report}/differences").collect()
@@ -164,10 +170,10 @@ def test_equal_under_writers_then_all_that_is_altered_is_named(
         "INSERT INTO ticks VALUES ('zzz', 'NaN')",
     )
     shop.catch_up()
-    shop.alter("DELETE FROM {t} WHERE id = 900", "public.documents")
-    shop.alter("UPDATE {t} SET title = 'u', scan = X'01' WHERE id = 901", "public.documents")
-    shop.alter("UPDATE {t} SET rate = 0.0 WHERE id = 900", "public.accounts")
-    shop.alter("INSERT INTO {t} SELECT * FROM {t} WHERE kind = 'zzz'", "public.ticks")
+    shop.alter("public.documents", lambda rows: [r for r in rows if r["id"] != 900])
+    shop.alter("public.documents", lambda rows: updated(rows, 901, title="u", scan=b"\1"))
+    shop.alter("public.accounts", lambda rows: updated(rows, 900, rate=0.0))
+    shop.alter("public.ticks", lambda rows: [*rows, *(r for r in rows if r["kind"] == "zzz")])
     report = tmp_path / "report"
     assert shop.reconcile("--report", str(report), "--ranges", "8") == 1
     said = capsys.readouterr().out
@@ -192,6 +198,10 @@ def test_equal_under_writers_then_all_that_is_altered_is_named(
     }
     assert 'different {"id":"901"}  in title, scan' in said
     assert said.endswith("3 different\n")
+
+
+def updated(rows: list[Row], id_: object, **values: object) -> list[Row]:
+    return [row | values if row["id"] == id_ else row for row in rows]
 
 
 NAMED = ("public.every_type", "public.nothing", "public.part", "public.people")
@@ -242,9 +252,13 @@ def test_types_partitions_hidden_and_changed_columns(
         NAMED, State.EQUAL
     ), found
     assert found["public.part"].source_rows == 3
-    by_hand = "UPDATE {t} SET _cdc_raw = map('id', '0044-03-15 BC') WHERE n__v2 = 2.5"
-    shop.alter(by_hand, "public.part")
-    shop.alter("UPDATE {t} SET mail = '1@x' WHERE id = 'k1'", "public.people")
+    infinite = {"_cdc_raw": [("id", "0044-03-15 BC")]}
+    two_and_a_half = Decimal("2.5")
+    shop.alter(
+        "public.part",
+        lambda rows: [r | infinite if r["n__v2"] == two_and_a_half else r for r in rows],
+    )
+    shop.alter("public.people", lambda rows: updated(rows, "k1", mail="1@x"))
     report = tmp_path / "report"
     more = ("--report", str(report), "--values", "public.part", "public.people")
     assert shop.reconcile(*more) == 1
