@@ -185,12 +185,10 @@ def test_texts_of_a_column_that_is_no_more_are_no_part_of_a_row(
     changed = change("u", 2, "new", raw.next_lsn(), 1)
     before = {"_cdc_before": {"id": 2, "note": "old", "n": 1, "day": None}}
     raw.commit({keyed: [changed], keyless: [changed | before]})
-    assert mirror.run() == 0
+    assert mirror.run("--rebuild", "public.b") == 0
     for made_again in (keyed, keyless):
         found = mirror.rows(made_again, "id", "note", "day", "_cdc_raw")
         assert found == [(2, "new", None, None), (3, "old", None, None)]
     raw.commit({keyless: [change("d", 3, "old", raw.next_lsn(), 1)]})
     assert mirror.run() == 0
-    assert mirror.rows(keyless, "id") == [(2,)]
-    assert mirror.run("--rebuild", "public.b") == 0
     assert mirror.rows(keyless, "id", "note", "_cdc_raw") == [(2, "new", None)]
