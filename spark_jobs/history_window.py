@@ -181,7 +181,7 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         f.col("_cdc_seq").alias("seq"),
         f.unix_micros("_cdc_ts").alias("at_us"),
     )
-    found: Any = rows.agg(
+    figures = rows.agg(
         f.count("*").alias("count"),
         f.min(position()).alias("first"),
         f.sort_array(f.collect_set(f.when(op == TRUNCATE, mark))).alias("marks"),
@@ -190,7 +190,12 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         f.count_if(told & f.col(UNCHANGED).isNotNull()).alias("moves_unsent"),
         f.min(f.when(op == SNAPSHOT, f.col("_cdc_lsn"))).alias("lowest_read"),
         f.min(f.when(op.isin(UPDATE, DELETE), f.col("_cdc_lsn"))).alias("named_from"),
-    ).first()
+    )
+    try:
+        found: Any = figures.first()
+    except BaseException:
+        rows.unpersist()  # whoever tries again must not be given these
+        raise
     if found["first"] is None:
         rows.unpersist()
         return None

@@ -8,6 +8,8 @@ from deltalake import DeltaTable as RustTable
 
 from ingestd.errors import OperatorError
 from spark_jobs.epochs import latest, read_at
+from spark_jobs.history import as_of_lsn
+from spark_jobs.history import main as history_main
 from spark_jobs.mirror import main
 from spark_jobs.targets import table_path
 from tests.harness.raw_lake import RawLake
@@ -117,14 +119,20 @@ def test_files_that_are_gone_are_done_without_where_they_do_not_count(
         remove_files(raw.uri / "shop" / "public" / folder)
     remove_files(Path(table_path(mirror.target, "public.own")))
     at = raw.next_lsn()
-    emptied = {"_cdc_op": "t", "_cdc_lsn": at, "_cdc_seq": 1}
-    raw.commit({void: [emptied, change("c", 2, "y", at, 2)], own: [change("u", 1, "y", at, 3)]})
+    read = [{"_cdc_op": "t", "_cdc_lsn": at, "_cdc_seq": -1}, change("r", 2, "y", at, 0)]
+    raw.commit({void: read, own: [change("u", 1, "y", at, 3)]})
     assert main(arguments(mirror, "--rebuild", "public.lost", "public.void")) == 1
     said = capsys.readouterr().err
     assert "public/lost: rows of epoch 1 are not there any more" in said
     assert "public/own: 1 files are not there any more, such as part-" in said
     assert "--rebuild public.own" in said
     assert [row[:2] for row in mirror.rows(void)] == [(2, "y")]
+    history = f"{mirror.target}-history"
+    chosen = arguments(mirror, "--target", history, "--tables", "public.void", "public.lost")
+    assert history_main(chosen) == 1
+    assert "public/lost: all 1 rows of epochs 1 to 2 are not there" in capsys.readouterr().err
+    found = as_of_lsn(mirror.spark, history, "public.void", at)
+    assert [row["id"] for row in found.collect()] == [2]
 
 
 def remove_files(folder: Path) -> None:
