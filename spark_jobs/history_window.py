@@ -120,18 +120,18 @@ def read_window(
     if first >= (above_lsn, 1):  # above all that came before, reads included
         return found
     found.close()
-    return _gone_back(raw_rows(lake, table, shape, above=0, through=through), lake, shape, first)
+    _ensure_all_from(lake, table, first[0], through)
+    every = raw_rows(lake, table, shape, above=0, through=through)
+    above_first = (f.col("_cdc_lsn") >= first[0]) & (position() >= literal_position(*first))
+    return _measured(every.where(above_first), shape, first)
 
 
-def _gone_back(
-    rows: DataFrame, lake: SourceLake, shape: Shape, first: tuple[int, int]
-) -> Window | None:
-    """Give all rows from a position on. Raises RowsGoneError if they can't be read."""
-    if lake.unread_lsn >= first[0]:
-        msg = f"rows from {first[0]} on are not there any more"
+def _ensure_all_from(lake: SourceLake, table: str, lsn: int, through: int) -> None:
+    """Raise RowsGoneError unless all rows from a position on can be gone through again."""
+    lost = lake.epochs_lacking_rows(table, through, lsn, found=0)
+    if lost:
+        msg = f"rows of epoch {min(lost)} are not there any more"
         raise RowsGoneError(msg)
-    above = (f.col("_cdc_lsn") >= first[0]) & (position() >= literal_position(*first))
-    return _measured(rows.where(above), shape, first)
 
 
 def raw_rows(lake: SourceLake, table: str, shape: Shape, *, above: int, through: int) -> DataFrame:

@@ -163,10 +163,13 @@ class SourceLake:
         wanted = [e for e in self.epochs() if e.number <= through and table in e.rows]
         if found >= sum(e.rows[table] for e in wanted):
             return []
-        counted = self.changes(table, above=0, through=through).groupBy("_cdc_epoch").count()
-        there = {row["_cdc_epoch"]: row["count"] for row in counted.collect()}
-        short = [e for e in wanted if there.get(e.number, 0) < e.rows[table]]
-        return [e.number for e in short if e.end_lsn > above_lsn]
+        wanted = [e for e in wanted if e.end_lsn > above_lsn]
+        if not wanted:
+            return []
+        rows = self.changes(table, above=wanted[0].number - 1, through=through)
+        counted = rows.groupBy("_cdc_epoch").count().collect()
+        there = {row["_cdc_epoch"]: row["count"] for row in counted}
+        return [e.number for e in wanted if there.get(e.number, 0) < e.rows[table]]
 
     def _load(self, path: str) -> DataFrame:
         return self.session.read.format("delta").load(path)

@@ -184,9 +184,10 @@ class EpochStream:
     def _is_left(self, table: str, at: At) -> bool:
         path = table_path(self.target, table)
         try:
-            return self._owner.find(self.lake.session, table, path, at, self.rebuild) is not None
+            found = self._owner.find(self.lake.session, table, path, at, self.rebuild)
         except TableError:
             return False  # said when it is to be moved
+        return found is not None and found.epoch >= at.epoch
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`; `epochs` are those since the last cut."""

@@ -58,6 +58,8 @@ class Owner:
         version = current_version(session, path)
         if known is not None and known.version == version:
             return known
+        if known is not None and known.version > version:
+            known = None  # an older copy was put in its place
         commits = commits_above(session, path, -1 if known is None else known.version)
         own = next((c for c in commits if c.signature is not None), None)
         if own is not None and own.signature is not None:

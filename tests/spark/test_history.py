@@ -391,3 +391,20 @@ async def test_it_begins_only_where_nothing_that_counts_is_gone(
     await write(lake, t, [again], at_lsn=120)
     job.move(3, 121, rows=7)
     assert session.read.format("delta").load(job.path).where("is_current").count() == len(rows)
+
+
+async def test_what_came_late_is_not_taken_where_later_rows_are_gone(
+    session: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    """They would have to be gone through again."""
+    t = make_table("late")
+    first = [change("t", 100, -1, {}), change("r", 100, 0, {"id": 1, "note": "old"})]
+    later = [change("u", 120, 1, {"id": 1, "note": "new"})]
+    late = [change("r", 110, 0, {"id": 1, "note": "old"})]
+    await write(lake, t, [first, later])
+    job = Job(session, lake, str(tmp_path / "history"), "public.late")
+    job.move(2, 121, rows=3)
+    await write(lake, t, [late], at_lsn=130)
+    DeltaTable(f"{lake}/shop/public/late").delete("_cdc_lsn = 120")
+    with pytest.raises(TableError, match="rows of epoch 2 are not there any more"):
+        job.move(3, 131, rows=1)

@@ -61,7 +61,7 @@ def arguments(mirror: Mirror, *more: str) -> list[str]:
 
 
 def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
-    mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
+    mirror: Mirror, raw: RawLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edited, gone, fine = table("edited"), table("gone", oid=2), table("fine", oid=3)
     every = (edited, gone, fine)
@@ -78,6 +78,7 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     assert [row[:2] for row in mirror.rows(fine)] == [(1, "x")]
     cut = latest(mirror.spark, mirror.target)
     assert [row["note"] for row in cut["public.edited"].collect()] == ["x"]
+    kept = shutil.copytree(table_path(mirror.target, "public.fine"), tmp_path / "kept")
     lsn = raw.next_lsn()
     raw.commit({t: [change("c", 2, "x", lsn, 1)] for t in every})
     lose_newest_rows(raw, "public/gone")
@@ -89,8 +90,12 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     assert "`ingestd snapshot shop public.gone`" in said
     assert list(latest(mirror.spark, mirror.target)) == ["public.fine"]
 
+    # an older copy is put in a mirror's place
+    shutil.rmtree(table_path(mirror.target, "public.fine"))
+    shutil.copytree(kept, table_path(mirror.target, "public.fine"))
     assert main(arguments(mirror, "--rebuild", "public.edited")) == 1
-    assert [row[:2] for row in mirror.rows(edited)] == [(1, "x"), (2, "x")]
+    for t in (edited, fine):
+        assert [row[:2] for row in mirror.rows(t)] == [(1, "x"), (2, "x")]
     # what the remedy says: a new snapshot voids what is gone
     at = raw.next_lsn()
     raw.record("snapshotting", gone, progress="again|")
