@@ -35,7 +35,7 @@ from ingestd.config import included
 from ingestd.errors import IngestdError, OperatorError, TableError
 from ingestd.recorded import TableState
 from ingestd.schema import TableId
-from spark_jobs.commits import current_version
+from spark_jobs.commits import commits_above, current_version
 from spark_jobs.cuts import Cut, CutLog
 from spark_jobs.epoch_memory import EpochMemory
 from spark_jobs.epoch_query import EpochQuery
@@ -182,12 +182,17 @@ class EpochStream:
         return {table: known for table, known in at.items() if table not in lost}
 
     def _is_left(self, table: str, at: At) -> bool:
-        path = table_path(self.target, table)
+        """Whether it is as a cut has it, or ahead; else its own commits say more than the cut."""
+        session, path = self.lake.session, table_path(self.target, table)
         try:
-            found = self._owner.find(self.lake.session, table, path, at, self.rebuild)
+            found = self._owner.find(session, table, path, at, self.rebuild)
         except TableError:
             return False  # said when it is to be moved
-        return found is not None and found.epoch >= at.epoch
+        if found is None or found.version != at.version:
+            return found is not None and found.version > at.version
+        # one that was made anew may have come to the same version
+        newest = commits_above(session, path, at.version - 1)
+        return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest)
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`; `epochs` are those since the last cut."""

@@ -145,6 +145,23 @@ def remove_files(folder: Path) -> None:
         file.unlink()
 
 
+def test_a_mirror_that_is_made_again_by_a_killed_run_is_seen_for_what_it_is(
+    mirror: Mirror, raw: RawLake
+) -> None:
+    """Its version is no higher than that of the one before."""
+    t = table("a", identity="f")
+    raw.commit({t: [change("c", 1, "x", raw.next_lsn(), 1)]})
+    raw.record("live", t)
+    assert mirror.run() == 0
+    shutil.rmtree(table_path(mirror.target, "public.a"))
+    raw.commit({t: [change("c", 2, "x", raw.next_lsn(), 1)]})
+    kills = 0
+    while is_killed_after_a_commit(mirror):
+        kills += 1
+    assert kills >= 2
+    assert [row[0] for row in mirror.rows(t)] == [1, 2]
+
+
 def lose_newest_rows(raw: RawLake, folder: str) -> None:
     """Take the rows of the newest epoch out of a raw table, as a wrong clean-up would."""
     uri = str(raw.uri / "shop" / folder)
