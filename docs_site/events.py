@@ -91,6 +91,7 @@ MEANINGS: Mapping[str, str] = {
 }
 OF_JOBS: Mapping[str, str] = {
     "JOB.moved": "The tables are at another epoch, all in step. `JOB` is `mirror` or `history`.",
+    "raw.files_gone": "Files that a raw table's log names are gone; it is tried without them.",
     "mirror.rebuilding": "A mirror is made anew, as `reason` says.",
     "table.resumed": "A table that had stopped goes on.",
     "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
