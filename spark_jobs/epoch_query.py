@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _EVERY_FILE = str(1 << 30)
 """A batch takes all there is: more epochs at once are fewer merges."""
 _POLL_S = 1
+_ROWS_CHANGED = ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES")
 _LOG_GONE = ("DELTA_LOG_FILE_NOT_FOUND", "DELTA_VERSIONS_NOT_CONTIGUOUS", "DELTA_FILE_NOT_FOUND")
 
 
@@ -96,6 +97,11 @@ class EpochQuery:
             return OperatorError(
                 f"the checkpoint {self.checkpoint} is of another lake than {self.lake.epochs_path}",
                 remedy="give a --checkpoint of its own; where the tables are, they say themselves",
+            )
+        if any(sign in text for sign in _ROWS_CHANGED):
+            return OperatorError(
+                f"rows of {self.lake.epochs_path} were changed or removed; nothing was skipped",
+                remedy="restore `_epochs` to the version before, or begin anew in a new --target",
             )
         if any(sign in text for sign in _LOG_GONE):
             return OperatorError(

@@ -140,8 +140,10 @@ class _Move(MirrorStep):
 
     def _without_overtaken(self, changes: DataFrame, read_from: int) -> DataFrame:
         """Leave out the `r` rows whose keys have changed since, as the mirror knows already."""
-        if self.lake.unread_lsn >= read_from:
-            raise _RowsGoneError(f"rows from {read_from} on are not in the raw table any more")
+        step = self.step
+        lost = self.lake.epochs_lacking_rows(step.table, step.above, read_from, found=0)
+        if lost:
+            raise _RowsGoneError(f"rows of epoch {min(lost)} are not in the raw table any more")
         earlier = self._changes(0, self.step.above).where(col("_cdc_lsn") >= read_from)
         seen = survey(earlier, self.key)
         known = fold_in_spark(

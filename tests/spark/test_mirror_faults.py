@@ -162,6 +162,25 @@ def test_a_mirror_that_is_made_again_by_a_killed_run_is_seen_for_what_it_is(
     assert [row[0] for row in mirror.rows(t)] == [1, 2]
 
 
+def test_what_was_deleted_does_not_come_back_where_the_deletion_is_gone(
+    mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A chunk was read before it, and comes later."""
+    t = table("a")
+    raw.commit({t: [change("c", key, "x", raw.next_lsn(), 1) for key in (1, 2)]})
+    raw.record("live", t)
+    assert mirror.run() == 0
+    read_at_lsn = raw.next_lsn()
+    raw.commit({t: [change("d", 1, None, raw.next_lsn(), 1)]})
+    assert mirror.run() == 0
+    lose_newest_rows(raw, "public/a")
+    raw.record("snapshotting", t, progress="again|", at_lsn=raw.next_lsn())
+    raw.commit({t: [change("r", key, "x", read_at_lsn, 0) for key in (1, 2)]})
+    assert mirror.run() == 1
+    assert "rows of epoch 2 are not there any more" in capsys.readouterr().err
+    assert list(latest(mirror.spark, mirror.target)) == []
+
+
 def lose_newest_rows(raw: RawLake, folder: str) -> None:
     """Take the rows of the newest epoch out of a raw table, as a wrong clean-up would."""
     uri = str(raw.uri / "shop" / folder)
@@ -179,6 +198,8 @@ def test_epochs_are_never_skipped(mirror: Mirror, raw: RawLake) -> None:
     for i in range(3, 6):
         raw.commit({t: [change("c", i, "x", raw.next_lsn(), 1)]})
     RustTable(str(raw.uri / "shop" / "_epochs")).delete("epoch = 5")
+    with pytest.raises(OperatorError, match="_epochs were changed or removed; nothing was skipped"):
+        mirror.run()
     shutil.rmtree(f"{mirror.target}/_mirror_checkpoint")
     with pytest.raises(OperatorError, match="epoch 5 is missing, the next one is 6"):
         mirror.run()
