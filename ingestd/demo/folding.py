@@ -82,7 +82,7 @@ def fold(
     rows = sorted(raw.to_pylist(), key=lambda row: (row["_cdc_lsn"], row["_cdc_seq"]))
     _find_repeated(rows, folded)
     state = _State(len(every))
-    read_until = _read_until(rows)
+    read_until = _read_until(rows, history)
     for row in rows:
         if _is_marker(row):
             folded.reading_until = read_until.pop(0)
@@ -99,14 +99,14 @@ def _is_marker(row: Mapping[str, Any]) -> bool:
     return bool(row["_cdc_seq"] < 0)
 
 
-def _read_until(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Give, for each marker, where the last row that was read after it lies."""
+def _read_until(rows: Sequence[Mapping[str, Any]], history: SchemaHistory) -> list[int]:
+    """Give, for each marker, where the reading after it ended: its last row, or what is known."""
     found: list[int] = []
     for row in rows:
         if _is_marker(row):
-            found.append(0)
+            found.append(history.read_until(row["_cdc_lsn"]))
         elif found and row["_cdc_op"] == "r":
-            found[-1] = row["_cdc_lsn"]
+            found[-1] = max(found[-1], row["_cdc_lsn"])
     return found
 
 

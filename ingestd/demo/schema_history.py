@@ -77,6 +77,14 @@ class SchemaHistory:
             found.insert(0, _identity(event))
         return found
 
+    def read_until(self, point: int) -> int:
+        """Say up to where the snapshot whose marker lies at `point` was read; 0 if not known.
+
+        (From its rows that can't be told where chunks found none.)
+        """
+        live = (e for e in self._events if e["state"] == "live" and e["snapshot_lsn"] == point)
+        return next((e["at_lsn"] for e in live), 0)
+
     def identity_columns(self) -> list[str]:
         """Name every source column that ever told rows apart."""
         return list(dict.fromkeys(name for event in self._events for name in _identity(event)))

@@ -105,13 +105,15 @@ def test_only_what_a_truncate_during_the_snapshot_explains_is_excused() -> None:
     assert found.faults == ["u at (30, 1): no row has its old key"]
 
 
-def event(at_lsn: int, *columns: dict[str, Any], identity: str = "d") -> dict[str, Any]:
+def event(at_lsn: int, *columns: dict[str, Any], snapshot_lsn: int = 0) -> dict[str, Any]:
     """Make a row of `_tables`, as far as the fold reads it."""
     return {
         "table": "public.t",
+        "state": "live",
+        "snapshot_lsn": snapshot_lsn,
         "at": at_lsn,
         "at_lsn": at_lsn,
-        "replica_identity": identity,
+        "replica_identity": "d",
         "columns": [
             {"source_name": c["name"], "missing": None, "identity": c["name"] == "id", **c}
             for c in columns
@@ -142,6 +144,20 @@ def test_each_value_is_in_one_version_of_its_column() -> None:
     both = [("c", 30, 1, {"id": 3, "price": "a", "price__v2": "b"})]
     found = fold(raw(table, both), ["id", "price"], ["id"], history)
     assert found.faults == ["c at (30, 1): column price has 2 values"]
+
+
+def test_changes_of_rows_before_a_snapshot_in_chunks_has_read_them_are_no_faults() -> None:
+    chunked: list[tuple[str, int, int, dict[str, Any]]] = [
+        ("t", 10, -1, {}),
+        ("d", 15, 1, row(1)),  # there at 10, gone when its chunk was read
+        ("d", 25, 1, row(2)),
+    ]
+    nothing_read = [event(5, ID, snapshot_lsn=3), event(20, ID, snapshot_lsn=10)]
+    found = fold(raw(KEYED, chunked), COLUMNS, ["id"], SchemaHistory(nothing_read))
+    assert found.faults == ["d at (25, 1): no row has its old key"]
+    read = [*chunked, ("r", 16, 0, row(3))]
+    found = fold(raw(KEYED, read), COLUMNS, ["id"])
+    assert found.faults == ["d at (25, 1): no row has its old key"]
 
 
 def test_rows_from_before_a_column_have_what_is_missing() -> None:
