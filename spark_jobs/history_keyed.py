@@ -22,6 +22,7 @@ from spark_jobs.history_versions import (
     first_above,
     kept_raw,
     no_end,
+    split,
     with_missing,
 )
 from spark_jobs.history_window import BEFORE, Window, moved
@@ -69,7 +70,7 @@ def keyed_versions(window: Window, before: DataFrame | None, shape: Shape) -> Da
         .where(f.col("_cdc_kind") != _LEFT)
         .select(*(col(n) for n in shape.columns), *VERSION, *shape.part_names)
     )
-    return with_missing(versions, shape)
+    return split(with_missing(versions, shape), shape)
 
 
 def keys_of(window: Window, shape: Shape) -> DataFrame:

@@ -22,6 +22,7 @@ from spark_jobs.history_versions import (
     first_above,
     kept_raw,
     no_end,
+    split,
     with_missing,
 )
 from spark_jobs.history_window import BEFORE, Mark, Window, old_columns
@@ -71,7 +72,7 @@ def keyless_versions(window: Window, before: DataFrame | None, shape: Shape) -> 
             continue
         versions = versions.select(columns)
         found = versions if ended is None else ended.unionByName(versions)
-    return with_missing(found, shape)
+    return split(with_missing(found, shape), shape)
 
 
 def rows_of(window: Window, shape: Shape) -> DataFrame:

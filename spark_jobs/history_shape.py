@@ -56,8 +56,9 @@ class Shape:
 
     `types`: every source column of the raw table. `versions`: for each of the columns that tell
     rows apart, the lake columns that have had its values, the present one first. `present`: those
-    that the source has. `is_keyed`: else whole rows are told apart. `added`: the columns, earlier
-    ones too, that came when there may have been rows.
+    that the source has. `is_keyed`: else whole rows are told apart. `added`: columns that came when
+    there may have been rows, which have a constant in them. `made_again`: those that came not for
+    the first time. Both have earlier columns too, and are ordered by position.
     """
 
     types: Mapping[str, t.DataType]
@@ -65,21 +66,22 @@ class Shape:
     versions: tuple[tuple[str, ...], ...]
     is_keyed: bool
     added: tuple[LakeColumn, ...] = ()
+    made_again: tuple[LakeColumn, ...] = ()
 
     @classmethod
     def of(cls, raw: t.StructType, definition: Definition) -> Shape:
         """`raw`: the raw table's schema."""
         types = {c.name: c.dataType for c in raw if not c.name.startswith(RESERVED_PREFIX)}
         present = tuple(c for c in definition.columns if c.name in types)
-        earlier = [c for c in definition.earlier if c.name in types and c.missing is not None]
-        added = tuple(c for c in (*present, *earlier) if c.since_lsn)
+        came = [c for c in definition.arrivals if c.name in types]
+        added = tuple(c for c in came if not c.is_again and c.missing is not None)
+        again = tuple(c for c in came if c.is_again)
         key = set(definition.key)
-        if not key:
-            whole = tuple((c.name,) for c in present)
-            return cls(types, present, whole, is_keyed=False, added=added)
-        others = set(types).difference(c.name for c in present)
-        versions = [(c.name, *_earlier(c, others)) for c in present if c.name in key]
-        return cls(types, present, tuple(versions), is_keyed=True, added=added)
+        versions: list[tuple[str, ...]] = [(c.name,) for c in present]
+        if key:
+            others = set(types).difference(c.name for c in present)
+            versions = [(c.name, *_earlier(c, others)) for c in present if c.name in key]
+        return cls(types, present, tuple(versions), bool(key), added, again)
 
     @property
     def columns(self) -> list[str]:

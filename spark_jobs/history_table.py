@@ -10,9 +10,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as f
 
 from spark_jobs.columns import RAW, col, needs_column_mapping, quoted
-from spark_jobs.commits import TABLE_PROPERTIES, signed, size_bytes
+from spark_jobs.commits import TABLE_PROPERTIES, settings, signed, size_bytes
 from spark_jobs.history_shape import ADDED, Shape, is_clashing
-from spark_jobs.history_versions import as_history, stored
+from spark_jobs.history_versions import as_history, spans, split, stored
 from spark_jobs.mirror_table import SMALL_BYTES
 from spark_jobs.missing_values import lacks, missing_value, with_text
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _PREFIX = "_cdc_"
 """Of a history's own columns, where the source has one of their names."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_UNCHECKED = {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}
+"""What is put in the place of rows need not be found by what found those."""
 GOES = "_cdc_goes"
 """Of a row to be merged: whether it is a version to be taken out, not one to be put in."""
 
@@ -117,6 +119,8 @@ class HistoryTable:
     def evolve(self, shape: Shape, signature: Signature) -> None:
         """Add the columns that the history lacks; fill the versions that have them in the source.
 
+        Where one was made again, the versions that were there end, and others go on.
+
         Each commit may be repeated, and what it has done is not done again: a run that was killed
         after any of them may be followed by this.
         """
@@ -127,21 +131,33 @@ class HistoryTable:
                 self._add(new)
         prefix = prefix_of(self.rows().columns)
         for column in shape.added:
-            if column.name in new and column.missing is None:
-                continue
             value, text = missing_value(column)
             values: dict[str, str | Column] = {
                 quoted(column.name): value,
                 quoted(RAW): with_text(column, text),
             }
             ends = f.col(f"{prefix}valid_to_lsn")
-            spans = (f.col(f"{prefix}valid_from_lsn") < column.since_lsn) & (
+            was_there = (f.col(f"{prefix}valid_from_lsn") < column.since_lsn) & (
                 ends.isNull() | (ends >= column.since_lsn)
             )
             with signed(self.session, signature, None):
                 DeltaTable.forPath(self.session, self.path).update(
-                    spans & lacks(column, value, text), values
+                    was_there & lacks(column, value, text), values
                 )
+        for lsn in sorted({column.since_lsn for column in shape.made_again}):
+            self._split(lsn, shape, prefix, signature)
+
+    def _split(self, lsn: int, shape: Shape, prefix: str, signature: Signature) -> None:
+        """End the versions that were there at `lsn`, where a column was made again, and go on."""
+        names = (f"{prefix}{n}" for n in ("valid_from_lsn", "valid_to_lsn", "valid_to_seq"))
+        parted = spans(lsn, *names)
+        found = self.rows().where(parted)
+        if found.isEmpty():
+            return
+        versions = split(stored(found, shape, prefix), shape).select(as_history(shape, prefix))
+        writer = versions.write.format("delta").mode("overwrite").option("replaceWhere", parted)
+        with settings(self.session, _UNCHECKED), signed(self.session, signature, None):
+            writer.save(self.path)
 
     def _add(self, columns: dict[str, DataType]) -> None:
         table = f"delta.{quoted(self.path)}"

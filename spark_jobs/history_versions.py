@@ -7,11 +7,13 @@ current), and `_cdc_is_old`: the history has it already, with the end `_cdc_had`
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from ingestd.changes import UPDATE
 from spark_jobs.columns import RAW, RAW_TYPE, col
 from spark_jobs.history_shape import ADDED, OF_BEFORE, UNCHANGED, Shape
 from spark_jobs.missing_values import missing_value
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from spark_jobs.history_window import Mark
+    from spark_jobs.registry import LakeColumn
 
 END_TYPE = "struct<lsn:bigint,seq:bigint,at:timestamp>"
 PLACE = ("_cdc_lsn", "_cdc_seq", "_cdc_ts", "_cdc_op")
@@ -133,6 +136,52 @@ def with_missing(versions: DataFrame, shape: Shape) -> DataFrame:
             }
         )
     return versions
+
+
+def split(versions: DataFrame, shape: Shape) -> DataFrame:
+    """Give versions that were there when a column was made again as two.
+
+    The second has what the source has in that column from then on.
+    """
+    for lsn, columns in itertools.groupby(shape.made_again, key=lambda c: c.since_lsn):
+        versions = _split_at(versions, lsn, list(columns))
+    return versions
+
+
+def spans(lsn: int, begins: str, ends_lsn: str, ends_seq: str) -> str:
+    """Give, as SQL, that a version was there before `lsn` and at it, of the columns of these names.
+
+    What changed in the very transaction that made a column did so after that: at `seq` 1 or higher.
+    """
+    is_later = f"{ends_lsn} > {lsn} OR ({ends_lsn} = {lsn} AND {ends_seq} > 0)"
+    return f"{begins} < {lsn} AND ({ends_lsn} IS NULL OR {is_later})"
+
+
+def _split_at(versions: DataFrame, lsn: int, columns: Sequence[LakeColumn]) -> DataFrame:
+    to, names = f.col("_cdc_to"), [c.name for c in columns]
+    is_split = f.expr(spans(lsn, "_cdc_lsn", "_cdc_to.lsn", "_cdc_to.seq"))
+    here = end(f.lit(lsn).cast("long"), f.lit(0).cast("long"), f.lit(columns[0].since))
+    both = f.when(is_split, f.array(f.expr("false"), f.expr("true")))
+    whole = f.array(f.lit(None).cast("boolean"))
+    versions = versions.withColumn("_cdc_is_second", f.explode(f.coalesce(both, whole)))
+    is_second = f.col("_cdc_is_second")
+    missing = {c.name: missing_value(c) for c in columns}
+    texts = [(n, f.lit(text)) for n, (_, text) in missing.items() if text is not None]
+    known = f.array_except(UNCHANGED, f.array(*map(f.lit, names)))
+    second = {
+        **{n: value for n, (value, _) in missing.items()},
+        RAW: kept_raw(f.col(RAW), names, texts),
+        UNCHANGED: f.when(f.size(known) > 0, known),
+        "_cdc_lsn": here["lsn"],
+        "_cdc_seq": here["seq"],
+        "_cdc_ts": here["at"],
+        "_cdc_op": f.lit(UPDATE),
+        "_cdc_had": no_end(),
+        "_cdc_is_old": f.expr("false"),
+    }
+    changed = {n: f.when(is_second, value).otherwise(col(n)) for n, value in second.items()}
+    changed["_cdc_to"] = f.when(~is_second, here).otherwise(to)
+    return versions.withColumns(changed).drop("_cdc_is_second")
 
 
 def as_history(shape: Shape, prefix: str) -> list[Column]:

@@ -28,9 +28,10 @@ def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> D
     """Give a table's rows as they were just after the transaction that committed at `lsn`.
 
     `lsn`: an integer or Postgres' text (``16/B374D848``). Columns: the source's, `_cdc_raw`. The
-    same LSN for several tables gives them at one point. Raises OperatorError without a history.
+    same LSN for several tables gives them at one point. Raises OperatorError without a history, or
+    for another text.
     """
-    position = min(int(Lsn.parse(lsn) if isinstance(lsn, str) else lsn), _MAX_LONG)
+    position = min(_position(lsn), _MAX_LONG)
     history = _history(spark, target, table)
     prefix = prefix_of(history.columns)
     begin, ends = f.col(f"{prefix}valid_from_lsn"), f.col(f"{prefix}valid_to_lsn")
@@ -76,14 +77,24 @@ def lsn_at(
     return 0 if newest is None or newest[0] is None else int(newest[0])
 
 
+def _position(lsn: int | str) -> int:
+    try:
+        return int(Lsn.parse(lsn) if isinstance(lsn, str) else lsn)
+    except ValueError as error:
+        raise OperatorError(str(error), remedy="give one as Postgres does: 16/B374D848") from error
+
+
 def _history(spark: SparkSession, target: str, table: str) -> DataFrame:
     path = table_path(spark_uri(target), table)
+    reason: AnalysisException | None = None
     try:
         history = spark.read.format("delta").load(path)
-        history.columns  # noqa: B018 - a Connect server is asked only now
+        columns = history.columns  # (a Connect server is asked only now)
+        if {f"{prefix_of(columns)}{name}" for name in ADDED}.issubset(columns):
+            return history
     except AnalysisException as error:
-        raise OperatorError(
-            f"there is no history of {table} at {path}",
-            remedy="check the target and the table's name; `python -m spark_jobs.history` makes it",
-        ) from error
-    return history
+        reason = error
+    raise OperatorError(
+        f"there is no history of {table} at {path}",
+        remedy="check the target and the table's name; `python -m spark_jobs.history` makes it",
+    ) from reason

@@ -51,8 +51,8 @@ class Window:
     `marks`: its `t`, in order. `unsent`: columns that some update did not send. `moves`: updates
     that changed the key, `moves_unsent`: those of them that did not send all. `has_reads`: there
     are `r` rows. `lowest_read`: LSN of the lowest of them. `named_from`: LSN of the lowest change
-    that names a row there was. `is_late`: rows of earlier epochs are in it, so that the history may
-    have versions that begin in it.
+    that names a row there was. `is_late`: the history may have versions that begin in it: rows of
+    earlier epochs are in it, or a column was made again.
     """
 
     rows: DataFrame
@@ -210,7 +210,8 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         has_reads=found["lowest_read"] is not None,
         lowest_read=found["lowest_read"],
         named_from=found["named_from"],
-        is_late=first is not None,
+        is_late=first is not None
+        or any((c.since_lsn, 0) >= found["first"] for c in shape.made_again),
     )
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingestd.recorded import TableState
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 ASKED_FOR = "again|"
 """`progress` of a table that was whole when somebody asked for it to be read: no change of it was
@@ -22,8 +25,9 @@ class LakeColumn:
     """A column of a raw table that takes the values of a source column.
 
     `name` is the lake's, `delta_type` its type. `since_lsn`: rows below it have the text `missing`
-    in the source (None: null), whatever the lake has in them; 0 if there are none. `identity`: it
-    belongs to the replica identity; `key`: to the primary key.
+    in the source (None: null), whatever the lake has in them; 0 if there are none. `since`: when
+    that was recorded. `is_again`: the source had it before, dropped it and made it again.
+    `identity`: it belongs to the replica identity; `key`: to the primary key.
     """
 
     name: str
@@ -35,15 +39,18 @@ class LakeColumn:
     missing: str | None = None
     since_lsn: int = 0
     comment: str | None = None
+    since: datetime | None = None
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
     """A table as it was recorded last at a position.
 
-    `columns`: those that the source has. `earlier`: those that get no values any more (dropped, or
-    followed by one of another type), as they were last. `is_whole`: the fold of the raw table is
-    the table; not so before its first snapshot is complete, after a gap, once stopped or dropped.
+    `columns`: those that the source has. `arrivals`: each time that one came when there may have
+    been rows, by position; also of those that get no values any more (dropped, or followed by one
+    of another type). `is_whole`: the fold of the raw table is the table; not so before its first
+    snapshot is complete, after a gap, once stopped or dropped.
     `key_since_lsn`: changes below it may name their rows by another key; 0 if there never was
     another.
     """
@@ -58,12 +65,13 @@ class Definition:
     columns: tuple[LakeColumn, ...]
     replica_identity: str
     key_since_lsn: int = 0
-    earlier: tuple[LakeColumn, ...] = ()
+    arrivals: tuple[LakeColumn, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
         """Lake names of the columns by which a change finds its row; empty: whole rows."""
-        return _key(self.replica_identity, self.columns)
+        is_full = self.replica_identity == "f"
+        return tuple(c.name for c in self.columns if (c.key if is_full else c.identity))
 
 
 class Registry:
@@ -93,7 +101,9 @@ class Registry:
         described = with_columns[-1] if with_columns else last
         state = TableState(last["state"])
         asked_for = (last["progress"] or "").startswith(ASKED_FOR)
-        columns = tuple(_column(c, with_columns) for c in described["columns"])
+        lives = _lives(with_columns)
+        newest = {c.name: c for c in lives}
+        columns = tuple(newest[c["name"]] for c in described["columns"])
         return Definition(
             table=table,
             oid=last["oid"],
@@ -105,7 +115,7 @@ class Registry:
             columns=columns,
             replica_identity=described["replica_identity"],
             key_since_lsn=_key_since(with_columns),
-            earlier=_earlier(with_columns, {c.name for c in columns}),
+            arrivals=tuple(c for c in lives if c.since_lsn),
         )
 
 
@@ -115,50 +125,49 @@ def source_name(column: Mapping[str, Any]) -> str:
     return name
 
 
-def _column(column: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> LakeColumn:
-    name = source_name(column)
-    return LakeColumn(
-        name=column["name"],
-        source_name=name,
-        delta_type=column["delta_type"],
-        pg_type=column["pg_type"],
-        identity=bool(column["identity"]),
-        key=bool(column.get("key")),
-        missing=column["missing"],
-        since_lsn=_since(name, events),
-        comment=column["comment"],
-    )
+def _lives(events: Sequence[Mapping[str, Any]]) -> list[LakeColumn]:
+    """Give each time that a lake column got values without a break, as it was last, in order."""
+    found: dict[tuple[str, int], LakeColumn] = {}
+    since: dict[str, tuple[int, datetime | None]] = {}
+    was_there: set[str] | None = None
+    for event in events:
+        columns = {source_name(c): c for c in event["columns"]}
+        for name, column in columns.items():
+            if was_there is None:
+                since[name] = (0, None)
+            elif name not in was_there:
+                since[name] = (event["at_lsn"], event["at"])
+            lsn, at = since[name]
+            is_again = any(n == column["name"] and began < lsn for n, began in found)
+            found[column["name"], lsn] = LakeColumn(
+                name=column["name"],
+                source_name=name,
+                delta_type=column["delta_type"],
+                pg_type=column["pg_type"],
+                identity=bool(column["identity"]),
+                key=bool(column.get("key")),
+                missing=column["missing"],
+                since_lsn=lsn,
+                comment=column["comment"],
+                since=at,
+                is_again=is_again,
+            )
+        was_there = set(columns)
+    return sorted(found.values(), key=lambda c: c.since_lsn)
 
 
-def _earlier(events: Sequence[Mapping[str, Any]], present: set[str]) -> tuple[LakeColumn, ...]:
-    last = {c["name"]: (c, n) for n, event in enumerate(events, 1) for c in event["columns"]}
-    return tuple(_column(c, events[:n]) for name, (c, n) in last.items() if name not in present)
-
-
-def _key(replica_identity: str, columns: Iterable[LakeColumn]) -> tuple[str, ...]:
-    if replica_identity == "f":
-        return tuple(c.name for c in columns if c.key)
-    return tuple(c.name for c in columns if c.identity)
+def _key_at(event: Mapping[str, Any]) -> tuple[str, ...]:
+    of = "key" if event["replica_identity"] == "f" else "identity"
+    return tuple(c["name"] for c in event["columns"] if c.get(of))
 
 
 def _key_since(events: Sequence[Mapping[str, Any]]) -> int:
     """Say from where on changes name their rows as the last event does."""
     versions = {e["schema_version"]: e for e in reversed(events)}
     events = [versions[n] for n in sorted(versions)]
-    keys = [_key(e["replica_identity"], [_column(c, ()) for c in e["columns"]]) for e in events]
+    keys = list(map(_key_at, events))
     since = 0
     for before, (key, event) in itertools.pairwise(zip(keys, events, strict=True)):
         if key != before[0]:
             since = event["at_lsn"]
-    return since
-
-
-def _since(name: str, events: Iterable[Mapping[str, Any]]) -> int:
-    """Say since when the source has this column without a break; 0: as long as the table."""
-    since, was_there = 0, True
-    for event in events:
-        is_there = any(source_name(c) == name for c in event["columns"])
-        if is_there and not was_there:
-            since = event["at_lsn"]
-        was_there = is_there
     return since

@@ -100,6 +100,10 @@ def is_whole(definition: Definition) -> bool:
     return definition.is_whole and (bool(definition.key) or definition.state is TableState.LIVE)
 
 
+def _is_in(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")
+
+
 @dataclass(slots=True)
 class EpochStream:
     """Drives a `TableJob` over the epochs of a lake, into tables below `target`.
@@ -134,29 +138,29 @@ class EpochStream:
         path = f"{self.target}/{self.log_name}"
         self._cuts = CutLog(self.lake.session, path, self.job.name)
 
-    def run(self, checkpoint: str, *, once: bool, interval_s: float, stop: threading.Event) -> None:
+    def run(
+        self, checkpoint: str | None, *, once: bool, interval_s: float, stop: threading.Event
+    ) -> None:
         """Take what there is (`once`), or go on until `stop` is set.
 
-        Raises OperatorError for a gap in the epochs, another source's target, a checkpoint that
-        can't go on, and (`once`) for patterns that match no table.
+        `checkpoint`: the query's folder; beside the log of cuts if None. Raises OperatorError for a
+        gap in the epochs, another source's target, a checkpoint that can't go on, and (`once`) for
+        patterns that match no table.
         """
+        checkpoint = checkpoint or self._checkpoint
         query = EpochQuery(
             self.lake, f"ingestd {self.job.name} {self.lake.source}", checkpoint, self._take
         )
         with ThreadPoolExecutor(max(1, self.parallel)) as self._pool:
-            self._open()
+            self._open(checkpoint)
             if once:
                 self._ensure_any()
             query.run(once=once, interval_s=interval_s, stop=stop, meanwhile=self._take_news)
 
-    def _open(self) -> None:
+    def _open(self, checkpoint: str) -> None:
         """See where the target is, and bring it to where `_tables` says it can be."""
         self.lake.require()
-        if self.target == self.lake.uri or f"{self.target}/".startswith(f"{self.lake.root}/"):
-            raise OperatorError(
-                f"--target {self.target} is in the lake, among the raw tables",
-                remedy="give a folder of its own; the job would write over what the daemon wrote",
-            )
+        self._ensure_apart(checkpoint)
         lake_id, is_new = self._cuts.open(self.lake)
         self._owner = Owner(self.job.name, self.lake.source, lake_id)
         self._ensure_known(self.rebuild)
@@ -169,6 +173,25 @@ class EpochStream:
             raise self._gap(self._last.epoch, there[0].number if there else None)
         self._epochs.add(there)
         self._advance([], there[0])
+
+    def _ensure_apart(self, checkpoint: str) -> None:
+        """Raise OperatorError for a target or a checkpoint where something else is kept."""
+        if self.target == self.lake.uri or _is_in(self.target, self.lake.root):
+            raise OperatorError(
+                f"--target {self.target} is in the lake, among the raw tables",
+                remedy="give a folder of its own; the job would write over what the daemon wrote",
+            )
+        tables = [table_path(self.target, table) for table in self._registry().tables]
+        taken = [self.lake.root, self._cuts.path, *tables]
+        if checkpoint == self.target or any(_is_in(checkpoint, path) for path in taken):
+            raise OperatorError(
+                f"--checkpoint {checkpoint} is where tables are",
+                remedy=f"give a folder of its own; without it, {self._checkpoint} is taken",
+            )
+
+    @property
+    def _checkpoint(self) -> str:
+        return f"{self.target}/{self.log_name}_checkpoint"
 
     def _as_left(self, cut: Cut) -> dict[str, At]:
         """Say where tables are; without those that are not as a cut has them, nor ahead of it."""

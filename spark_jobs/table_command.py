@@ -86,7 +86,7 @@ def run_table_job(
         after_commit=after_commit,
     )
     stream.run(
-        chosen.checkpoint or f"{target}/{log_name}_checkpoint",
+        spark_uri(chosen.checkpoint) if chosen.checkpoint else None,
         once=chosen.once,
         interval_s=chosen.interval,
         stop=stop or threading.Event(),

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ingestd.changes import EpochSummary
-from ingestd.errors import TableError
+from ingestd.errors import OperatorError, TableError
 from ingestd.positions import Lsn
 from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import Column
@@ -348,27 +348,85 @@ async def test_as_of_goes_by_the_log_not_by_the_clock(
     assert ids(as_of_lsn(session, str(target), "public.prices", 119)) == [100, 110]
     assert ids(as_of_lsn(session, str(target), "public.prices", "0/78")) == [100, 110, 120]
     assert ids(as_of(session, str(target), "public.prices", AT)) == []
+    with pytest.raises(OperatorError, match="not an LSN"):
+        as_of_lsn(session, str(target), "public.prices", "78")
+    with pytest.raises(OperatorError, match=r"there is no history of public\.prices"):
+        as_of_lsn(session, f"{lake}/shop", "public.prices", 119)
 
 
-async def test_a_column_that_is_made_again_has_nothing_of_the_one_before(
+@pytest.mark.parametrize("moves", [(1, 3, 4), pytest.param((4,), marks=pytest.mark.thorough)])
+async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
+    session: SparkSession, lake: Path, tmp_path: Path, moves: tuple[int, ...]
+) -> None:
+    """With the new DEFAULT; before that it stays what it was. Changes below it come late."""
+    day, size = Column("day", 1082, -1, pa.date32(), "date"), Column("size", 23, -1, pa.int32())
+    rows = [change("c", 100, n, {"id": n, "note": "x", "size": n}) for n in (1, 2, 3, 4)]
+    rows.append(change("d", 110, 1, {"id": 3}))
+    infinite = [{**row, "_cdc_raw": [("day", "infinity")]} for row in rows]
+    await write(lake, make_table("again", day, size), [infinite])
+    await write(lake, make_table("again"), [[change("u", 130, 1, {"id": 2})]], at_lsn=120)
+    anew = make_table("again", replace(day, missing="2024-02-29"), replace(size, missing="5"))
+    changed = change("u", 210, 1, {"id": 1, "note": "y", "size": 7})
+    late = change("d", 150, 1, {"id": 4})
+    ends = [111, 131, *await write(lake, anew, [[late, changed]], at_lsn=200)]
+    later = change("d", 220, 1, {"id": 1})
+    late = change("u", 190, 1, {"id": 2, "note": "late"})
+    ends += await write(lake, anew, [[late, later]], at_lsn=212)
+    job = Job(session, lake, str(tmp_path / "history"), "public.again")
+    for epoch in moves:
+        job.move(epoch, ends[epoch - 1])
+    found = session.read.format("delta").load(job.path).where("operation != 'd'")
+    columns = ("id", "size", "coalesce(string(day), _cdc_raw['day'])", "note", "operation")
+    places = ("valid_from_lsn", "valid_from_seq", "valid_to_lsn", "valid_to_seq")
+    rows = [tuple(row) for row in found.selectExpr(*columns, *places).collect()]
+    assert sorted(rows, key=str) == [
+        (1, 1, "infinity", "x", "c", 100, 1, 200, 0),
+        (1, 5, "2024-02-29", "x", "u", 200, 0, 210, 1),
+        (1, 7, None, "y", "u", 210, 1, 220, 1),
+        (2, 2, "infinity", "x", "c", 100, 2, 130, 1),
+        (2, 5, "2024-02-29", "late", "u", 200, 0, None, None),
+        (2, None, None, "late", "u", 190, 1, 200, 0),
+        (2, None, None, None, "u", 130, 1, 190, 1),
+        (3, 3, "infinity", "x", "c", 100, 3, 110, 1),
+        (4, 4, "infinity", "x", "c", 100, 4, 150, 1),
+    ]
+
+
+async def test_equal_rows_go_on_where_a_column_is_made_again(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """Its values that the column could not hold are kept as texts beside it."""
-    day = Column("day", 1082, -1, pa.date32(), "date")
-    rows = [change("c", 100, seq, {"id": seq, "note": "x"}) for seq in (1, 2)]
-    infinite = [{**row, "_cdc_raw": [("day", "infinity")]} for row in rows]
-    await write(lake, make_table("again", day), [infinite])
-    job = Job(session, lake, str(tmp_path / "history"), "public.again")
-    job.move(1, 101)
-    await write(lake, make_table("again"), [[change("u", 110, 1, {"id": 3})]], at_lsn=105)
-    anew = make_table("again", replace(day, missing="2024-02-29"))
-    await write(lake, anew, [[change("u", 210, 1, {"id": 1, "note": "y"})]], at_lsn=200)
-    job.move(3, 211, rows=2)
-    found = session.read.format("delta").load(job.path).where("is_current AND id < 3")
-    columns = ("id", "cast(day AS string)", "_cdc_raw")
-    assert sorted(tuple(row) for row in found.selectExpr(*columns).collect()) == [
-        (1, None, None),
-        (2, "2024-02-29", None),
+    """Without a key, each copy; and one that was read anew is as it is."""
+
+    def bare(*columns: Column) -> Table:
+        before = ("id", "note", *(c.name for c in columns))
+        return replace(make_table("bare", *columns), replica_identity="f", key=(), before=before)
+
+    n = Column("n", 23, -1, pa.int32(), "integer")
+    a, b = {"id": 1, "note": None, "n": 1}, {"id": 2, "note": None, "n": 2}
+    read = [change("t", 100, -1, {}), *(change("r", 100, 0, row) for row in (a, a, b))]
+    await write(lake, bare(n), [read])
+    await write(lake, bare(), [[change("c", 130, 1, {"id": 3})]], at_lsn=120)
+    a, b = {**a, "n": 5}, {**b, "n": 5}
+    ends = await write(
+        lake, bare(replace(n, missing="5")), [[change("d", 210, 1, a, before=a)]], at_lsn=200
+    )
+    again = [change("t", 300, -1, {}), *(change("r", 300, 0, row) for row in (a, {**b, "n": 6}))]
+    ends += await write(lake, bare(replace(n, missing="5")), [again], at_lsn=212)
+    job = Job(session, lake, str(tmp_path / "history"), "public.bare")
+    for epoch, end in ((1, 101), (3, ends[0]), (4, ends[1])):
+        job.move(epoch, end)
+    columns = ("id", "n", "operation", "valid_from_lsn", "valid_to_lsn")
+    found = session.read.format("delta").load(job.path).select(*columns)
+    assert sorted((tuple(row) for row in found.collect()), key=str) == [
+        (1, 1, "r", 100, 200),
+        (1, 1, "r", 100, 200),
+        (1, 5, "u", 200, 210),
+        (1, 5, "u", 200, None),
+        (2, 2, "r", 100, 200),
+        (2, 5, "u", 200, 300),
+        (2, 6, "r", 300, None),
+        (3, 5, "u", 200, 300),
+        (3, None, "c", 130, 200),
     ]
 
 

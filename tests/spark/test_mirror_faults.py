@@ -224,6 +224,9 @@ def test_a_target_and_a_checkpoint_are_of_one_lake(
     with pytest.raises(OperatorError, match=r"checkpoint .* is of another lake") as found:
         apart.run("--checkpoint", f"{mirror.target}/_mirror_checkpoint")
     assert "--checkpoint" in str(found.value.remedy)
+    for folder in (mirror.target, f"{mirror.target}/_mirror", f"{mirror.target}/public/a/c"):
+        with pytest.raises(OperatorError, match="is where tables are"):
+            mirror.run("--checkpoint", folder)
     # a lost checkpoint is no loss: the tables say where they are
     shutil.rmtree(f"{mirror.target}/_mirror_checkpoint")
     raw.commit({t: [change("u", 1, "y", raw.next_lsn(), 1)]})

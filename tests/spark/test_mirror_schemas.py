@@ -32,7 +32,7 @@ def test_columns_that_come_are_filled_with_what_old_rows_have(mirror: Mirror, ra
     first = change("u", 1, "new", raw.next_lsn(), 1, plain="p") | {"x y": 9}
     raw.commit({wide: [first]})
     assert mirror.run() == 0
-    found = mirror.rows(wide, "id", "note", "`x y`", "at", "plain", "_cdc_raw['at']")
+    found = mirror.rows(wide, "id", "note", "x y", "at", "plain", texts=["at"])
     assert found == [
         (1, "new", 9, None, "p", None),
         (2, "old", 5, None, None, "infinity"),
@@ -103,7 +103,7 @@ def test_keys_that_their_columns_can_not_hold(mirror: Mirror, raw: RawLake) -> N
         }
     )
     assert mirror.run() == 0
-    found = mirror.rows(t, "`on`", "v", "_cdc_raw['on']")
+    found = mirror.rows(t, "on", "v", texts=["on"])
     assert sorted(found, key=str) == sorted([(None, 10, "infinity"), (day, 2, None)], key=str)
 
 
@@ -115,7 +115,7 @@ def test_deleted_rows_stay_with_soft_deletes(mirror: Mirror, raw: RawLake) -> No
     raw.commit({t: [{"_cdc_op": "d", "id": 1, "_cdc_lsn": raw.next_lsn(), "_cdc_seq": 1}]})
     deleted_at = raw.at()
     assert mirror.run("--soft-deletes") == 0
-    assert [row[0] for row in mirror.rows(t)] == [2, 3]
+    assert [row[0] for row in mirror.rows_by_spark(t)] == [2, 3]
     every = every_row(mirror)
     assert every[1].replace(tzinfo=UTC) == deleted_at
     truncated = {"_cdc_op": "t", "_cdc_lsn": raw.next_lsn(), "_cdc_seq": 1}
