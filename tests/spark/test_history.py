@@ -378,8 +378,8 @@ async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
     found = session.read.format("delta").load(job.path).where("operation != 'd'")
     columns = ("id", "size", "coalesce(string(day), _cdc_raw['day'])", "note", "operation")
     places = ("valid_from_lsn", "valid_from_seq", "valid_to_lsn", "valid_to_seq")
-    rows = [tuple(row) for row in found.selectExpr(*columns, *places).collect()]
-    assert sorted(rows, key=str) == [
+    versions = map(tuple, found.selectExpr(*columns, *places).collect())
+    assert sorted(versions, key=str) == [
         (1, 1, "infinity", "x", "c", 100, 1, 200, 0),
         (1, 5, "2024-02-29", "x", "u", 200, 0, 210, 1),
         (1, 7, None, "y", "u", 210, 1, 220, 1),
