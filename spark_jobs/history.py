@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_jobs.stream import TableJob
+    from spark_jobs.table_moves import TableJob
 
 
 def as_of(spark: SparkSession, target: str, table: str, at: datetime) -> DataFrame:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from spark_jobs.lake import SourceLake
-    from spark_jobs.stream import Step
+    from spark_jobs.table_moves import Step
 
 
 SETTINGS: Mapping[str, str] = MappingProxyType(

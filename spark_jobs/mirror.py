@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-    from spark_jobs.stream import TableJob
+    from spark_jobs.table_moves import TableJob
 
 
 def parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from spark_jobs.mirror_table import DELETED_AT, MirrorTable
 if TYPE_CHECKING:
     from spark_jobs.lake import SourceLake
     from spark_jobs.registry import LakeColumn
-    from spark_jobs.stream import Step
+    from spark_jobs.table_moves import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from spark_jobs.lake import SourceLake
     from spark_jobs.registry import LakeColumn
-    from spark_jobs.stream import Step
+    from spark_jobs.table_moves import Step
 
 FEW_ROWS, FEW_BYTES = 50_000, 64 << 20
 """Batches up to this are folded in the driver."""
@@ -78,14 +78,14 @@ class _RowsGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mirroring:
-    """The `spark_jobs.stream.TableJob` that keeps mirrors."""
+    """The `spark_jobs.table_moves.TableJob` that keeps mirrors."""
 
     soft_deletes: bool = False
     name: str = "mirror"
     files: MirrorFiles = field(default_factory=MirrorFiles)
 
     def move(self, lake: SourceLake, step: Step) -> None:
-        """See `spark_jobs.stream.TableJob`."""
+        """See `spark_jobs.table_moves.TableJob`."""
         mirror = MirrorTable(lake.session, step.path, step.app_id, self.soft_deletes, self.files)
         try:
             _Move(lake, step, mirror).run()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from spark_jobs.mirror_table import MirrorTable
     from spark_jobs.registry import LakeColumn
-    from spark_jobs.stream import Step
+    from spark_jobs.table_moves import Step
 
 _TEXT, _COUNT = "_cdc_text", "_cdc_count"
 _POSITION = ("_cdc_lsn", "_cdc_seq")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import structlog
@@ -35,60 +35,19 @@ from ingestd.config import included
 from ingestd.errors import IngestdError, OperatorError, TableError
 from ingestd.recorded import TableState
 from ingestd.schema import TableId
-from spark_jobs.commits import commits_above, current_version
+from spark_jobs.commits import current_version
 from spark_jobs.cuts import Cut, CutLog
 from spark_jobs.epoch_memory import EpochMemory
 from spark_jobs.epoch_query import EpochQuery
-from spark_jobs.gone_files import gone_files
 from spark_jobs.lake import Epoch, SourceLake
 from spark_jobs.spark_errors import meaning_of
+from spark_jobs.table_moves import TableMover
 from spark_jobs.targets import table_path
-from spark_jobs.whereabouts import At, Owner, moved
+from spark_jobs.whereabouts import At, Owner
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from spark_jobs.commits import Signature
     from spark_jobs.registry import Definition, Registry
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A table to be moved.
-
-    `above`: the epoch it is at, 0 for one that is to be made; `above_lsn`: the end of that epoch.
-    `rows`: what `_epochs` says the raw table has of the epochs between that and `through`;
-    `nbytes`: about how much that is.
-    `schema_version`: that it was brought to last, 0 if that is not known.
-    """
-
-    table: str
-    path: str
-    definition: Definition
-    above: int
-    above_lsn: int
-    through: Epoch
-    rows: int
-    nbytes: int
-    schema_version: int
-    signature: Signature
-    app_id: str
-
-
-class TableJob(Protocol):
-    """What is done to one table. Called from several threads, each with a session of its own."""
-
-    @property
-    def name(self) -> str:
-        """The job's: in signatures, application ids and logs."""
-        ...
-
-    def move(self, lake: SourceLake, step: Step) -> None:
-        """Bring a table to the end of `step.through`: its last commit is signed with it.
-
-        Idempotent up to that commit. Raises TableError if it can't be.
-        """
-        ...
+    from spark_jobs.table_moves import TableJob
 
 
 def is_whole(definition: Definition) -> bool:
@@ -125,10 +84,9 @@ class EpochStream:
     _at: dict[str, At] = field(default_factory=dict, init=False)
     _last: Cut | None = field(default=None, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _sessions: threading.local = field(default_factory=threading.local, init=False)
     _pool: ThreadPoolExecutor = field(init=False)
     _epochs: EpochMemory = field(init=False)
-    _owner: Owner = field(init=False)
+    _mover: TableMover = field(init=False)
     _cuts: CutLog = field(init=False)
     _known: Registry = field(init=False)
     _registry_version: int = field(default=-1, init=False)
@@ -162,7 +120,15 @@ class EpochStream:
         self.lake.require()
         self._ensure_apart(checkpoint)
         lake_id, is_new = self._cuts.open(self.lake)
-        self._owner = Owner(self.job.name, self.lake.source, lake_id)
+        self._mover = TableMover(
+            self.lake,
+            self.target,
+            self.job,
+            Owner(self.job.name, self.lake.source, lake_id),
+            self.settings,
+            self.rebuild,
+            self.after_commit,
+        )
         self._ensure_known(self.rebuild)
         self._last = None if is_new else self._cuts.last()
         if self._last is None:
@@ -200,22 +166,9 @@ class EpochStream:
             for table, version in cut.tables.items()
         }
         chosen = [table for table in at if self._is_chosen(table)]
-        are_left = self._pool.map(lambda table: self._is_left(table, at[table]), chosen)
+        are_left = self._pool.map(lambda table: self._mover.is_left(table, at[table]), chosen)
         lost = {table for table, is_left in zip(chosen, are_left, strict=True) if not is_left}
         return {table: known for table, known in at.items() if table not in lost}
-
-    def _is_left(self, table: str, at: At) -> bool:
-        """Whether it is as a cut has it, or ahead; else its own commits say more than the cut."""
-        session, path = self.lake.session, table_path(self.target, table)
-        try:
-            found = self._owner.find(session, table, path, at, self.rebuild)
-        except TableError:
-            return False  # said when it is to be moved
-        if found is None or found.version != at.version:
-            return found is not None and found.version > at.version
-        # one that was made anew may have come to the same version
-        newest = commits_above(session, path, at.version - 1)
-        return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest)
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`; `epochs` are those since the last cut."""
@@ -363,7 +316,8 @@ class EpochStream:
 
     def _try(self, table: str, definition: Definition, through: Epoch) -> None:
         try:
-            self._at[table] = self._move(table, definition, through)
+            known = self._at.get(table)
+            self._at[table] = self._mover.move(table, definition, known, self._epochs, through)
             self.rebuild.discard(table)
             if self.stopped.pop(table, None) is not None:
                 self._log.info("table.resumed", table=table, epoch=through.number)
@@ -389,74 +343,6 @@ class EpochStream:
         if table not in self.stopped:
             self._log.error("table.stopped", table=table, reason=error.reason, remedy=error.remedy)
         self.stopped[table] = error
-
-    def _move(self, table: str, definition: Definition, through: Epoch) -> At:
-        lake = self.lake.using(self._session())
-        path = table_path(self.target, table)
-        rebuild = table in self.rebuild
-        at = self._owner.find(lake.session, table, path, self._at.get(table), self.rebuild)
-        if at is not None and not rebuild:
-            is_same = at.schema_version == definition.schema_version
-            if at.epoch > through.number or (at.epoch == through.number and is_same):
-                return at
-        above = 0 if at is None or rebuild else at.epoch
-        between = self._epochs.between(above, through.number)
-        step = Step(
-            table=table,
-            path=path,
-            definition=definition,
-            above=above,
-            above_lsn=self._epochs.end_lsn(above),
-            through=through,
-            rows=sum(e.rows.get(table, 0) for e in between),
-            nbytes=sum(e.nbytes_of(table) for e in between),
-            schema_version=0 if at is None else at.schema_version,
-            signature=self._owner.signature(through.number, definition.schema_version),
-            app_id=self._owner.app_id(table),
-        )
-        self._take_step(lake, step)
-        self.after_commit(table)
-        return moved(lake.session, table, path, step.signature, at, above=above)
-
-    def _take_step(self, lake: SourceLake, step: Step) -> None:
-        try:
-            self.job.move(lake, step)
-        except (PySparkException, Py4JError):
-            rest = self._without_gone_files(lake, step)
-            if rest is None:
-                raise
-            self.job.move(rest, step)
-
-    def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
-        """Give what the lake has above the raw files that are gone; None if none is.
-
-        Raises TableError if the table's own are.
-        """
-        own = gone_files(lake.session, step.path)
-        if own and step.table not in self.rebuild:
-            raise TableError(
-                TableId.parse(step.table),
-                f"{step.path}: {len(own)} files are not there any more, such as {own[0].name}",
-                remedy=f"--rebuild {step.table} makes it anew from the lake",
-            )
-        raw = gone_files(lake.session, lake.raw_path(step.table))
-        highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
-        if not raw or len(highest) < len(raw):
-            return None
-        self._log.warning("raw.files_gone", table=step.table, files=len(raw), such_as=raw[0].name)
-        return lake.above(max(highest))
-
-    def _session(self) -> SparkSession:
-        """Give this thread's own session: what signs a commit is the session's."""
-        session: SparkSession | None = getattr(self._sessions, "session", None)
-        if session is None:
-            session = self.lake.session.newSession()
-            # Times are compared and written as texts of it.
-            session.conf.set("spark.sql.session.timeZone", "UTC")
-            for name, value in self.settings.items():
-                session.conf.set(name, value)
-            self._sessions.session = session
-        return session
 
     def _registry(self) -> Registry:
         """Give what `_tables` says; it is read when it has changed."""

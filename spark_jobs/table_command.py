@@ -22,7 +22,7 @@ from spark_jobs.session import job_session
 if TYPE_CHECKING:
     import argparse
 
-    from spark_jobs.stream import TableJob
+    from spark_jobs.table_moves import TableJob
 
 
 def table_job_parser(name: str, description: str, tables: str) -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ from spark_jobs.commits import Signature
 from spark_jobs.history import as_of, as_of_lsn
 from spark_jobs.history_moving import SETTINGS, Histories
 from spark_jobs.lake import Epoch, SourceLake
-from spark_jobs.stream import Step
+from spark_jobs.table_moves import Step
 from tests.harness.history_logs import KeyedLog, KeylessLog, change
 from tests.harness.plain_history import keyed_history, keyless_history
 from tests.unit.sink.rows import AT, make_batch, make_table
