@@ -8,12 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import Any
 
 from ingestd.recorded import TableState
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 ASKED_FOR = "again|"
 """`progress` of a table that was whole when somebody asked for it to be read: no change of it was
@@ -136,7 +134,8 @@ def _lives(events: Sequence[Mapping[str, Any]]) -> list[LakeColumn]:
             if was_there is None:
                 since[name] = (0, None)
             elif name not in was_there:
-                since[name] = (event["at_lsn"], event["at"])
+                # (Spark gives local times without a zone)
+                since[name] = (event["at_lsn"], event["at"].astimezone(UTC))
             lsn, at = since[name]
             is_again = any(n == column["name"] and began < lsn for n, began in found)
             found[column["name"], lsn] = LakeColumn(
