@@ -6,6 +6,8 @@ there: its snapshot complete, no change missed, not stopped or dropped.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +20,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
-from spark_jobs.commits import CHECKPOINTS, current_version, identity, snapshot_of
-from spark_jobs.driver_commit import Work, commit, is_plain, new_file
+from spark_jobs.commits import CHECKPOINTS, current_version, identity, log_entries, snapshot_of
+from spark_jobs.driver_commit import Work, commit, is_plain, new_file, removed
 from spark_jobs.lake import as_spark_gives
 from spark_jobs.newest_files import NewestFiles
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.lake import SourceLake
+    from spark_jobs.mirror_files import Action
 
 SCHEMA = (
     "epoch long, end_lsn long, last_commit_ts timestamp, mirrored_at timestamp,"
@@ -81,6 +84,7 @@ class CutLog:
         self._session = session
         self._name = name
         self._version: int | None = None  # of the log, when its newest cut was the caller's
+        self._newest: tuple[int, Action] | None = None  # its epoch, and what added it, if known
         self.path = path
 
     def open(self, lake: SourceLake) -> tuple[str, bool]:
@@ -110,7 +114,9 @@ class CutLog:
     def last(self) -> Cut | None:
         """Give the newest cut, None if there is none. Spark job, unless the log tells it."""
         self._version = current_version(self._session, self.path)
-        return newest_cut(self._session, self.path)
+        found = newest_cut(self._session, self.path, self._name)
+        self._newest = None if found is None else self._added(found.epoch, self._version)
+        return found
 
     def append(self, cut: Cut, *, replace: bool) -> None:
         """Add a cut; one that is there stays. `replace`: in the place of that of the same epoch."""
@@ -127,24 +133,41 @@ class CutLog:
         }
         # By Arrow: from Python's own rows it would start a worker process.
         rows = pa.Table.from_pylist([row], _ARROW_SCHEMA)
-        if replace or not self._appended(rows, cut.epoch):
+        if not self._put(rows, cut.epoch, replace=replace):
             self._written(rows, cut.epoch, replace=replace)
 
-    def _appended(self, rows: pa.Table, epoch: int) -> bool:
+    def _put(self, rows: pa.Table, epoch: int, *, replace: bool) -> bool:
         """Add a cut if nobody else has committed; False if that can't be told here."""
         known, self._version = self._version, None
+        before, self._newest = self._newest, None
         snapshot = snapshot_of(self._session, self.path)
         if known is None or snapshot.version() != known or not is_plain(snapshot):
             return False
+        actions: list[Action] = []
+        if replace:
+            if before is None or before[0] != epoch:
+                return False
+            actions.append(removed(before[1], time.time_ns() // 1_000_000))
         try:
             added = new_file(self._session, self.path, rows, indexed=["epoch"])
-            work = Work(self._app_id, epoch, "Append")
-            is_there = commit(self._session, self.path, [added], work, of_version=known)
+            work = Work(_app_id(self._name), epoch, "Update" if replace else "Append")
+            is_there = commit(self._session, self.path, [*actions, added], work, of_version=known)
         except (Py4JError, OSError):
             return False  # Spark says what it means
         if is_there:
-            self._version = known + 1
+            self._version, self._newest = known + 1, (epoch, added["add"])
         return is_there
+
+    def _added(self, epoch: int, version: int) -> tuple[int, Action] | None:
+        """Give what added the newest cut, if the commit of that version did, and it alone."""
+        entries = log_entries(self._session, self.path, version) or []
+        adds = [e["add"] for e in entries if "add" in e and e["add"]["dataChange"]]
+        if len(adds) != 1:
+            return None
+        told = json.loads(adds[0].get("stats") or "{}")
+        bounds = [told.get(name, {}).get("epoch") for name in ("minValues", "maxValues")]
+        is_it = told.get("numRecords") == 1 and bounds == [epoch, epoch]
+        return (epoch, adds[0]) if is_it else None
 
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
         writer = self._session.createDataFrame(rows).coalesce(1).write.format("delta")
@@ -153,7 +176,7 @@ class CutLog:
         else:
             writer = (
                 writer.mode("append")
-                .option("txnAppId", self._app_id)
+                .option("txnAppId", _app_id(self._name))
                 .option("txnVersion", str(epoch))
             )
         writer.save(self.path)
@@ -161,17 +184,17 @@ class CutLog:
         if newest is None or newest.epoch != epoch:
             self._version = None  # another run is ahead: Spark sees to it that none is added twice
 
-    @property
-    def _app_id(self) -> str:
-        return f"ingestd-{self._name}/cuts"
+
+def _app_id(name: str) -> str:
+    return f"ingestd-{name}/cuts"
 
 
-def newest_cut(session: SparkSession, path: str) -> Cut | None:
+def newest_cut(session: SparkSession, path: str, name: str) -> Cut | None:
     """Give the newest cut, None if there is none. Raises OperatorError where there is no log.
 
-    Spark job, unless the log's newest entries tell it.
+    `name`: of the job that adds them. Spark job, unless the log's newest entries tell it.
     """
-    newest = NewestFiles(session, path).last_rows()
+    newest = NewestFiles(session, path).last_rows(_app_id(name))
     # (with mapped columns a file has other names)
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
         return find_cut(session, path)

@@ -72,6 +72,20 @@ def new_file(
     return {"add": added}
 
 
+def removed(add: Action, now_ms: int) -> Action:
+    """Give the action that takes away what `add` added. `now_ms`: since 1970."""
+    gone = {
+        "path": add["path"],
+        "partitionValues": {},
+        "size": add["size"],
+        "deletionTimestamp": now_ms,
+        "dataChange": True,
+        "extendedFileMetadata": True,
+    }
+    vector = add.get("deletionVector")
+    return {"remove": gone if vector is None else gone | {"deletionVector": vector}}
+
+
 def commit(
     session: SparkSession,
     path: str,

@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.arrow_keys import are_compared
 from spark_jobs.commits import Signature, snapshot_of
 from spark_jobs.deletion_vectors import Rows, rows_gone, write_vectors
-from spark_jobs.driver_commit import Work, commit, is_plain, new_file
+from spark_jobs.driver_commit import Work, commit, is_plain, new_file, removed
 from spark_jobs.driver_files import TooLargeError, read_parquet
 from spark_jobs.folding import KEPT
 from spark_jobs.rewriting import MAX_HASHED, Merge, merge, shaped
@@ -180,7 +180,7 @@ class DriverMerge:
             mine = slice(*np.searchsorted(merged.places, [first, last]))
             places = merged.places[mine] - first
             if len(places) or (are_joined and _is_small(part.add)):
-                actions.append({"remove": _removed(part.add, now_ms)})
+                actions.append(removed(part.add, now_ms))
                 gone = part.total - part.count + len(places)
                 if part.is_whole and _is_rewritten(part.add, gone, part.total):
                     rows.append(merged.applied(part.rows, first))
@@ -281,16 +281,3 @@ def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) ->
         ):
             found.append(add)
     return found
-
-
-def _removed(add: Action, now_ms: int) -> Action:
-    removed = {
-        "path": add["path"],
-        "partitionValues": {},
-        "size": add["size"],
-        "deletionTimestamp": now_ms,
-        "dataChange": True,
-        "extendedFileMetadata": True,
-    }
-    vector = add.get("deletionVector")
-    return removed if vector is None else removed | {"deletionVector": vector}

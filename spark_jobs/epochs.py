@@ -93,7 +93,7 @@ def latest(spark: SparkSession, target: str) -> MirrorCut:
 def _cut(spark: SparkSession, target: str, epoch: int | None) -> MirrorCut:
     uri = spark_uri(target)
     path = f"{uri}/{MIRRORS}"
-    found = newest_cut(spark, path) if epoch is None else find_cut(spark, path, epoch)
+    found = newest_cut(spark, path, "mirror") if epoch is None else find_cut(spark, path, epoch)
     if found is None:
         at = "" if epoch is None else f" at or below epoch {epoch}"
         raise OperatorError(

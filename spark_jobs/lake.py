@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
+from spark_jobs.commits import current_version
 from spark_jobs.newest_files import NewestFiles
 from spark_jobs.registry import Registry
 
@@ -115,13 +115,11 @@ class SourceLake:
 
     def require(self) -> None:
         """Raise OperatorError unless a daemon has made this lake."""
-        try:
-            self._load(self.epochs_path)
-        except AnalysisException as error:
+        if current_version(self.session, self.epochs_path) < 0:
             raise OperatorError(
                 f"there is no {self.epochs_path}: source {self.source} has no epochs in this lake",
                 remedy="check --lake and --source; `ingestd run` makes the first epoch",
-            ) from error
+            )
 
     def epochs(self, above: int = 0) -> list[Epoch]:
         """Give the epochs with higher numbers, in order. Spark job, unless they are few."""

@@ -50,9 +50,12 @@ class NewestFiles:
         """Give all rows of a table with few entries; its files need no statistics."""
         return self._read(self._all_files)
 
-    def last_rows(self) -> pa.Table | None:
-        """Give the rows that were added last, by one commit."""
-        return self._read(self._last_files)
+    def last_rows(self, app_id: str | None = None) -> pa.Table | None:
+        """Give the rows that were added last, by one commit.
+
+        It may have taken rows away as well if it is of the Delta application `app_id`.
+        """
+        return self._read(lambda: self._last_files(app_id))
 
     def _read(self, files: Callable[[], Sequence[str] | None]) -> pa.Table | None:
         try:
@@ -102,11 +105,14 @@ class NewestFiles:
             names += [unquote(add["path"]) for add in added]
         return names
 
-    def _last_files(self) -> list[str] | None:
+    def _last_files(self, app_id: str | None) -> list[str] | None:
         newest = newest_entry(self.session, self.path)
         for version in range(newest, max(newest - _MAX_ENTRIES, -1), -1):
             entries = log_entries(self.session, self.path, version)
-            if entries is None or _takes_rows(entries):
+            if entries is None:
+                return None
+            is_own = any(e["txn"]["appId"] == app_id for e in entries if "txn" in e)
+            if _takes_rows(entries) and not is_own:
                 return None
             added = _added(entries)
             if added:

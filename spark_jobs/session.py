@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,8 +225,11 @@ def java_major() -> int | None:
 def _java_version() -> str | None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None or not Path(java).exists():
-        return None
+    return None if java is None or not Path(java).exists() else _said_by(java)
+
+
+@cache
+def _said_by(java: str) -> str | None:
     try:
         done = subprocess.run(  # noqa: S603 - the Java that Spark would start
             [java, "-version"], capture_output=True, text=True, check=False

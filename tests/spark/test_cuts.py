@@ -62,11 +62,30 @@ def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: Spar
     assert [c and replace(c, last_commit_ts=AT) for c in found] == [cut(1), cut(2)]
     [row, _] = spark.read.format("delta").load(log.path).orderBy("epoch").collect()
     assert row["last_commit_ts"].astimezone(UTC) == AT
+
+
+def test_the_newest_cut_is_replaced_without_a_job_by_this_run_or_the_next(
+    log: CutLog, spark: SparkSession
+) -> None:
+    log.append(cut(1), replace=False)
+    log.append(cut(2), replace=False)
+    spark.sparkContext.setJobGroup("replaced", "")
     log.append(replace(cut(2), end_lsn=7), replace=True)
-    assert epochs(log, spark) == [1, 2]
-    newest = find_cut(spark, log.path)
-    assert newest is not None
-    assert newest.end_lsn == 7
+    next_run = CutLog(spark, log.path, "mirror")
+    for end_lsn in (8, 9):
+        newest = next_run.last()
+        assert newest is not None
+        assert newest.end_lsn == end_lsn - 1
+        next_run.append(replace(cut(2), end_lsn=end_lsn), replace=True)
+    assert not spark.sparkContext.statusTracker().getJobIdsForGroup("replaced")
+    next_run.append(cut(3), replace=False)
+    rows = spark.read.format("delta").load(log.path).orderBy("epoch").collect()
+    assert [(row["epoch"], row["end_lsn"]) for row in rows] == [(1, 100), (2, 9), (3, 300)]
+    log.append(replace(cut(3), end_lsn=5), replace=True)  # another run has moved on: by Spark
+    assert operations(log, spark)[-1] == "WRITE"
+    found = find_cut(spark, log.path)
+    assert found is not None
+    assert found.end_lsn == 5
 
 
 def test_maintenance_between_cuts_is_nothing_to_stop_at(log: CutLog, spark: SparkSession) -> None:

@@ -392,6 +392,7 @@ async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
     ]
 
 
+@pytest.mark.thorough
 async def test_equal_rows_go_on_where_a_column_is_made_again(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
