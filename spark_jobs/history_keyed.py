@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
+from pyspark.sql.types import DoubleType, FloatType
 
 from ingestd.changes import TRUNCATE
 from spark_jobs.columns import RAW, col
@@ -22,7 +23,6 @@ from spark_jobs.history_versions import (
     first_above,
     kept_raw,
     no_end,
-    split,
     with_missing,
 )
 from spark_jobs.history_window import BEFORE, Window, moved
@@ -70,7 +70,7 @@ def keyed_versions(window: Window, before: DataFrame | None, shape: Shape) -> Da
         .where(f.col("_cdc_kind") != _LEFT)
         .select(*(col(n) for n in shape.columns), *VERSION, *shape.part_names)
     )
-    return split(with_missing(versions, shape), shape)
+    return with_missing(versions, shape)
 
 
 def keys_of(window: Window, shape: Shape) -> DataFrame:
@@ -163,25 +163,20 @@ def _without_repeated_reads(
     """
     truncates = [m for m in window.marks if not m.is_snapshot]
     era = count_below(truncates, f.col("_cdc_lsn"), f.col("_cdc_seq"))
-    added = [c for c in shape.present if c.since_lsn]
-    changed = max((c.since_lsn for c in added), default=0)
-    then = f.lag(f.struct(*_values(shape, {}))).over(over)
-    if added:
-        since = {c.name: c.since_lsn for c in added}
-        later = f.lag(f.struct(*_values(shape, since))).over(over)
-        then = f.when(f.col("_cdc_lsn") >= changed, later).otherwise(then)
+    then = f.lag(f.struct("_cdc_lsn", *_values(shape)))
     events = events.withColumns(
         {
-            "_cdc_same": f.struct(*_values(shape, {})).eqNullSafe(then)
-            & (f.lag(era).over(over) == era),
+            "_cdc_then": then.over(over),
             "_cdc_was": f.lag("_cdc_kind").over(over),
+            "_cdc_same_era": f.lag(era).over(over) == era,
         }
     )
+    same = f.col("_cdc_same_era") & _is_same(shape)
     is_repeated = (
         (f.col("_cdc_op") == "r")
         & (f.col("_cdc_kind") == _OPEN)
         & f.col("_cdc_was").isin(_BASE, _OPEN)
-        & f.coalesce("_cdc_same", f.expr("false"))
+        & f.coalesce(same, f.expr("false"))
     )
     mark = f.col("_cdc_vanished")
     events = events.withColumn("_cdc_repeated", is_repeated)
@@ -198,20 +193,44 @@ def _without_repeated_reads(
     )
 
 
-def _values(shape: Shape, since: dict[str, int]) -> list[Column]:
-    """Give what two rows have to have in common to be the same; null equals null.
-
-    `since`: columns as they are later on: rows below that have what is missing.
-    """
+def _values(shape: Shape) -> list[Column]:
+    """Give what two rows may have in common; `v` and `t` with the column's number."""
     found: list[Column] = [f.coalesce(f.col(UNCHANGED), f.array()).alias("unchanged")]
-    for number, column in enumerate(shape.present):
-        value, text = col(column.name), f.try_element_at(f.col(RAW), f.lit(column.name))
-        if column.name in since:
-            is_before = f.col("_cdc_lsn") < since[column.name]
-            missing, missing_text = missing_value(column)
-            value = f.when(is_before, missing).otherwise(value)
-            text = f.when(is_before, f.lit(missing_text)).otherwise(text)
-        if column.delta_type in ("float", "double"):
+    for number, (name, kind) in enumerate(shape.types.items()):
+        value = col(name)
+        if isinstance(kind, (FloatType, DoubleType)):
             value = value.cast("string")  # 0 and -0 are not the same
+        text = f.try_element_at(f.col(RAW), f.lit(name))
         found += [value.alias(f"v{number}"), text.alias(f"t{number}")]
     return found
+
+
+def _is_same(shape: Shape) -> Column:
+    """Say of an event whether its row is that of `_cdc_then`, as that is by now; null equals null.
+
+    By the columns that the source has where it lies. What came in between has its constant.
+    """
+    then, lsn = f.col("_cdc_then"), f.col("_cdc_lsn")
+    unchanged, *values = _values(shape)
+    unknown, same = then["unchanged"], f.expr("true")
+    for number, (name, kind) in enumerate(shape.types.items()):
+        value, text = then[f"v{number}"], then[f"t{number}"]
+        is_there = f.expr("false")
+        for life in (c for c in shape.lives if c.name == name):
+            is_in = lsn >= life.from_lsn
+            if life.until_lsn is not None:
+                is_in = is_in & (lsn < life.until_lsn)
+            is_there = is_there | is_in
+            if life.since_lsn:
+                came = is_in & (then["_cdc_lsn"] < life.since_lsn)
+                missing, missing_text = missing_value(life)
+                if isinstance(kind, (FloatType, DoubleType)):
+                    missing = missing.cast("string")
+                value = f.when(came, missing).otherwise(value)
+                text = f.when(came, f.lit(missing_text)).otherwise(text)
+                unknown = f.when(came, f.array_remove(unknown, name)).otherwise(unknown)
+        own, own_text = values[2 * number : 2 * number + 2]
+        is_nothing = ~is_there & own.isNull() & own_text.isNull()
+        unknown = f.when(is_nothing, f.array_remove(unknown, name)).otherwise(unknown)
+        same = same & (is_nothing | (own.eqNullSafe(value) & own_text.eqNullSafe(text)))
+    return same & unchanged.eqNullSafe(unknown)

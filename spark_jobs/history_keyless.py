@@ -22,7 +22,6 @@ from spark_jobs.history_versions import (
     first_above,
     kept_raw,
     no_end,
-    split,
     with_missing,
 )
 from spark_jobs.history_window import BEFORE, Mark, Window, old_columns
@@ -72,7 +71,7 @@ def keyless_versions(window: Window, before: DataFrame | None, shape: Shape) -> 
             continue
         versions = versions.select(columns)
         found = versions if ended is None else ended.unionByName(versions)
-    return split(with_missing(found, shape), shape)
+    return with_missing(found, shape)
 
 
 def rows_of(window: Window, shape: Shape) -> DataFrame:

@@ -56,32 +56,48 @@ class Shape:
 
     `types`: every source column of the raw table. `versions`: for each of the columns that tell
     rows apart, the lake columns that have had its values, the present one first. `present`: those
-    that the source has. `is_keyed`: else whole rows are told apart. `added`: columns that came when
-    there may have been rows, which have a constant in them. `made_again`: those that came not for
-    the first time. Both have earlier columns too, and are ordered by position.
+    that the source has. `is_keyed`: else whole rows are told apart. `lives`: each time that one of
+    `types` took values.
     """
 
     types: Mapping[str, t.DataType]
     present: tuple[LakeColumn, ...]
     versions: tuple[tuple[str, ...], ...]
     is_keyed: bool
-    added: tuple[LakeColumn, ...] = ()
-    made_again: tuple[LakeColumn, ...] = ()
+    lives: tuple[LakeColumn, ...] = ()
 
     @classmethod
     def of(cls, raw: t.StructType, definition: Definition) -> Shape:
         """`raw`: the raw table's schema."""
         types = {c.name: c.dataType for c in raw if not c.name.startswith(RESERVED_PREFIX)}
         present = tuple(c for c in definition.columns if c.name in types)
-        came = [c for c in definition.arrivals if c.name in types]
-        added = tuple(c for c in came if not c.is_again and c.missing is not None)
-        again = tuple(c for c in came if c.is_again)
+        lives = tuple(c for c in definition.lives if c.name in types)
         key = set(definition.key)
         versions: list[tuple[str, ...]] = [(c.name,) for c in present]
         if key:
             others = set(types).difference(c.name for c in present)
             versions = [(c.name, *_earlier(c, others)) for c in present if c.name in key]
-        return cls(types, present, tuple(versions), bool(key), added, again)
+        return cls(types, present, tuple(versions), bool(key), lives)
+
+    @property
+    def added(self) -> list[LakeColumn]:
+        """Columns that came for the first time when there may have been rows: with a constant."""
+        return [c for c in self.lives if c.since_lsn and not c.is_again and c.missing is not None]
+
+    @property
+    def made_again(self) -> list[int]:
+        """Where columns were made again that had been dropped, in order."""
+        return sorted({c.since_lsn for c in self.lives if c.is_again})
+
+    def made_at(self, lsn: int) -> list[LakeColumn]:
+        """Give the columns that came, or came again, at a position."""
+        return [c for c in self.lives if c.since_lsn == lsn and c.has_values_at(lsn)]
+
+    def without_values_at(self, lsn: int) -> list[str]:
+        """Name the columns that rows written at a position have nothing in."""
+        there = {c.name for c in self.lives if c.has_values_at(lsn)}
+        known = {c.name for c in self.lives}
+        return [name for name in self.types if name in known - there]
 
     @property
     def columns(self) -> list[str]:

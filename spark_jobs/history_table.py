@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from delta.tables import DeltaTable
 from pyspark.sql import functions as f
 
+from ingestd.changes import UPDATE
 from spark_jobs.columns import RAW, col, needs_column_mapping, quoted
 from spark_jobs.commits import TABLE_PROPERTIES, settings, signed, size_bytes
 from spark_jobs.history_shape import ADDED, Shape, is_clashing
-from spark_jobs.history_versions import as_history, spans, split, stored
+from spark_jobs.history_versions import as_history, spanning, stored, with_missing
 from spark_jobs.mirror_table import SMALL_BYTES
 from spark_jobs.missing_values import lacks, missing_value, with_text
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from spark_jobs.commits import Signature
     from spark_jobs.history_window import Window
+    from spark_jobs.registry import LakeColumn
 
 _PREFIX = "_cdc_"
 """Of a history's own columns, where the source has one of their names."""
@@ -130,34 +132,38 @@ class HistoryTable:
             with signed(self.session, signature, None):
                 self._add(new)
         prefix = prefix_of(self.rows().columns)
+        begins, seq, ends, ends_seq = (
+            f"{prefix}{n}"
+            for n in ("valid_from_lsn", "valid_from_seq", "valid_to_lsn", "valid_to_seq")
+        )
+        for lsn in shape.made_again:
+            self._split(spanning(lsn, begins, ends, ends_seq), shape, prefix, signature)
+            went_on = f"{begins} = {lsn} AND {seq} = 0 AND {prefix}operation = '{UPDATE}'"
+            for column in shape.made_at(lsn):
+                self._fill(column, went_on, signature)
         for column in shape.added:
-            value, text = missing_value(column)
-            values: dict[str, str | Column] = {
-                quoted(column.name): value,
-                quoted(RAW): with_text(column, text),
-            }
-            ends = f.col(f"{prefix}valid_to_lsn")
-            was_there = (f.col(f"{prefix}valid_from_lsn") < column.since_lsn) & (
-                ends.isNull() | (ends >= column.since_lsn)
-            )
-            with signed(self.session, signature, None):
-                DeltaTable.forPath(self.session, self.path).update(
-                    was_there & lacks(column, value, text), values
-                )
-        for lsn in sorted({column.since_lsn for column in shape.made_again}):
-            self._split(lsn, shape, prefix, signature)
+            self._fill(column, spanning(column.since_lsn, begins, ends, ends_seq), signature)
 
-    def _split(self, lsn: int, shape: Shape, prefix: str, signature: Signature) -> None:
-        """End the versions that were there at `lsn`, where a column was made again, and go on."""
-        names = (f"{prefix}{n}" for n in ("valid_from_lsn", "valid_to_lsn", "valid_to_seq"))
-        parted = spans(lsn, *names)
-        found = self.rows().where(parted)
+    def _fill(self, column: LakeColumn, where: str, signature: Signature) -> None:
+        value, text = missing_value(column)
+        values: dict[str, str | Column] = {
+            quoted(column.name): value,
+            quoted(RAW): with_text(column, text),
+        }
+        with signed(self.session, signature, None):
+            DeltaTable.forPath(self.session, self.path).update(
+                f.expr(where) & lacks(column, value, text), values
+            )
+
+    def _split(self, where: str, shape: Shape, prefix: str, signature: Signature) -> None:
+        """Put versions that were there when a column was made again in their own places, in two."""
+        found = self.rows().where(where)
         if found.isEmpty():
             return
-        versions = split(stored(found, shape, prefix), shape).select(as_history(shape, prefix))
-        writer = versions.write.format("delta").mode("overwrite").option("replaceWhere", parted)
+        versions = with_missing(stored(found, shape, prefix), shape)
+        writer = versions.select(as_history(shape, prefix)).write.format("delta")
         with settings(self.session, _UNCHECKED), signed(self.session, signature, None):
-            writer.save(self.path)
+            writer.mode("overwrite").option("replaceWhere", where).save(self.path)
 
     def _add(self, columns: dict[str, DataType]) -> None:
         table = f"delta.{quoted(self.path)}"

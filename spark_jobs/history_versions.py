@@ -7,7 +7,6 @@ current), and `_cdc_is_old`: the history has it already, with the end `_cdc_had`
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from spark_jobs.history_window import Mark
-    from spark_jobs.registry import LakeColumn
 
 END_TYPE = "struct<lsn:bigint,seq:bigint,at:timestamp>"
 PLACE = ("_cdc_lsn", "_cdc_seq", "_cdc_ts", "_cdc_op")
@@ -114,16 +112,17 @@ def stored(history: DataFrame, shape: Shape, prefix: str) -> DataFrame:
 
 
 def with_missing(versions: DataFrame, shape: Shape) -> DataFrame:
-    """Give versions that were there when a column was added what the source has for them.
+    """Give versions that were there when a column came what the source has for them.
 
     Taken back from what `HistoryTable.evolve` filled, and a change told later had ended before.
+    Where the column had been dropped before, such a version is two.
     """
+    for lsn in shape.made_again:
+        versions = _split_at(versions, lsn, shape)
     for column in shape.added:
-        ends, since = f.col("_cdc_to"), column.since_lsn
-        is_earlier, had = f.col("_cdc_lsn") < since, f.col("_cdc_had")
-        spans = is_earlier & (ends.isNull() | (ends["lsn"] >= since))
-        was_filled = f.col("_cdc_is_old") & (had.isNull() | (had["lsn"] >= since))
-        ended = is_earlier & was_filled & (ends["lsn"] < since)
+        spans = f.expr(spanning(column.since_lsn, "_cdc_lsn", "_cdc_to.lsn", "_cdc_to.seq"))
+        had = spanning(column.since_lsn, "_cdc_lsn", "_cdc_had.lsn", "_cdc_had.seq")
+        ended = f.col("_cdc_is_old") & f.expr(had) & ~spans
         value, text = missing_value(column)
         bare = kept_raw(f.col(RAW), [column.name])
         own = kept_raw(
@@ -138,40 +137,37 @@ def with_missing(versions: DataFrame, shape: Shape) -> DataFrame:
     return versions
 
 
-def split(versions: DataFrame, shape: Shape) -> DataFrame:
-    """Give versions that were there when a column was made again as two.
-
-    The second has what the source has in that column from then on.
-    """
-    for lsn, columns in itertools.groupby(shape.made_again, key=lambda c: c.since_lsn):
-        versions = _split_at(versions, lsn, list(columns))
-    return versions
-
-
-def spans(lsn: int, begins: str, ends_lsn: str, ends_seq: str) -> str:
+def spanning(lsn: int, begins: str, ends_lsn: str, ends_seq: str) -> str:
     """Give, as SQL, that a version was there before `lsn` and at it, of the columns of these names.
 
-    What changed in the very transaction that made a column did so after that: at `seq` 1 or higher.
+    One that ends in the transaction at `lsn` is taken to have been there when that made a column
+    (the daemon reads the table anew where it can't be told).
     """
     is_later = f"{ends_lsn} > {lsn} OR ({ends_lsn} = {lsn} AND {ends_seq} > 0)"
     return f"{begins} < {lsn} AND ({ends_lsn} IS NULL OR {is_later})"
 
 
-def _split_at(versions: DataFrame, lsn: int, columns: Sequence[LakeColumn]) -> DataFrame:
-    to, names = f.col("_cdc_to"), [c.name for c in columns]
-    is_split = f.expr(spans(lsn, "_cdc_lsn", "_cdc_to.lsn", "_cdc_to.seq"))
-    here = end(f.lit(lsn).cast("long"), f.lit(0).cast("long"), f.lit(columns[0].since))
-    both = f.when(is_split, f.array(f.expr("false"), f.expr("true")))
+def _split_at(versions: DataFrame, lsn: int, shape: Shape) -> DataFrame:
+    """End versions that were there at `lsn`; others, with what the source has, go on."""
+    made = shape.made_at(lsn)
+    spans = f.expr(spanning(lsn, "_cdc_lsn", "_cdc_to.lsn", "_cdc_to.seq"))
+    at = next(c.since for c in shape.lives if c.since_lsn == lsn)
+    here = end(f.lit(lsn).cast("long"), f.lit(0).cast("long"), f.lit(at))
+    both = f.when(spans, f.array(f.expr("false"), f.expr("true")))
     whole = f.array(f.lit(None).cast("boolean"))
     versions = versions.withColumn("_cdc_is_second", f.explode(f.coalesce(both, whole)))
     is_second = f.col("_cdc_is_second")
-    missing = {c.name: missing_value(c) for c in columns}
+    missing = {c.name: missing_value(c) for c in made}
+    nothing = {n: f.lit(None).cast(shape.types[n]) for n in shape.without_values_at(lsn)}
+    others = [*missing, *nothing]
     texts = [(n, f.lit(text)) for n, (_, text) in missing.items() if text is not None]
-    known = f.array_except(UNCHANGED, f.array(*map(f.lit, names)))
+    known = f.array(*map(f.lit, others)).cast("array<string>")
+    unknown = f.array_except(UNCHANGED, known)
     second = {
+        **nothing,
         **{n: value for n, (value, _) in missing.items()},
-        RAW: kept_raw(f.col(RAW), names, texts),
-        UNCHANGED: f.when(f.size(known) > 0, known),
+        RAW: kept_raw(f.col(RAW), others, texts),
+        UNCHANGED: f.when(f.size(unknown) > 0, unknown),
         "_cdc_lsn": here["lsn"],
         "_cdc_seq": here["seq"],
         "_cdc_ts": here["at"],
@@ -180,7 +176,7 @@ def _split_at(versions: DataFrame, lsn: int, columns: Sequence[LakeColumn]) -> D
         "_cdc_is_old": f.expr("false"),
     }
     changed = {n: f.when(is_second, value).otherwise(col(n)) for n, value in second.items()}
-    changed["_cdc_to"] = f.when(~is_second, here).otherwise(to)
+    changed["_cdc_to"] = f.when(~is_second, here).otherwise(f.col("_cdc_to"))
     return versions.withColumns(changed).drop("_cdc_is_second")
 
 

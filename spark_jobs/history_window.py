@@ -210,8 +210,7 @@ def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = Non
         has_reads=found["lowest_read"] is not None,
         lowest_read=found["lowest_read"],
         named_from=found["named_from"],
-        is_late=first is not None
-        or any((c.since_lsn, 0) >= found["first"] for c in shape.made_again),
+        is_late=first is not None or any((lsn, 0) >= found["first"] for lsn in shape.made_again),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,8 +24,9 @@ class LakeColumn:
 
     `name` is the lake's, `delta_type` its type. `since_lsn`: rows below it have the text `missing`
     in the source (None: null), whatever the lake has in them; 0 if there are none. `since`: when
-    that was recorded. `is_again`: the source had it before, dropped it and made it again.
-    `identity`: it belongs to the replica identity; `key`: to the primary key.
+    that was recorded. `is_again`: the source had one of the name before, dropped it and made it
+    again. It takes values from `from_lsn` on, up to `until_lsn` (None: still). `identity`: it
+    belongs to the replica identity; `key`: to the primary key.
     """
 
     name: str
@@ -39,15 +40,21 @@ class LakeColumn:
     comment: str | None = None
     since: datetime | None = None
     is_again: bool = False
+    from_lsn: int = 0
+    until_lsn: int | None = None
+
+    def has_values_at(self, lsn: int) -> bool:
+        """Whether rows that are written at a position have values in it."""
+        return self.from_lsn <= lsn and (self.until_lsn is None or lsn < self.until_lsn)
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
     """A table as it was recorded last at a position.
 
-    `columns`: those that the source has. `arrivals`: each time that one came when there may have
-    been rows, by position; also of those that get no values any more (dropped, or followed by one
-    of another type). `is_whole`: the fold of the raw table is the table; not so before its first
+    `columns`: those that the source has. `lives`: each time that a lake column took values without
+    a break, by `since_lsn`; also of those that get none any more (dropped, or followed by one of
+    another type). `is_whole`: the fold of the raw table is the table; not so before its first
     snapshot is complete, after a gap, once stopped or dropped.
     `key_since_lsn`: changes below it may name their rows by another key; 0 if there never was
     another.
@@ -63,7 +70,7 @@ class Definition:
     columns: tuple[LakeColumn, ...]
     replica_identity: str
     key_since_lsn: int = 0
-    arrivals: tuple[LakeColumn, ...] = ()
+    lives: tuple[LakeColumn, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -100,7 +107,7 @@ class Registry:
         state = TableState(last["state"])
         asked_for = (last["progress"] or "").startswith(ASKED_FOR)
         lives = _lives(with_columns)
-        newest = {c.name: c for c in lives}
+        newest = {c.name: c for c in lives if c.until_lsn is None}
         columns = tuple(newest[c["name"]] for c in described["columns"])
         return Definition(
             table=table,
@@ -113,7 +120,7 @@ class Registry:
             columns=columns,
             replica_identity=described["replica_identity"],
             key_since_lsn=_key_since(with_columns),
-            arrivals=tuple(c for c in lives if c.since_lsn),
+            lives=lives,
         )
 
 
@@ -123,36 +130,49 @@ def source_name(column: Mapping[str, Any]) -> str:
     return name
 
 
-def _lives(events: Sequence[Mapping[str, Any]]) -> list[LakeColumn]:
-    """Give each time that a lake column got values without a break, as it was last, in order."""
-    found: dict[tuple[str, int], LakeColumn] = {}
-    since: dict[str, tuple[int, datetime | None]] = {}
-    was_there: set[str] | None = None
-    for event in events:
-        columns = {source_name(c): c for c in event["columns"]}
-        for name, column in columns.items():
-            if was_there is None:
-                since[name] = (0, None)
-            elif name not in was_there:
-                # (Spark gives local times without a zone)
-                since[name] = (event["at_lsn"], event["at"].astimezone(UTC))
-            lsn, at = since[name]
-            is_again = any(n == column["name"] and began < lsn for n, began in found)
-            found[column["name"], lsn] = LakeColumn(
-                name=column["name"],
-                source_name=name,
-                delta_type=column["delta_type"],
-                pg_type=column["pg_type"],
-                identity=bool(column["identity"]),
-                key=bool(column.get("key")),
-                missing=column["missing"],
-                since_lsn=lsn,
-                comment=column["comment"],
-                since=at,
-                is_again=is_again,
-            )
-        was_there = set(columns)
-    return sorted(found.values(), key=lambda c: c.since_lsn)
+def _lives(events: Sequence[Mapping[str, Any]]) -> tuple[LakeColumn, ...]:
+    found: list[LakeColumn] = []
+    living: dict[str, LakeColumn] = {}
+    since: dict[str, tuple[int, datetime | None, bool]] = {}
+    before: set[str] = set()
+    for number, event in enumerate(events):
+        at_lsn = event["at_lsn"] if number else 0
+        names = {source_name(c) for c in event["columns"]}
+        for name in names - before:
+            # (Spark gives local times without a zone)
+            at = event["at"].astimezone(UTC) if number else None
+            since[name] = (at_lsn, at, name in since)
+        before = names
+        there = {c["name"]: c for c in event["columns"]}
+        found += [replace(c, until_lsn=at_lsn) for n, c in living.items() if n not in there]
+        living = {
+            name: _column(column, since[source_name(column)], living.get(name), at_lsn)
+            for name, column in there.items()
+        }
+    return tuple(sorted([*found, *living.values()], key=lambda c: c.since_lsn))
+
+
+def _column(
+    column: Mapping[str, Any],
+    since: tuple[int, datetime | None, bool],
+    before: LakeColumn | None,
+    at_lsn: int,
+) -> LakeColumn:
+    since_lsn, at, is_again = since
+    return LakeColumn(
+        name=column["name"],
+        source_name=source_name(column),
+        delta_type=column["delta_type"],
+        pg_type=column["pg_type"],
+        identity=bool(column["identity"]),
+        key=bool(column.get("key")),
+        missing=column["missing"],
+        since_lsn=since_lsn,
+        comment=column["comment"],
+        since=at,
+        is_again=is_again,
+        from_lsn=at_lsn if before is None else before.from_lsn,
+    )
 
 
 def _key_at(event: Mapping[str, Any]) -> tuple[str, ...]:

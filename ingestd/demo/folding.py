@@ -100,14 +100,20 @@ def _is_marker(row: Mapping[str, Any]) -> bool:
 
 
 def _read_until(rows: Sequence[Mapping[str, Any]], history: SchemaHistory) -> list[int]:
-    """Give, for each marker, where the reading after it ended: its last row, or what is known."""
-    found: list[int] = []
+    """Give, for each marker, where the reading after it ended: its last row, or what is known.
+
+    (Where chunks found nothing, no row tells. One read at one point has all its rows there.)
+    """
+    markers: list[tuple[int, list[int]]] = []
     for row in rows:
         if _is_marker(row):
-            found.append(history.read_until(row["_cdc_lsn"]))
-        elif found and row["_cdc_op"] == "r":
-            found[-1] = max(found[-1], row["_cdc_lsn"])
-    return found
+            markers.append((row["_cdc_lsn"], []))
+        elif markers and row["_cdc_op"] == "r":
+            markers[-1][1].append(row["_cdc_lsn"])
+    return [
+        point if read and read[-1] == point else max([history.read_until(point), *read])
+        for point, read in markers
+    ]
 
 
 def _find_repeated(rows: Sequence[Mapping[str, Any]], folded: Folded) -> None:

@@ -65,7 +65,7 @@ def _rows(path: Path, add: dict[str, Any]) -> list[dict[str, Any]]:
 def _gone(path: Path, vector: dict[str, Any]) -> BitMap64:
     text, kind = vector["pathOrInlineDv"], vector["storageType"]
     if kind == "i":
-        packed = _decoded(text)
+        packed = _decoded(text)[: vector["sizeInBytes"]]
     else:
         assert kind == "u", f"a deletion vector stored as {kind}"
         name = f"deletion_vector_{uuid.UUID(bytes=_decoded(text[-20:]))}.bin"

@@ -158,6 +158,9 @@ def test_changes_of_rows_before_a_snapshot_in_chunks_has_read_them_are_no_faults
     read = [*chunked, ("r", 16, 0, row(3))]
     found = fold(raw(KEYED, read), COLUMNS, ["id"])
     assert found.faults == ["d at (25, 1): no row has its old key"]
+    at_one_point = [*chunked, ("r", 10, 0, row(3))]
+    found = fold(raw(KEYED, at_one_point), COLUMNS, ["id"], SchemaHistory(nothing_read))
+    assert [fault[:10] for fault in found.faults] == ["d at (15, ", "d at (25, "]
 
 
 def test_rows_from_before_a_column_have_what_is_missing() -> None:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from spark_jobs.registry import Registry
+
+BEGAN = datetime(2026, 11, 25, tzinfo=UTC)
+
+
+def event(at_lsn: int, *columns: tuple[str, str]) -> dict[str, Any]:
+    """Columns: (the lake's name, the source's)."""
+    return {
+        "table": "public.t",
+        "oid": 1,
+        "state": "live",
+        "reason": None,
+        "schema_version": at_lsn,
+        "snapshot_lsn": 1,
+        "at_lsn": at_lsn,
+        "at": BEGAN + timedelta(seconds=at_lsn),
+        "replica_identity": "d",
+        "progress": None,
+        "columns": [
+            {
+                "name": name,
+                "source_name": source,
+                "delta_type": "string",
+                "pg_type": "text",
+                "identity": source == "id",
+                "missing": None,
+                "comment": None,
+            }
+            for name, source in columns
+        ],
+    }
+
+
+def test_each_time_that_a_lake_column_takes_values_is_a_life() -> None:
+    """A source column of another type is the same one; one that was dropped before is not."""
+    key, x, other = ("id", "id"), ("x", "x"), ("x__v2", "x")
+    events = [
+        event(5, key, x),
+        event(10, key),
+        event(20, key, other),  # made again, of another type
+        event(30, key, x),  # altered back to the first one
+        event(40, key),
+        event(50, key, x),
+    ]
+    found = Registry(events).at("public.t")
+    assert found is not None
+    assert [
+        (c.name, c.since_lsn, c.from_lsn, c.until_lsn, c.is_again)
+        for c in found.lives
+        if c.name != "id"
+    ] == [
+        ("x", 0, 0, 10, False),
+        ("x__v2", 20, 20, 30, True),
+        ("x", 20, 30, 40, True),
+        ("x", 50, 50, None, True),
+    ]
+    assert [(c.name, c.since_lsn) for c in found.columns] == [("id", 0), ("x", 50)]
+    assert found.columns[1].since == BEGAN + timedelta(seconds=50)
+    early = Registry(events).at("public.t", 25)
+    assert early is not None
+    assert [(c.name, c.until_lsn) for c in early.columns] == [("id", None), ("x__v2", None)]
