@@ -128,6 +128,7 @@ def test_a_cut_whose_commit_fails_is_added_once_by_spark(
     assert epochs(log, spark) == [1, 2]
 
 
+@pytest.mark.thorough
 def test_a_log_whose_files_have_other_names_is_read_by_spark(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_log_whose_files_have_other_names_is_read_by_spark(
     assert epochs(mapped, spark) == [1, 2]
 
 
+@pytest.mark.thorough
 def test_a_log_that_maps_its_columns_is_spark_s_to_write(log: CutLog, spark: SparkSession) -> None:
     log.append(cut(1), replace=False)
     spark.sql(

@@ -32,6 +32,8 @@ from tests.harness.raw_lake import Change, RawLake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.thorough
+
 ID = Column("id", 20, -1, pa.int64(), "bigint", identity=True)
 COLUMNS = (
     ID,

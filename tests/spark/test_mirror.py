@@ -208,6 +208,9 @@ def test_mirror_equals_its_source_after_every_batch(
             assert mirror.rows(one.table) == one.expected(), f"batch {batch}, {one.table.id}"
     for one in tables:
         assert mirror.rows_by_spark(one.table) == one.expected()
+        path = table_path(mirror.target, str(one.table.id))
+        [detail] = mirror.spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()
+        assert detail["clusteringColumns"] == ["id"]
 
 
 def test_reading_anew_voids_by_position_not_by_arrival(mirror: Mirror, raw: RawLake) -> None:

@@ -145,6 +145,7 @@ def remove_files(folder: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.thorough
 def test_a_mirror_that_is_made_again_by_a_killed_run_is_seen_for_what_it_is(
     mirror: Mirror, raw: RawLake
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_mirror_that_is_made_again_by_a_killed_run_is_seen_for_what_it_is(
     assert [row[0] for row in mirror.rows(t)] == [1, 2]
 
 
+@pytest.mark.thorough
 def test_what_was_deleted_does_not_come_back_where_the_deletion_is_gone(
     mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
 ) -> None:

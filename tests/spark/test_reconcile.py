@@ -212,6 +212,7 @@ mask_columns = { mail = "sha256", phone = "null" }
 """
 
 
+@pytest.mark.thorough
 def test_types_partitions_hidden_and_changed_columns(
     database: Database, make_shop: Any, tmp_path: Path
 ) -> None:
@@ -283,6 +284,7 @@ def last(shop: Shop, table: str) -> dict[str, Any]:
     return max(rows, key=lambda row: row["at"]) if rows else {"columns": [], "state": None}
 
 
+@pytest.mark.thorough
 def test_what_is_behind_or_unknown_is_told(workload_database: Database, make_shop: Any) -> None:
     database = workload_database
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
