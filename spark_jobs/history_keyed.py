@@ -212,16 +212,19 @@ def _is_same(shape: Shape) -> Column:
     """
     then, lsn = f.col("_cdc_then"), f.col("_cdc_lsn")
     unchanged, *values = _values(shape)
-    unknown, same = then["unchanged"], f.expr("true")
+    unknown = then["unchanged"]
+    before: list[Column] = []
     for number, (name, kind) in enumerate(shape.types.items()):
         value, text = then[f"v{number}"], then[f"t{number}"]
-        is_there = f.expr("false")
-        for life in (c for c in shape.lives if c.name == name):
-            is_in = lsn >= life.from_lsn
-            if life.until_lsn is not None:
-                is_in = is_in & (lsn < life.until_lsn)
-            is_there = is_there | is_in
-            if life.since_lsn:
+        lives = [c for c in shape.lives if c.name == name]
+        if len(lives) != 1 or lives[0].from_lsn or lives[0].until_lsn is not None:
+            own, own_text = values[2 * number : 2 * number + 2]
+            is_there = f.expr("false")
+            for life in lives:
+                is_in = lsn >= life.from_lsn
+                if life.until_lsn is not None:
+                    is_in = is_in & (lsn < life.until_lsn)
+                is_there = is_there | is_in
                 came = is_in & (then["_cdc_lsn"] < life.since_lsn)
                 missing, missing_text = missing_value(life)
                 if isinstance(kind, (FloatType, DoubleType)):
@@ -229,8 +232,8 @@ def _is_same(shape: Shape) -> Column:
                 value = f.when(came, missing).otherwise(value)
                 text = f.when(came, f.lit(missing_text)).otherwise(text)
                 unknown = f.when(came, f.array_remove(unknown, name)).otherwise(unknown)
-        own, own_text = values[2 * number : 2 * number + 2]
-        is_nothing = ~is_there & own.isNull() & own_text.isNull()
-        unknown = f.when(is_nothing, f.array_remove(unknown, name)).otherwise(unknown)
-        same = same & (is_nothing | (own.eqNullSafe(value) & own_text.eqNullSafe(text)))
-    return same & unchanged.eqNullSafe(unknown)
+            is_nothing = ~is_there & own.isNull() & own_text.isNull()
+            value, text = f.when(~is_nothing, value), f.when(~is_nothing, text)
+            unknown = f.when(is_nothing, f.array_remove(unknown, name)).otherwise(unknown)
+        before += [value.alias(f"v{number}"), text.alias(f"t{number}")]
+    return f.struct(unchanged, *values).eqNullSafe(f.struct(unknown.alias("unchanged"), *before))
