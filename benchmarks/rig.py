@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 
 from ingestd.demo.daemon import Daemon
 from ingestd.demo.postgres import PostgresServer
@@ -69,11 +70,7 @@ class Rig:
     def confirmed(self, slot: str) -> Lsn | None:
         """Where the slot is confirmed."""
         with self.server.connect() as connection:
-            row = connection.execute(
-                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
-                [slot],
-            ).fetchone()
-        return None if row is None or row[0] is None else Lsn.parse(row[0])
+            return _confirmed(connection, slot)
 
     def forget(self, source: str) -> None:
         """Drop the slot and the publication of a source whose daemon has ended."""
@@ -81,10 +78,21 @@ class Rig:
         self.psql(f"DROP PUBLICATION ingestd_{source}")
 
     def await_confirmed(self, slot: str, target: Lsn) -> None:
-        """Wait until the slot is confirmed up to `target`."""
-        await_until(
-            lambda: (self.confirmed(slot) or 0) >= target, LIMIT_S, f"slot {slot}", poll_s=0.02
-        )
+        """Wait until the slot is confirmed up to `target`; on one session, a new one costs ms."""
+        with self.server.connect(autocommit=True) as connection:
+            await_until(
+                lambda: (_confirmed(connection, slot) or 0) >= target,
+                LIMIT_S,
+                f"slot {slot}",
+                poll_s=0.02,
+            )
+
+
+def _confirmed(connection: psycopg.Connection[Any], slot: str) -> Lsn | None:
+    row = connection.execute(
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [slot]
+    ).fetchone()
+    return None if row is None or row[0] is None else Lsn.parse(row[0])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import os
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Of malloc.h."""
 LARGE_BYTES = 4 << 20
-KEPT_BYTES = 4 << 20
+KEPT_BYTES = 16 << 20
 """Free memory at the heap's end that is kept for the next who asks."""
 ARENAS = 1
 

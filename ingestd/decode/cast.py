@@ -103,7 +103,7 @@ def _strings(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags | None]:
 
 
 def _booleans(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
-    letters = texts.source.bytes_at(texts.starts)
+    letters = texts.first()
     true = letters == ord("t")
     odd = (texts.lengths != 1) | ~(true | (letters == ord("f")))
     kept = texts.without(odd)

@@ -98,7 +98,7 @@ def _walk(messages: Messages, at: Ints, relation: Relation) -> tuple[Tuples, Tup
     source, count = messages.source, len(relation.columns)
     types, ends = messages.types[at], messages.ends[at]
     first = messages.starts[at] + _TUPLE
-    kinds = source.bytes_at(first)
+    kinds = (messages.heads[at] >> 16).astype(np.uint8)
     is_new = kinds == _NEW
     is_old = (kinds == _KEY) | (kinds == _OLD)
     is_delete = types == DELETE

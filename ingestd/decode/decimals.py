@@ -53,9 +53,11 @@ def _no_integer(data: Bytes, offsets: Offsets, largest: int) -> Flags:
 
 def _odd_start(texts: Texts, scale: int) -> Flags:
     """Find leading zeros, and what has no digit before the point. Not ``-0.00``."""
-    source = texts.source
-    negative = source.bytes_at(texts.starts) == _MINUS
-    first = source.bytes_at(texts.starts + negative) - np.uint8(_ZERO)  # wraps below the digits
+    first = texts.first()
+    negative = first == _MINUS
+    if negative.any():
+        first = np.where(negative, texts.second(), first)
+    first = first - np.uint8(_ZERO)  # wraps below the digits
     digits = texts.lengths - negative
     odd: Flags
     if scale:
@@ -88,7 +90,7 @@ def _short(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     if to.scale:
         _, offsets, data = values.buffers()
         bounds = np.frombuffer(offsets, np.int32, len(values) + 1)
-        content = data.to_pybytes()[: bounds[-1]] if data is not None else b""
+        content = data.slice(0, int(bounds[-1])).to_pybytes() if data is not None else b""
         digits = content.translate(None, b".")
         points = bounds.copy()
         points[0] = 0
@@ -109,7 +111,7 @@ def _short(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     unscaled = numbers(parsed, np.int64).astype(np.int64)
     if parsed.null_count:
         unscaled = np.where(parsed.is_valid().to_numpy(zero_copy_only=False), unscaled, 0)
-    negative = texts.source.bytes_at(texts.starts) == _MINUS
+    negative = texts.first() == _MINUS
     end = 10**to.precision
     odd = odd | (unscaled >= end) | (unscaled <= -end) | negative & (unscaled == 0)
     wide = np.empty((len(texts), 2), np.int64)
@@ -132,7 +134,7 @@ def _long(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def _no_negative_zero(texts: Texts, array: pa.Array, odd: Flags) -> tuple[pa.Array, Flags]:
-    negative = texts.source.bytes_at(texts.starts) == _MINUS
+    negative = texts.first() == _MINUS
     words = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array)).reshape(-1, 2)
     odd = odd | negative & (words == 0).all(axis=1)
     return blanked(array, odd), odd

@@ -62,10 +62,13 @@ def _text(number: float, *, is_fixed: bool) -> bytes:
 def _odd(texts: Texts) -> Flags:
     """Find what begins with a plus, a point or a leading zero, or ends with a point."""
     source, ends = texts.source, texts.starts + texts.lengths
-    at = texts.starts + (source.bytes_at(texts.starts) == ord("-"))
-    first, second = source.bytes_at(at), source.bytes_at(at + 1)
+    first, second = texts.first(), texts.second()
+    negative = first == ord("-")
+    if negative.any():
+        third = source.bytes_at(texts.starts + 2)
+        first, second = np.where(negative, second, first), np.where(negative, third, second)
     odd: Flags = (first == ord("0")) & (second >= ord("0")) & (second <= ord("9"))
-    odd &= ends > at + 1
+    odd &= texts.lengths > negative + 1
     odd |= (first == ord(".")) | (first == ord("+"))
     odd |= (texts.lengths == 0) | (source.bytes_at(ends - 1) == ord("."))
     return odd

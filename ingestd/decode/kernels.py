@@ -25,7 +25,7 @@ def parse(
     """Cast all but the odd ones with Arrow; what it refuses is added to the odd (a copy)."""
     values = texts.without(odd).gather()
     try:
-        return values.cast(pa.string()).cast(to), odd
+        return _cast(values, to), odd
     except pa.ArrowInvalid:
         pass
     if suspects is not None:
@@ -36,7 +36,15 @@ def parse(
             return parse(texts, to, odd | found)
     odd = odd.copy()
     odd[_refused(values, to)] = True
-    return texts.without(odd).gather().cast(pa.string()).cast(to), odd
+    return _cast(texts.without(odd).gather(), to), odd
+
+
+def _cast(values: pa.BinaryArray, to: pa.DataType) -> pa.Array:
+    """Cast an array without offset. What reads ASCII only needs no look whether it is UTF-8."""
+    if pa.types.is_string(to):
+        return values.cast(to)
+    validity, offsets, data = values.buffers()
+    return pa.StringArray.from_buffers(len(values), offsets, data, validity).cast(to)
 
 
 def _refused(values: pa.BinaryArray, to: pa.DataType) -> list[int]:

@@ -47,12 +47,21 @@ _END_US = 253_402_300_800_000_000
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Whole messages in one buffer: `starts` to `ends`, of `types` (the first byte of each)."""
+    """Whole messages in one buffer: `starts` to `ends`, of `types` (the first byte of each).
+
+    `heads`: the first eight bytes of each as a number.
+    """
 
     source: Source
     starts: Ints
     ends: Ints
     types: NDArray[np.uint8]
+    heads: Ints
+
+    @property
+    def oids(self) -> Ints:
+        """What is the relation's OID where the message is one of a change."""
+        return self.heads >> 24 & 0xFFFFFFFF
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -65,7 +74,8 @@ class Messages:
 def read_messages(buffer: bytes, starts: Ints, ends: Ints) -> Messages:
     """Check that these are messages of known types. Raises ProtocolError."""
     source = Source(buffer)
-    types = source.bytes_at(starts)
+    heads = source.int64_at(starts)
+    types = (heads >> 56).astype(np.uint8)
     least, lengths = _least[types], ends - starts
     short = lengths < least
     short |= ((types == BEGIN) | (types == COMMIT)) & (lengths != least)
@@ -73,7 +83,7 @@ def read_messages(buffer: bytes, starts: Ints, ends: Ints) -> Messages:
         i = int(short.argmax())
         msg = f"unknown or malformed message {bytes(types[i : i + 1])!r} of {lengths[i]} bytes"
         raise ProtocolError(msg)
-    return Messages(source, starts, ends, types)
+    return Messages(source, starts, ends, types, heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +118,20 @@ def read_transactions(messages: Messages, carried: Transaction | None) -> Transa
     """Find the transactions; `carried` is open before the first message. Raises ProtocolError."""
     types, source, starts = messages.types, messages.source, messages.starts
     is_begin, is_commit = types == BEGIN, types == COMMIT
-    depth = np.cumsum(is_begin.astype(np.int64) - is_commit) + (carried is not None)
+    steps = is_begin.view(np.int8) - is_commit.view(np.int8)
+    depth = np.cumsum(steps, dtype=np.int8) + np.int8(carried is not None)  # by one at a time
     if ((depth < 0) | (depth > 1)).any():
         msg = "Begin inside a transaction, or Commit outside of one"
         raise ProtocolError(msg)
-    if ((IS_CHANGE[types] | (types == TRUNCATE)) & (depth == 0)).any():
+    if ((IS_CHANGE.take(types) | (types == TRUNCATE)) & (depth == 0)).any():
         msg = "change outside a transaction"
         raise ProtocolError(msg)
     begun, committed = np.flatnonzero(is_begin), np.flatnonzero(is_commit)
     before = carried or Transaction(0, 0, 0)
     b = starts[begun]
     commit_lsns = np.append([before.commit_lsn], source.int64_at(b + 1))
-    of = np.cumsum(is_begin)
+    bounds = np.concatenate(([0], begun, [len(types)]))
+    of = np.repeat(np.arange(len(begun) + 1), np.diff(bounds))
     c, ended = starts[committed], of[committed]
     found = Transactions(
         commit_lsns,

@@ -126,7 +126,7 @@ class StreamDecoder:
         if len(starts) == 0:
             return []
         _check_ranges(buffer, starts, ends)
-        types = np.frombuffer(buffer, np.uint8)[starts]
+        types = np.frombuffer(buffer, np.uint8).take(starts)
         whole = self._whole_messages(types)
         chunks = []
         if whole and not self._held:
@@ -257,9 +257,8 @@ class StreamDecoder:
         truncated = self._find_truncates(
             messages, (np.flatnonzero(types == TRUNCATE) + start).tolist(), counts
         )
-        at = np.flatnonzero(IS_CHANGE[types]) + start
-        oids = messages.source.int32_at(messages.starts[at] + 1) & 0xFFFFFFFF
-        for oid, rows in _grouped(oids, at):
+        at = np.flatnonzero(IS_CHANGE.take(types)) + start
+        for oid, rows in _grouped(messages.oids[at], at):
             known = self._lookup(oid, int(rows[0]))
             if known.table is None:
                 continue

@@ -6,26 +6,29 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+_WORD = 8
 
 
 class Source:
     """A buffer to read from: as bytes, as unaligned big-endian integers, as Arrow sees it.
 
-    The integer views have one item for each byte, so an offset is an index. Reading beyond the
-    buffer gives something of it: whoever reads checks afterwards that the offsets were good. They
-    must not be negative. (Views are indexed, not taken from: `take` would copy the whole view.)
+    The view of integers has one item for each byte, so an offset is an index; to read eight bytes
+    takes no longer than two. Reading beyond the buffer gives zeros: whoever reads checks afterwards
+    that the offsets were good. They must not be negative. (The view is indexed, not taken from:
+    `take` would copy all of it.)
     """
 
-    __slots__ = ("_halves", "_words", "arrow", "buffer", "data")
+    __slots__ = ("_words", "arrow", "buffer", "data")
 
     def __init__(self, buffer: bytes) -> None:
         self.buffer = buffer
         self.arrow = pa.py_buffer(buffer)
-        padded = buffer if len(buffer) >= 4 else buffer + b"\0\0\0\0"  # noqa: PLR2004
+        padded = buffer if len(buffer) >= _WORD else buffer.ljust(_WORD, b"\0")
         self.data: NDArray[np.uint8] = np.frombuffer(padded, np.uint8)
-        self._words = np.ndarray((len(padded) - 3,), ">i4", padded, 0, (1,))
-        self._halves = np.ndarray((len(padded) - 1,), ">i2", padded, 0, (1,))
+        self._words = np.ndarray((len(padded) - (_WORD - 1),), ">i8", padded, 0, (1,))
 
     def bytes_at(self, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Bytes at these offsets."""
@@ -33,42 +36,60 @@ class Source:
 
     def int16_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Signed big-endian 16-bit integers at these offsets."""
-        found = self._halves[np.minimum(offsets, len(self._halves) - 1)]
-        return found.astype(np.int64)
+        return self.int64_at(offsets) >> 48
 
     def int32_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Signed big-endian 32-bit integers at these offsets."""
-        found = self._words[np.minimum(offsets, len(self._words) - 1)]
-        return found.astype(np.int64)
+        return self.int64_at(offsets) >> 32
 
     def int64_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Signed big-endian 64-bit integers at these offsets."""
-        return self.int32_at(offsets) << 32 | self.int32_at(offsets + 4) & 0xFFFFFFFF
+        """Signed big-endian 64-bit integers at these offsets, with zeros behind the buffer."""
+        last = len(self._words) - 1
+        if len(offsets) == 0 or offsets.max() <= last:
+            return self._words[offsets].astype(np.int64)
+        found: NDArray[np.int64] = self._words[np.minimum(offsets, last)].astype(np.int64)
+        return found << 8 * np.clip(offsets - last, 0, _WORD - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
     """One column's values: `lengths` bytes from `starts` (int64), which grow.
 
-    `present` is False where there is no value (length 0 there); None: all present.
+    `present` is False where there is no value (length 0 there); None: all present. `heads`: numbers
+    whose three lowest bytes are what lies at the starts, if that was read.
     """
 
     source: Source
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     present: NDArray[np.bool_] | None = None
+    heads: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, rows: NDArray[np.int64] | slice) -> Texts:
         present = None if self.present is None else self.present[rows]
-        return Texts(self.source, self.starts[rows], self.lengths[rows], present)
+        heads = None if self.heads is None else self.heads[rows]
+        return Texts(self.source, self.starts[rows], self.lengths[rows], present, heads)
 
     def at(self, row: int) -> bytes:
         """One value."""
         start = int(self.starts[row])
         return self.source.buffer[start : start + int(self.lengths[row])]
+
+    def first(self) -> NDArray[np.uint8]:
+        """The byte at each start, also of what has none."""
+        return self._near(0)
+
+    def second(self) -> NDArray[np.uint8]:
+        """The byte after that."""
+        return self._near(1)
+
+    def _near(self, offset: int) -> NDArray[np.uint8]:
+        if self.heads is None:
+            return self.source.bytes_at(self.starts + offset)
+        return (self.heads >> (16 - 8 * offset)).astype(np.uint8)
 
     @property
     def validity(self) -> pa.Buffer | None:
@@ -80,7 +101,7 @@ class Texts:
         if not odd.any():
             return self
         present = ~odd if self.present is None else self.present & ~odd
-        return Texts(self.source, self.starts, np.where(odd, 0, self.lengths), present)
+        return Texts(self.source, self.starts, np.where(odd, 0, self.lengths), present, self.heads)
 
     def gather(self) -> pa.BinaryArray:
         """Copy the values to an array of their own; it shares nothing with the buffer."""
@@ -89,11 +110,12 @@ class Texts:
             return pa.array([], pa.binary())
         offsets = np.empty(2 * rows, np.int32)  # value, gap, value, gap, ..., value
         offsets[0::2] = self.starts
-        np.add(self.starts, self.lengths, out=offsets[1::2], casting="unsafe")
+        offsets[1::2] = self.starts + self.lengths
         spread = pa.BinaryArray.from_buffers(
             pa.binary(), 2 * rows - 1, [None, pa.py_buffer(offsets), self.source.arrow]
         )
-        values = spread.take(pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32)))
+        every_second = pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32))
+        values = pc.take(spread, every_second, boundscheck=False)
         if self.present is None:
             return values
         return pa.BinaryArray.from_buffers(

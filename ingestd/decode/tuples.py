@@ -39,21 +39,23 @@ def walk_tuples(
     at = _check_counts(source, at, columns)
     fields = []
     for _ in range(columns):
-        kinds = source.bytes_at(at)
-        lengths = source.int32_at(at + 1)
-        is_text = kinds == _TEXT
-        if is_text.all():
-            _check_lengths(lengths)
-            fields.append(Field(Texts(source, at + 5, lengths)))
-            at = at + (lengths + 5)
+        heads = source.int64_at(at)  # the kind, the length, the first three bytes
+        lengths = heads << 8
+        lengths >>= 32
+        starts = at + 5
+        if (heads >> 48 == _TEXT << 8).all():  # each a text shorter than 16 MB
+            fields.append(Field(Texts(source, starts, lengths, heads=heads)))
+            at = starts + lengths
             continue
+        kinds = heads >> 56
+        is_text = kinds == _TEXT
         unchanged = kinds == _UNCHANGED
         if not (is_text | unchanged | (kinds == _NULL)).all():
             msg = "tuple column that is neither text, null nor unchanged"
             raise ProtocolError(msg)
         lengths = np.where(is_text, lengths, 0)
         _check_lengths(lengths)
-        texts = Texts(source, at + np.where(is_text, 5, 1), lengths, is_text)
+        texts = Texts(source, np.where(is_text, starts, at + 1), lengths, is_text, heads)
         fields.append(Field(texts, unchanged if unchanged.any() else None))
         at = texts.starts + lengths
     _check_ends(at, ends)
@@ -67,13 +69,14 @@ def walk_copy_rows(
     at = _check_counts(source, at, columns)
     found = []
     for _ in range(columns):
-        lengths = source.int32_at(at)
+        words = source.int64_at(at)  # the length, the first four bytes
+        lengths = words >> 32
         present = None
         if len(lengths) and lengths.min() < 0:
             present = lengths != -1
             lengths = np.where(present, lengths, 0)
             _check_lengths(lengths)
-        found.append(Texts(source, at + 4, lengths, present))
+        found.append(Texts(source, at + 4, lengths, present, words >> 8))
         at = at + (lengths + 4)
     if (at != ends).any():
         msg = "row's values do not fill its message"
