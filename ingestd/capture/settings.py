@@ -127,7 +127,7 @@ class WalSettings(PostgresSettings):
     """With more WAL than this to read, a backlog is drained by SQL functions first."""
     catch_up_slots: int = Field(default=2, ge=1, le=16)
     """How many temporary slots decode parts of a backlog at the same time."""
-    catch_up_part: SizeBytes = 512_000_000
+    catch_up_part: SizeBytes = 1_000_000_000
     """About how much WAL such a part has, up to four times that after parts that hold next to
     nothing; the server keeps its changes in temporary files."""
     open_transaction_spool: SizeOrZero = 0
