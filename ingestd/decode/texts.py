@@ -16,9 +16,9 @@ class Source:
     """A buffer to read from: as bytes, as unaligned big-endian integers, as Arrow sees it.
 
     The view of integers has one item for each byte, so an offset is an index; to read eight bytes
-    takes no longer than two. Reading beyond the buffer gives zeros: whoever reads checks afterwards
-    that the offsets were good. They must not be negative. (The view is indexed, not taken from:
-    `take` would copy all of it.)
+    takes no longer than two. Reading beyond the buffer gives something of it, or zeros: whoever
+    reads checks afterwards that the offsets were good. They must not be negative. (The view is
+    indexed, not taken from: `take` would copy all of it.)
     """
 
     __slots__ = ("_words", "arrow", "buffer", "data")
@@ -43,7 +43,7 @@ class Source:
         return self.int64_at(offsets) >> 32
 
     def int64_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Signed big-endian 64-bit integers at these offsets, with zeros behind the buffer."""
+        """Signed big-endian 64-bit integers at these offsets; zeros follow the last byte."""
         last = len(self._words) - 1
         if len(offsets) == 0 or offsets.max() <= last:
             return self._words[offsets].astype(np.int64)
