@@ -4,7 +4,9 @@ The daemon holds some tens of MB of buffers for a moment each, from a dozen thre
 every thread's heap keeps what it had at its worst: three times what is in use. So Arrow uses the
 C library's heap instead of its own, one for all threads, and whatever is large is mapped by itself
 and gone when it is freed. Measured with a backlog of 1.5M changes: 302 MB at the most instead of
-418, at the same CPU. Source: mallopt(3); Arrow, "Memory Pools".
+418, at the same CPU. deltalake brings an allocator of its own, jemalloc, with four heaps for each
+core, which keep what is free for ten seconds: one heap and half a second are enough. Measured after
+3,000 epochs: 208 MB instead of 232. Source: mallopt(3); Arrow, "Memory Pools"; jemalloc(3).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ LARGE_BYTES = 4 << 20
 KEPT_BYTES = 16 << 20
 """Free memory at the heap's end that is kept for the next who asks."""
 ARENAS = 1
+RUST_MALLOC = "narenas:1,dirty_decay_ms:500,muzzy_decay_ms:0"
+"""Of the jemalloc that Rust's libraries bring."""
 
 _CHOICES = (
     (_ARENA_MAX, "MALLOC_ARENA_MAX", ARENAS),
@@ -27,10 +31,11 @@ _CHOICES = (
 
 
 def give_back_early() -> None:
-    """Choose the allocators. Before pyarrow is imported, which looks at the environment then.
+    """Choose the allocators. Before pyarrow and deltalake are imported, which look at it then.
 
-    What the environment says already stays. Does nothing where the C library is not glibc.
+    What the environment says already stays. Leaves the heap alone where the C library is not glibc.
     """
+    os.environ.setdefault("_RJEM_MALLOC_CONF", RUST_MALLOC)
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return
