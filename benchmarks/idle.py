@@ -1,4 +1,4 @@
-"""CPU of a daemon with ten sources in which nothing happens."""
+"""CPU of a daemon with one source, or ten, in which nothing happens."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import psutil
 
 from benchmarks.rig import Rig, config, source
 
-SOURCES, SECONDS = 10, 30
+SOURCES, SECONDS = (1, 10), 30
 
 
-def measure(rig: Rig) -> dict[str, float]:
+def measure(rig: Rig, sources: int) -> dict[str, float]:
     """Give the share of one core, after the daemon has settled."""
     parts = []
-    for number in range(SOURCES):
-        name = f"idle_{number}"
+    for number in range(sources):
+        name = f"idle_{sources}_{number}"
         rig.psql(f"CREATE DATABASE {name}")
         with rig.server.connect(name) as connection:
             connection.execute("CREATE TABLE quiet (id int PRIMARY KEY)")
         parts.append(source(name, rig.server.dsn(name), "public.quiet"))
-    daemon = rig.daemon("idle", config(*parts))
+    daemon = rig.daemon(f"idle_{sources}", config(*parts))
     daemon.start_ready(limit_s=120)
     process = psutil.Process(daemon.pid)
     time.sleep(15)

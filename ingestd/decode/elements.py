@@ -76,7 +76,7 @@ def _odd_outline(texts: Texts, dialect: Dialect) -> Flags:
     """Find what does not begin and end with the brackets."""
     odd: Flags = texts.lengths < 2  # noqa: PLR2004 - the brackets
     ends = texts.starts + np.maximum(texts.lengths, 1)
-    odd |= texts.source.bytes_at(texts.starts) != dialect.opening
+    odd |= texts.first() != dialect.opening
     odd |= texts.source.bytes_at(ends - 1) != dialect.closing
     if texts.present is not None:
         odd &= texts.present

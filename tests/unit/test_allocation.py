@@ -4,7 +4,10 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
+
+from deltalake import _internal
 
 GROWS_AND_SHRINKS = dedent("""
     import resource, sys, threading
@@ -49,3 +52,12 @@ def test_what_threads_had_at_their_worst_is_given_back() -> None:
 def test_what_the_environment_says_stays() -> None:
     pool, _ = run({"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})
     assert pool == "mimalloc"
+
+
+def test_what_is_set_for_deltalake_is_what_its_allocator_looks_for() -> None:
+    """Another allocator would pass it over without a word, a wrong value not."""
+    if platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc":
+        assert b"_RJEM_MALLOC_CONF" in Path(_internal.__file__).read_bytes()
+    code = "from ingestd.allocation import *; give_back_early(); import deltalake"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
