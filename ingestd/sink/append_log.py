@@ -47,7 +47,8 @@ CHECKPOINT_INTERVAL = 20
 """A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
 20; the checkpoints themselves are included."""
 CHECKPOINT_EVERY = 100
-"""The same where appends need no handle: only who opens the table reads the commits since."""
+"""The same on a disk, where appends need no handle: only who opens the table reads the commits
+since, which in an object store is a request or two for each."""
 REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when others without data (OPTIMIZE) come between."""
@@ -241,7 +242,8 @@ class AppendLog(TableLog):
         self._table = None
         if app_version is not None:
             self._app_version, self._knows_app_version = app_version, True
-        if (committed + 1) % CHECKPOINT_EVERY == 0:
+        every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
+        if (committed + 1) % every == 0:
             self._later(self._checkpoint_or_note)
         return committed
 

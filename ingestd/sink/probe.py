@@ -108,10 +108,12 @@ def _try_put_new(store: Store) -> None:
     name = _new_name()
     try:
         with _step(store, "can't commit"):
-            is_first = store.put_new(name, _CONTENT)
+            store.put_new(name, _CONTENT)
             is_second = store.put_new(name, _CONTENT)
     except IngestdError as error:
         cause = error.__cause__
+        if _NOT_KNOWN in str(cause):
+            raise _OverwritesError from error
         if not isinstance(cause, OSError) or cause.errno not in _NO_LINKS:
             raise
         raise OperatorError(
@@ -122,7 +124,7 @@ def _try_put_new(store: Store) -> None:
     finally:
         with suppress(OSError):
             store.remove(name)
-    if not is_first or is_second:
+    if is_second:
         raise _OverwritesError
 
 

@@ -21,6 +21,7 @@ from ingestd.errors import OperatorError
 from ingestd.failpoints import reach
 from ingestd.sink.durable import Durability, Fsync, make_folder
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.s3_objects import s3_objects
 
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
@@ -63,7 +64,8 @@ class Store(Protocol):
     def put_new(self, path: str, content: bytes) -> bool:
         """Write a file, whole or not at all; False if it was there already.
 
-        Its content is durable, its entry in the folder after `sync`.
+        In an object store also if this has put it and the answer was lost. Its content is durable,
+        its entry in the folder after `sync`.
         """
         ...
 
@@ -224,6 +226,7 @@ class LocalStore:
 class ObjectStore:
     """S3, GCS, Azure and the like, by deltalake's own file system: one set of options for both.
 
+    New objects are put by fewer requests where that is sure to reach the same store (`s3_objects`).
     A put that returned is durable there.
     """
 
@@ -232,6 +235,7 @@ class ObjectStore:
         self._uri = uri.rstrip("/")
         self._handler = DeltaFileSystemHandler(self._uri, self.storage_options)
         self._files = pafs.PyFileSystem(DeltaStorageHandler(self._uri, self.storage_options))
+        self._objects = s3_objects(self._uri, self.storage_options or {}, os.environ)
 
     def uri(self, path: str) -> str:
         """Give the URI."""
@@ -242,13 +246,23 @@ class ObjectStore:
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new object for writing; it appears when closed."""
+        if self._objects is not None:
+            return self._objects.create(path)
         return io.BufferedWriter(_Upload(self._handler.open_output_stream(path)), 1 << 20)
 
-    puts_new = False
+    @property
+    def puts_new(self) -> bool:
+        """Not by the file system that deltalake offers, though its own commits can."""
+        return self._objects is not None
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Not by the file system that deltalake offers; its own commits can."""
-        raise NotImplementedError(path, len(content))
+        """Put an object, or give False: then it may be ours all the same, if an answer was lost."""
+        if self._objects is None:
+            raise NotImplementedError(path, len(content))
+        reach("sink.commit_put.before")
+        is_new = self._objects.put_new(path, content)
+        reach("sink.commit_put.after")
+        return is_new
 
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading."""

@@ -28,6 +28,7 @@ class ObjectStoreServer:
 
     def __init__(self) -> None:
         self._lakes = 0
+        self._is_deltalakes = False
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -54,15 +55,20 @@ class ObjectStoreServer:
     def uri(self) -> str:
         return f"s3://{BUCKET}/some/prefix{self._lakes}"
 
-    def begin_anew(self) -> None:
-        """Let `uri` be another lake's, and forget the requests."""
+    def begin_anew(self, *, by_deltalake: bool = False) -> None:
+        """Let `uri` be another lake's, and forget the requests.
+
+        `by_deltalake`: with an option that deltalake alone knows, so all goes through it.
+        """
         self._lakes += 1
+        self._is_deltalakes = by_deltalake
         self.requests()
 
     @property
     def options(self) -> dict[str, str]:
-        """What deltalake needs to reach it."""
+        """What is needed to reach it."""
         return {
+            **({"max_retries": "10"} if self._is_deltalakes else {}),
             "AWS_ENDPOINT_URL": self._endpoint,
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
@@ -103,11 +109,11 @@ class ObjectStoreServer:
 
     def overwrite(self, times: int = 1) -> None:
         """Do the next puts of commits that are refused where there is one, whatever is there."""
-        self._steer("fault", kind="overwrite", method="PUT", path="_delta_log/", times=times)
+        self._steer("fault", kind="overwrite", method="PUT", path="/", times=times)
 
     def know_no_conditions(self, times: int = 1) -> None:
         """Answer the next puts of commits by 501 NotImplemented."""
-        self._steer("fault", kind="unknown", method="PUT", path="_delta_log/", times=times)
+        self._steer("fault", kind="unknown", method="PUT", path="/", times=times)
 
     def recover(self) -> int:
         """Forget the faults that are still to come; give how many have been since the last time."""

@@ -31,6 +31,8 @@ _ANSWERS = {
     "unknown": (_UNKNOWN, 501),
 }
 """What is answered without doing anything, by the kind of fault."""
+_OF_CONDITIONS = ("overwrite", "unknown")
+"""Faults of puts that are to be refused where there is one already (If-None-Match)."""
 
 
 class Layer:
@@ -51,7 +53,8 @@ class Layer:
         method = "LIST" if "list-type" in query else environ["REQUEST_METHOD"]
         with self._lock:
             self._requests.append((method, path))
-            latency_s, fault = self._latency_s, self._fault_of(method, path)
+            is_new = "HTTP_IF_NONE_MATCH" in environ
+            latency_s, fault = self._latency_s, self._fault_of(method, path, is_new=is_new)
         time.sleep(latency_s)
         if fault in _ANSWERS:
             return Response(*_ANSWERS[fault])(environ, start)
@@ -63,8 +66,10 @@ class Layer:
             return Response("", 500)(environ, start)
         return self._app(environ, start)
 
-    def _fault_of(self, method: str, path: str) -> str | None:
+    def _fault_of(self, method: str, path: str, *, is_new: bool) -> str | None:
         for fault in self._faults:
+            if fault["kind"] in _OF_CONDITIONS and not is_new:
+                continue
             if fault["times"] and fault["method"] == method and fault["path"] in path:
                 fault["times"] -= 1
                 self._came += 1
