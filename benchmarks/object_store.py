@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks import drain
 from benchmarks.rig import Rig
+from ingestd.schema import TableId
+from ingestd.sink.read import read_raw
 from tests.harness.object_store import ObjectStoreServer
 
 LATENCY_S, ROUNDS = 0.03, 3
@@ -43,11 +45,21 @@ def measure(rig: Rig, rows: int = 3 * drain.ROWS) -> Remote:
             store.delay(latency_s)
             store.requests()
             drain.drain(rig, run, daemons[run], target)
+            requests_made = store.requests().total()
             epochs = _epochs(rig, run)
-            requests = store.requests().total() / len(epochs)
+            _check(run, store, epochs)
+            requests = requests_made / len(epochs)
             per_s[latency_s].append(_changes_per_s(epochs))
             commit_s[latency_s].append(median(epoch["seconds"] for epoch in epochs))
     return Remote(_medians(per_s), _medians(commit_s), requests)
+
+
+def _check(run: drain.Run, store: ObjectStoreServer, epochs: list[dict[str, Any]]) -> None:
+    """See that what was written can be read, all of it."""
+    table = TableId("public", "load")
+    rows = read_raw(run.lake, run.name, table, storage_options=store.options).num_rows
+    written = sum(epoch["rows"] for epoch in epochs)
+    assert rows == written, f"{run.name}: {rows} rows in the lake, {written} were written"
 
 
 def _epochs(rig: Rig, run: drain.Run) -> list[dict[str, Any]]:

@@ -63,9 +63,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach the processes of tests: those of a shell's background job ignore it."""
+    """Let Ctrl-C reach the processes of tests, and nothing of who runs them reach stores.
+
+    Processes of a shell's background job ignore Ctrl-C.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]  # they would say how stores on loopback are reached
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks

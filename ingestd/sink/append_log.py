@@ -48,7 +48,7 @@ CHECKPOINT_INTERVAL = 20
 20; the checkpoints themselves are included."""
 CHECKPOINT_EVERY = 100
 """The same on a disk, where appends need no handle: only who opens the table reads the commits
-since, which in an object store is a request or two for each."""
+since. In an object store whoever does asks for each of them, several times."""
 REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when others without data (OPTIMIZE) come between."""
@@ -224,6 +224,7 @@ class AppendLog(TableLog):
                 is_ours = self.store.put_new(self._log_file(self._version + 1), content)
             except OSError as error:
                 is_ours, failure = False, error
+            known = self._version
             if is_ours:
                 self._version += 1
                 committed: int | None = self._version
@@ -234,6 +235,8 @@ class AppendLog(TableLog):
                 with storage_faults(self.uri):
                     self.store.sync(f"{self.folder}/_delta_log", [])
                 return self._done(committed, app_version)
+            if failure is None and self._version == known:
+                failure = OSError("the store refused a commit where there is none")
             if failure is not None:
                 raise storage_fault(failure, self.uri) from failure
         raise self._outrun()
@@ -251,7 +254,7 @@ class AppendLog(TableLog):
         """Read the commits that came between, without listing; give our own if it is there."""
         ours: int | None = None
         is_changed = False
-        while self.store.size(self._log_file(self._version + 1)) is not None:
+        while self.has_commit(self._version + 1):
             text = self._commit_json(self._version + 1)
             if self._pass(self._version + 1, text, token) is Interposed.OURS:
                 ours = self._version + 1

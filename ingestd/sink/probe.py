@@ -55,7 +55,8 @@ def probe(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLi
     if not is_sure:
         detail = "writable; whether it refuses a second commit could not be seen"
         return CheckLine("", subject, "warn", detail, "run it again; see docs/object-stores.md")
-    return CheckLine("", subject, "ok", "writable")
+    detail = f"writable; {store.remark}" if store.remark else "writable"
+    return CheckLine("", subject, "ok", detail)
 
 
 @contextmanager
@@ -108,7 +109,7 @@ def _try_put_new(store: Store) -> None:
     name = _new_name()
     try:
         with _step(store, "can't commit"):
-            store.put_new(name, _CONTENT)
+            is_there = store.put_new(name, _CONTENT) or store.size(name) is not None
             is_second = store.put_new(name, _CONTENT)
     except IngestdError as error:
         cause = error.__cause__
@@ -126,6 +127,11 @@ def _try_put_new(store: Store) -> None:
             store.remove(name)
     if is_second:
         raise _OverwritesError
+    if not is_there:
+        raise OperatorError(
+            "the store refuses a commit (a put with If-None-Match) where there is none",
+            remedy="see what between here and the store changes or answers such requests",
+        )
 
 
 def _is_refused(store: Store) -> bool:

@@ -94,8 +94,7 @@ class ReferenceLog(AppendLog):
     def content(self) -> str | None:
         """Give the digest of this version's rows, None if it is not known."""
         for number in range(self.version, max(-1, self.version - LOOK_BACK), -1):
-            path = f"{self.folder}/_delta_log/{number:020}.json"
-            if self.store.size(path) is None:
+            if not self.has_commit(number):
                 return None
             actions = [json.loads(line) for line in self._commit_json(number).splitlines() if line]
             for action in actions:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ingestd.changes import TRUNCATE
 from ingestd.errors import TableError, TransientError
 from ingestd.schema import TableId
-from ingestd.sink.commit_tail import CommitTail, EpochEnd, File, commit_path
+from ingestd.sink.commit_tail import CommitTail, EpochEnd, File
 from ingestd.sink.jobs import Jobs
 from ingestd.sink.last_rows import last_rows
 from ingestd.sink.paths import Layout
@@ -188,7 +188,7 @@ class RawReferenceSource:
 
     def _described(self) -> ReferenceDefinition:
         known = self._tables.version
-        if known < 0 or self._store.size(commit_path(self._tables.folder, known + 1)) is not None:
+        if known < 0 or self._tables.has_commit(known + 1):
             self._tables.load()
             if self._tables.version != known or self._definition is None:
                 self._definition = self._read_definition()

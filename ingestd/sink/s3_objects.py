@@ -2,84 +2,163 @@
 
 deltalake's own file system sends every object in parts, three requests at least, and cannot refuse
 to overwrite one; its commits can, but list and read the log around that. obstore is made of the
-same object_store as deltalake and takes the same options, but for what deltalake adds to them: the
-AWS SDK's chain of credentials (profiles, roles) and options of its own. So it is used where the
-keys are given and nothing is said that it does not know: then both reach the same store alike.
+same object_store as deltalake, but what is around that differs: deltalake asks the AWS SDK for
+credentials (profiles, roles), and takes options from variables however they are written. So obstore
+is used only where nothing is said by which the two could reach different stores, or one by
+different rights; else `s3_objects` says why not.
 
-Source: AWS documentation, "Conditional requests"; object_store's PutMode::Create.
+Source: AWS documentation, "Conditional requests"; object_store's `PutMode::Create`,
+`AmazonS3ConfigKey` and `ClientConfigKey`.
 """
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
+from ingestd.quantities import seconds
+
 if TYPE_CHECKING:
     from obstore import WritableFile
+    from obstore.store import ClientConfig, RetryConfig
 
 PART_BYTES = 5 << 20
 """Larger objects are sent in parts of this size, the least that S3 takes."""
 PARTS_AT_ONCE = 4
-_KEYS = frozenset({"access_key_id", "secret_access_key"})
-_REGIONS = frozenset({"region", "default_region"})
-_ALLOW_HTTP = "allow_http"
-_KNOWN = frozenset(
+_NEEDED = ("access_key_id", "secret_access_key", "region")
+_ALIASES = {"default_region": "region", "endpoint": "endpoint_url", "token": "session_token"}
+_CONFIG = frozenset(
     {
-        *_KEYS,
-        *_REGIONS,
-        _ALLOW_HTTP,
-        *("session_token", "token", "endpoint_url", "endpoint", "virtual_hosted_style_request"),
+        *_NEEDED,
+        *("session_token", "endpoint_url", "virtual_hosted_style_request", "conditional_put"),
         *("server_side_encryption", "sse_kms_key_id", "sse_bucket_key_enabled"),
     }
 )
-"""Options by which both reach the same store, without the `AWS_` that may be before them."""
-_ELSEWHERE = re.compile(r"AWS_(?:.*ROLE_ARN|S3_LOCKING_PROVIDER|ENDPOINT_URL_\w+)")
-"""Variables by which deltalake may reach another store than obstore, or by other rights."""
+_HOW = frozenset({"allow_http", "timeout", "connect_timeout", "max_retries", "retry_timeout"})
+"""Options that obstore is given besides, all of them without the `AWS_` that may be before them."""
+_VARIABLES = _CONFIG | {"allow_http"}
+_MEANT_BY_DELTALAKE = re.compile(
+    r"bucket(_name)?|endpoint_url_(s3|sts)|metadata_endpoint|imdsv1_fallback|unsigned_payload"
+    r"|checksum_algorithm|container_(credentials_\w+_uri|authorization_token_file)|role_arn"
+    r"|web_identity_token_file|role_session_name|skip_signature|copy_if_not_exists"
+    r"|disable_tagging|request_payer|s3_express|sse_customer_key_base64|allow_invalid_certificates"
+    r"|(connect_|read_|pool_idle_)?timeout|default_content_type|http1_only|http2_\w+"
+    r"|pool_max_idle_per_host|proxy_(url|ca_certificate|excludes)|randomize_addresses|user_agent"
+)
+"""Names, in any case and without `AWS_`, of variables that it may take as options."""
+_OF_OTHER_PROGRAMS = frozenset(
+    {
+        *("profile", "default_profile", "config_file", "shared_credentials_file"),
+        *("execution_env", "pager", "default_output", "sdk_load_config", "ec2_metadata_disabled"),
+        *("retry_mode", "max_attempts", "sts_regional_endpoints", "ca_bundle"),
+    }
+)
+"""Variables (`AWS_...`) of which nothing comes where the keys and the region are given."""
 _YES = frozenset({"1", "true", "on", "yes", "y"})
-_PLAIN_PREFIX = re.compile(r"[\w.\-/]*", re.ASCII)
+_BUCKET = re.compile(r"[a-z0-9.-]+")
+_PREFIX = re.compile(r"(?:[\w-][\w.-]*(?:/[\w-][\w.-]*)*)?", re.ASCII)
 _DETAILS = "\n\nDebug source:"
 """What of an error's text is for obstore's own developers."""
 
 
-def s3_objects(
-    uri: str, options: Mapping[str, str], environment: Mapping[str, str]
-) -> S3Objects | None:
-    """Give what puts objects below `uri`; None if it may reach another store than deltalake."""
+class NotSureError(Exception):
+    """deltalake might reach another store. The text says why."""
+
+
+def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, str]) -> S3Objects:
+    """Give what puts objects below `uri`. Raises NotSureError."""
     parts = urlsplit(uri)
     prefix = parts.path.strip("/")
-    if parts.scheme not in {"s3", "s3a"} or not _PLAIN_PREFIX.fullmatch(prefix):
-        return None
-    if any(map(_ELSEWHERE.fullmatch, environment)):
-        return None
-    given = {_short(key): value for key, value in options.items()}
-    is_plain = given.pop("conditional_put", "etag").lower() == "etag" and given.keys() <= _KNOWN
-    named = {_short(key): value for key, value in environment.items() if key.startswith("AWS_")}
-    config = {key: value for key, value in (named | given).items() if key in _KNOWN}
-    if not (is_plain and config.keys() >= _KEYS and config.keys() & _REGIONS):
-        return None
-    allow_http = config.pop(_ALLOW_HTTP, "false").lower() in _YES
+    if parts.scheme not in {"s3", "s3a"}:
+        raise NotSureError(f"{parts.scheme}:// is not S3")
+    if not (_BUCKET.fullmatch(parts.netloc) and _PREFIX.fullmatch(prefix)) or "?" in uri:
+        raise NotSureError("there are unusual characters in the URI")
+    given = _options(options)
+    config = _variables(environment, given) | given
+    for name in _NEEDED:
+        if not config.get(name):
+            raise NotSureError(f"AWS_{name.upper()} is not given")
+    if config.pop("conditional_put", "etag").lower() != "etag":
+        raise NotSureError("AWS_CONDITIONAL_PUT is not etag")
     try:
         store = S3Store(
             parts.netloc,
             prefix=prefix or None,
+            client_options=_client(config),
+            retry_config=_retry(config),
             config={f"aws_{key}": value for key, value in config.items()},  # type: ignore[arg-type]
-            client_options={"allow_http": allow_http},
         )
-    except (BaseError, ValueError):
-        return None  # deltalake says what is wrong
+    except (BaseError, ValueError) as error:
+        raise NotSureError(f"an option can't be read: {_told(error)}") from error
     return S3Objects(store)
 
 
-def _short(option: str) -> str:
-    return option.lower().removeprefix("aws_")
+def _client(config: dict[str, str]) -> ClientConfig:
+    """Take from the options what is about connections. Raises ValueError."""
+    found: ClientConfig = {"allow_http": config.pop("allow_http", "").lower() in _YES}
+    if "timeout" in config:
+        found["timeout"] = timedelta(seconds=seconds(config.pop("timeout")))
+    if "connect_timeout" in config:
+        found["connect_timeout"] = timedelta(seconds=seconds(config.pop("connect_timeout")))
+    return found
+
+
+def _retry(config: dict[str, str]) -> RetryConfig:
+    """Take from the options what is about trying again. Raises ValueError."""
+    found: RetryConfig = {}
+    if "retry_timeout" in config:
+        found["retry_timeout"] = timedelta(seconds=seconds(config.pop("retry_timeout")))
+    if "max_retries" in config:
+        found["max_retries"] = int(config.pop("max_retries"))
+    return found
+
+
+def _options(options: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for option, value in options.items():
+        name = _name(option)
+        if name not in _CONFIG | _HOW:
+            raise NotSureError(f"obstore is not given the option {option}")
+        _add(found, name, option, value)
+    return found
+
+
+def _variables(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for variable, value in environment.items():
+        name = _name(variable)
+        is_plain = variable.startswith("AWS_") and variable.isupper()
+        if is_plain and name in _VARIABLES:
+            if variable == f"AWS_{name.upper()}" and name in given:
+                continue  # the option goes before it
+            _add(found, name, variable, value)
+            if given.get(name, value) != value:
+                raise NotSureError(f"the variable {variable} says otherwise than an option")
+        elif is_plain and name in _OF_OTHER_PROGRAMS:
+            continue
+        elif is_plain or name in _VARIABLES or _MEANT_BY_DELTALAKE.fullmatch(name):
+            raise NotSureError(f"the variable {variable} is set")
+    return found
+
+
+def _add(found: dict[str, str], name: str, said: str, value: str) -> None:
+    if not value:
+        raise NotSureError(f"{said} is empty")
+    if found.setdefault(name, value) != value:
+        raise NotSureError(f"{said} is given twice, by different names")
+
+
+def _name(option: str) -> str:
+    name = option.lower().removeprefix("aws_")
+    return _ALIASES.get(name, name)
 
 
 class S3Objects:
@@ -89,7 +168,7 @@ class S3Objects:
         self._store = store
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Put an object, or give False if there is one: it is ours if an answer was lost."""
+        """Put an object; False if there is one, which is ours if an answer was lost."""
         try:
             with _as_os_error():
                 obstore.put(self._store, path, content, mode="create", use_multipart=False)
@@ -97,39 +176,31 @@ class S3Objects:
             return False
         return True
 
-    def create(self, path: str) -> IO[bytes]:
-        """Open a new object for writing; it appears when closed."""
+    def open(self, path: str) -> S3Object:
+        """Begin a new object."""
         with _as_os_error():
-            opened = obstore.open_writer(
-                self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+            return S3Object(
+                obstore.open_writer(
+                    self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+                )
             )
-        return io.BufferedWriter(_Upload(opened), 1 << 20)
 
 
-class _Upload(io.RawIOBase):
-    """Counts what was written, which Parquet writers ask for."""
+class S3Object:
+    """An object that is written; it appears when it is closed. Raises OSError."""
 
     def __init__(self, opened: WritableFile) -> None:
         self._opened = opened
-        self._position = 0
 
-    def tell(self) -> int:
-        return self._position
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer
+    def write(self, data: bytes) -> None:
+        """Take more of it. obstore keeps `data` as it is, so it may not change after."""
         with _as_os_error():
             self._opened.write(data)
-        self._position += len(data)
-        return len(data)
 
     def close(self) -> None:
-        if not self.closed:
-            super().close()
-            with _as_os_error():
-                self._opened.close()
+        """Send what is left."""
+        with _as_os_error():
+            self._opened.close()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from ingestd.errors import OperatorError
 from ingestd.failpoints import reach
 from ingestd.sink.durable import Durability, Fsync, make_folder
 from ingestd.sink.faults import storage_faults
-from ingestd.sink.s3_objects import s3_objects
+from ingestd.sink.s3_objects import NotSureError, S3Object, S3Objects, s3_objects
 
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
@@ -35,6 +35,11 @@ class Store(Protocol):
 
     Raises OSError, or deltalake's errors from an object store.
     """
+
+    @property
+    def remark(self) -> str:
+        """What whoever asks about it may want to know; mostly nothing."""
+        ...
 
     @property
     def storage_options(self) -> dict[str, str] | None:
@@ -62,10 +67,10 @@ class Store(Protocol):
         ...
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Write a file, whole or not at all; False if it was there already.
+        """Write a file, whole or not at all; False if it is there already.
 
-        In an object store also if this has put it and the answer was lost. Its content is durable,
-        its entry in the folder after `sync`.
+        Of an object store that does not say that it is another's: an answer may have been lost.
+        Its content is durable, its entry in the folder after `sync`.
         """
         ...
 
@@ -118,6 +123,7 @@ class LocalStore:
     """A local file system."""
 
     storage_options = None
+    remark = ""
 
     def __init__(self, root: Path, durability: Durability) -> None:
         self.root = root.absolute()
@@ -235,7 +241,12 @@ class ObjectStore:
         self._uri = uri.rstrip("/")
         self._handler = DeltaFileSystemHandler(self._uri, self.storage_options)
         self._files = pafs.PyFileSystem(DeltaStorageHandler(self._uri, self.storage_options))
-        self._objects = s3_objects(self._uri, self.storage_options or {}, os.environ)
+        self._objects: S3Objects | None = None
+        self.remark = "an epoch costs two requests a table"
+        try:
+            self._objects = s3_objects(self._uri, self.storage_options or {}, os.environ)
+        except NotSureError as reason:
+            self.remark = f"an epoch costs eleven requests a table, not two: {reason}"
 
     def uri(self, path: str) -> str:
         """Give the URI."""
@@ -246,17 +257,20 @@ class ObjectStore:
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new object for writing; it appears when closed."""
-        if self._objects is not None:
-            return self._objects.create(path)
-        return io.BufferedWriter(_Upload(self._handler.open_output_stream(path)), 1 << 20)
+        opened: ObjectOutputStream | S3Object
+        if self._objects is None:
+            opened = self._handler.open_output_stream(path)
+        else:
+            opened = self._objects.open(path)
+        return io.BufferedWriter(_Upload(opened), 1 << 20)
 
     @property
     def puts_new(self) -> bool:
-        """Not by the file system that deltalake offers, though its own commits can."""
+        """Whether obstore reaches it; what deltalake offers can't, though its own commits can."""
         return self._objects is not None
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Put an object, or give False: then it may be ours all the same, if an answer was lost."""
+        """Put an object by a conditional put."""
         if self._objects is None:
             raise NotImplementedError(path, len(content))
         reach("sink.commit_put.before")
@@ -312,9 +326,12 @@ class ObjectStore:
 
 
 class _Upload(io.RawIOBase):
-    """deltalake's output stream takes `bytes` only, and Parquet writers give buffers."""
+    """Gives a stream `bytes`, where Parquet writers, and `BufferedWriter`, give buffers.
 
-    def __init__(self, stream: ObjectOutputStream) -> None:
+    Those are written to anew, or freed, while obstore still has what it was given.
+    """
+
+    def __init__(self, stream: ObjectOutputStream | S3Object) -> None:
         self._stream = stream
         self._position = 0
 
@@ -333,7 +350,7 @@ class _Upload(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._stream.close()  # type: ignore[attr-defined] # missing in deltalake's stub
+            self._stream.close()  # type: ignore[union-attr] # missing in deltalake's stub
 
 
 _OVERWRITING = {

@@ -117,7 +117,7 @@ class TableLog:
 
         Raises OperatorError if a power cut left only part of it.
         """
-        if self._version < 0 or self.store.size(self._log_file(self._version)) is None:
+        if not self.has_commit(self._version):
             return None
         found = self._commit_json(self._version)
         if not is_whole(found.encode()):
@@ -132,8 +132,7 @@ class TableLog:
             if found is not None:
                 return found
             number -= 1
-            is_there = number >= 0 and self.store.size(self._log_file(number)) is not None
-            commit = self._commit_json(number) if is_there else None
+            commit = self._commit_json(number) if self.has_commit(number) else None
         return None
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
@@ -196,7 +195,7 @@ class TableLog:
         if RESUMES not in self.configuration():
             return ""
         for number in range(self._version, -1, -1):
-            if self.store.size(self._log_file(number)) is None:
+            if not self.has_commit(number):
                 return ""
             found = resume_in(self._commit_json(number), self.app_id)
             if found is not None:
@@ -228,6 +227,11 @@ class TableLog:
             self.store.sync(log, names)
             if version == 0:
                 self.store.sync(self.folder, [])
+
+    def has_commit(self, version: int) -> bool:
+        """Whether the log has that commit: old ones go, and it ends somewhere."""
+        with storage_faults(self.uri):
+            return version >= 0 and self.store.size(self._log_file(version)) is not None
 
     def _commit_json(self, version: int) -> str:
         with storage_faults(self.uri), self.store.open(self._log_file(version)) as file:

@@ -54,7 +54,7 @@ SMALL, LARGE = 10, 8_000_000
 DISK_MB = 2
 LARGEST_FILE = 1_000_000
 FEW_RETRIES = {"max_retries": "1", "retry_timeout": "4s", "timeout": "2s"}
-"""How long deltalake itself tries again."""
+"""How long a request is tried again."""
 
 
 @pytest.fixture
@@ -316,9 +316,9 @@ def running_store() -> Iterator[ObjectStoreServer]:
         yield server
 
 
-@pytest.fixture
-def store(running_store: ObjectStoreServer) -> ObjectStoreServer:
-    running_store.begin_anew()
+@pytest.fixture(params=["obstore", "deltalake"])
+def store(running_store: ObjectStoreServer, request: pytest.FixtureRequest) -> ObjectStoreServer:
+    running_store.begin_anew(by_deltalake=request.param == "deltalake")
     return running_store
 
 

@@ -58,7 +58,7 @@ class ObjectStoreServer:
     def begin_anew(self, *, by_deltalake: bool = False) -> None:
         """Let `uri` be another lake's, and forget the requests.
 
-        `by_deltalake`: with an option that deltalake alone knows, so all goes through it.
+        `by_deltalake`: with an option that obstore is not given, so all goes through deltalake.
         """
         self._lakes += 1
         self._is_deltalakes = by_deltalake
@@ -68,7 +68,7 @@ class ObjectStoreServer:
     def options(self) -> dict[str, str]:
         """What is needed to reach it."""
         return {
-            **({"max_retries": "10"} if self._is_deltalakes else {}),
+            **({"user_agent": "ingestd"} if self._is_deltalakes else {}),
             "AWS_ENDPOINT_URL": self._endpoint,
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",

@@ -8,6 +8,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
@@ -39,6 +40,8 @@ KILLS = 3
 TABLE = make_table("orders")
 IDS = (1, 2, 3)
 VISITS = TableId("public", "visits")
+MANY = 150_000
+"""Rows whose file is sent in parts."""
 REQUESTS_OF_A_COMMIT = {"obstore": 2, "deltalake": 11}
 
 
@@ -120,6 +123,55 @@ async def test_exactly_once_where_an_answer_is_lost_or_the_store_is_busy(
     expected = [(epoch, i) for epoch in range(1, 5) for i in IDS]
     assert sorted((row["_cdc_epoch"], row["id"]) for row in rows) == expected
     assert [row["epoch"] for row in epochs_of(local)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("pieces", [[100], [1 << 20, 1], [3_000_001] * 5, [6 << 20, 7, 11 << 20]])
+def test_what_was_written_is_there_whatever_becomes_of_the_buffers(
+    store: ObjectStoreServer, pieces: list[int]
+) -> None:
+    rng = random.Random(20261125)
+    written = [rng.randbytes(size) for size in pieces]
+    files = open_store(store.uri, store.options)
+
+    with files.create("a/b/part.parquet") as file:
+        for piece in written:
+            buffer = bytearray(piece)
+            file.write(buffer)
+            buffer[:] = bytes(len(buffer))  # as Parquet writers do with theirs
+
+    with files.open("a/b/part.parquet") as file:
+        assert bytes(file.read()) == b"".join(written)
+
+
+@pytest.mark.timeout(300)
+def test_files_sent_in_parts_hold_their_rows(
+    database: Database, make_daemon: MakeDaemon, store: ObjectStoreServer
+) -> None:
+    """I7, by a snapshot and by one transaction."""
+    slot = f"ingestd_shop_{database.name}"
+    name = f'slot = "{slot}"\npublication = "{slot}"'
+    database.execute(
+        "CREATE TABLE big (id int PRIMARY KEY, note text)",
+        "INSERT INTO big SELECT i, sha512(i::text::bytea)::text"
+        f" FROM generate_series(1, {MANY}) AS i",
+    )
+    daemon = make_daemon(
+        wal_config(lake=store.uri, dsn=database.dsn, source_extra=name, extra=store.config)
+    )
+    daemon.start_ready(60)
+    before = database.rows("SELECT id, note FROM big")
+    database.execute("UPDATE big SET note = sha512(note::bytea)::text")
+    with database.connect() as connection:
+        await_caught_up(connection, slot)
+    assert daemon.sigterm() == 0
+
+    rows = read_raw(store.uri, "shop", TableId("public", "big"), storage_options=store.options)
+    after = database.rows("SELECT id, note FROM big")
+    for op, expected in (("r", before), ("u", after)):
+        of_op = rows.filter(pc.equal(rows["_cdc_op"], op))
+        found = zip(of_op["id"].to_pylist(), of_op["note"].to_pylist(), strict=True)
+        assert sorted(found) == sorted(expected)
+    assert store.requests()["POST"] >= 2 * 2  # of either file, its begin and its end
 
 
 async def test_files_are_joined_in_a_store_while_the_daemon_appends(
