@@ -31,9 +31,9 @@ _CHOICES = (
 
 
 def give_back_early() -> None:
-    """Choose the allocators. Before pyarrow and deltalake are imported, which look at it then.
+    """Choose the allocators. Before pyarrow and deltalake are imported: they read the environment.
 
-    What the environment says already stays. Leaves the heap alone where the C library is not glibc.
+    What that says already stays. Leaves the heap alone where the C library is not glibc.
     """
     os.environ.setdefault("_RJEM_MALLOC_CONF", RUST_MALLOC)
     libc = ctypes.CDLL(None)

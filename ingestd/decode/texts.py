@@ -56,7 +56,7 @@ class Texts:
     """One column's values: `lengths` bytes from `starts` (int64), which grow.
 
     `present` is False where there is no value (length 0 there); None: all present. `heads`: numbers
-    whose three lowest bytes are what lies at the starts, if that was read.
+    whose three lowest bytes are what lies at the starts of those that are present, if it was read.
     """
 
     source: Source
@@ -79,7 +79,7 @@ class Texts:
         return self.source.buffer[start : start + int(self.lengths[row])]
 
     def first(self) -> NDArray[np.uint8]:
-        """The byte at each start, also of what has none."""
+        """The byte at each start; any number for what is absent or empty."""
         return self._near(0)
 
     def second(self) -> NDArray[np.uint8]:

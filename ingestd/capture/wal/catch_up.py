@@ -62,7 +62,7 @@ class CatchUpPolicy:
 
     above_bytes: int
     slots: int = 2
-    part_bytes: int = 1 << 30
+    part_bytes: int = 1_000_000_000
     most_joined: int = MOST_JOINED
     is_refused: bool = False
     packing: Packing = field(default_factory=Packing)
