@@ -64,7 +64,7 @@ _OF_OTHER_PROGRAMS = frozenset(
 """Variables (`AWS_...`) of which nothing comes where the keys and the region are given."""
 _YES = frozenset({"1", "true", "on", "yes", "y"})
 _BUCKET = re.compile(r"[a-z0-9.-]+")
-_PREFIX = re.compile(r"(?:[\w-][\w.-]*(?:/[\w-][\w.-]*)*)?", re.ASCII)
+_PATH = re.compile(r"(?:/[\w-][\w.-]*)*/?", re.ASCII)
 _DETAILS = "\n\nDebug source:"
 """What of an error's text is for obstore's own developers."""
 
@@ -76,10 +76,10 @@ class NotSureError(Exception):
 def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, str]) -> S3Objects:
     """Give what puts objects below `uri`. Raises NotSureError."""
     parts = urlsplit(uri)
-    prefix = parts.path.strip("/")
     if parts.scheme not in {"s3", "s3a"}:
         raise NotSureError(f"{parts.scheme}:// is not S3")
-    if not (_BUCKET.fullmatch(parts.netloc) and _PREFIX.fullmatch(prefix)) or "?" in uri:
+    is_plain = parts.geturl() == f"{parts.scheme}://{parts.netloc}{parts.path}"
+    if not (is_plain and _BUCKET.fullmatch(parts.netloc) and _PATH.fullmatch(parts.path)):
         raise NotSureError("there are unusual characters in the URI")
     given = _options(options)
     config = _variables(environment, given) | given
@@ -91,7 +91,7 @@ def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, s
     try:
         store = S3Store(
             parts.netloc,
-            prefix=prefix or None,
+            prefix=parts.path.strip("/") or None,
             client_options=_client(config),
             retry_config=_retry(config),
             config={f"aws_{key}": value for key, value in config.items()},  # type: ignore[arg-type]

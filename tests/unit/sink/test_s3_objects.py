@@ -55,6 +55,8 @@ def test_they_may_be_in_the_environment(
         ("s3://bucket/some prefix", GIVEN, {}, "characters"),
         ("s3://bucket/some%20prefix", GIVEN, {}, "characters"),
         ("s3://bucket/a//b", GIVEN, {}, "characters"),
+        ("s3://bucket//b", GIVEN, {}, "characters"),
+        ("s3://bucket/a#b", GIVEN, {}, "characters"),
         ("s3://bucket/a/../b", GIVEN, {}, "characters"),
         ("s3://bucket/a?versionId=1", GIVEN, {}, "characters"),
         ("s3://user:secret@bucket/a", GIVEN, {}, "characters"),
