@@ -229,16 +229,17 @@ class AppendLog(TableLog):
                 self._version += 1
                 committed: int | None = self._version
             else:
-                committed = self._look_on(token)
+                committed = self._look_on(token, failure)
             if committed is not None:
                 # Its content is durable since before it was there.
                 with storage_faults(self.uri):
                     self.store.sync(f"{self.folder}/_delta_log", [])
                 return self._done(committed, app_version)
-            if failure is None and self._version == known:
-                failure = OSError("the store refused a commit where there is none")
             if failure is not None:
                 raise storage_fault(failure, self.uri) from failure
+            if self._version == known:  # as where two puts are in one another's way (S3: 409)
+                what = f"lake table {self.uri}: the store refused a commit where there is none"
+                raise TransientError(what, reason="storage")
         raise self._outrun()
 
     def _done(self, committed: int, app_version: int | None) -> int:
@@ -250,11 +251,20 @@ class AppendLog(TableLog):
             self._later(self._checkpoint_or_note)
         return committed
 
-    def _look_on(self, token: str) -> int | None:
+    def _has_next(self, failure: OSError | None) -> bool:
+        """Whether there is a next commit; if that can't be seen, raise what the put failed by."""
+        try:
+            return self.has_commit(self._version + 1)
+        except IngestdError:
+            if failure is None:
+                raise
+            raise storage_fault(failure, self.uri) from failure
+
+    def _look_on(self, token: str, failure: OSError | None) -> int | None:
         """Read the commits that came between, without listing; give our own if it is there."""
         ours: int | None = None
         is_changed = False
-        while self.has_commit(self._version + 1):
+        while self._has_next(failure):
             text = self._commit_json(self._version + 1)
             if self._pass(self._version + 1, text, token) is Interposed.OURS:
                 ours = self._version + 1

@@ -82,7 +82,7 @@ def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, s
     if not (is_plain and _BUCKET.fullmatch(parts.netloc) and _PATH.fullmatch(parts.path)):
         raise NotSureError("there are unusual characters in the URI")
     given = _options(options)
-    config = _variables(environment, given) | given
+    config = _variables(environment, given, {_short(option) for option in options}) | given
     for name in _NEEDED:
         if not config.get(name):
             raise NotSureError(f"AWS_{name.upper()} is not given")
@@ -131,14 +131,16 @@ def _options(options: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _variables(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+def _variables(
+    environment: Mapping[str, str], given: Mapping[str, str], said: set[str]
+) -> dict[str, str]:
     found: dict[str, str] = {}
     for variable, value in environment.items():
         name = _name(variable)
         is_plain = variable.startswith("AWS_") and variable.isupper()
         if is_plain and name in _VARIABLES:
-            if variable == f"AWS_{name.upper()}" and name in given:
-                continue  # the option goes before it
+            if _short(variable) in said:
+                continue  # an option of the same name goes before it
             _add(found, name, variable, value)
             if given.get(name, value) != value:
                 raise NotSureError(f"the variable {variable} says otherwise than an option")
@@ -156,9 +158,12 @@ def _add(found: dict[str, str], name: str, said: str, value: str) -> None:
         raise NotSureError(f"{said} is given twice, by different names")
 
 
+def _short(option: str) -> str:
+    return option.lower().removeprefix("aws_")
+
+
 def _name(option: str) -> str:
-    name = option.lower().removeprefix("aws_")
-    return _ALIASES.get(name, name)
+    return _ALIASES.get(_short(option), _short(option))
 
 
 class S3Objects:

@@ -76,6 +76,12 @@ def test_they_may_be_in_the_environment(
         (URI, GIVEN, {"Token": "c"}, "Token is set"),
         (URI, GIVEN, {"PROXY_URL": "http://other.example"}, "PROXY_URL is set"),
         (URI, GIVEN, {"AWS_DEFAULT_REGION": "us-east-1"}, "AWS_DEFAULT_REGION says otherwise"),
+        (
+            URI,
+            {**KEYS, "AWS_DEFAULT_REGION": "a"},
+            {"AWS_REGION": "b"},
+            "AWS_REGION says otherwise",
+        ),
         (URI, {**GIVEN, "region": "us-east-1"}, {}, "region is given twice"),
         (URI, KEYS, {"AWS_REGION": "a", "AWS_DEFAULT_REGION": "b"}, "AWS_DEFAULT_REGION is given"),
         (URI, {**GIVEN, "AWS_S3_LOCKING_PROVIDER": "dynamodb"}, {}, "AWS_S3_LOCKING_PROVIDER"),
