@@ -317,14 +317,20 @@ def running_store() -> Iterator[ObjectStoreServer]:
 
 
 @pytest.fixture(params=["obstore", "deltalake"])
-def store(running_store: ObjectStoreServer, request: pytest.FixtureRequest) -> ObjectStoreServer:
-    running_store.begin_anew(by_deltalake=request.param == "deltalake")
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(running_store: ObjectStoreServer, way: str) -> ObjectStoreServer:
+    running_store.begin_anew(by_deltalake=way == "deltalake")
+    running_store.recover()
     return running_store
 
 
 @pytest.mark.timeout(600)
 def test_exactly_once_through_faults_of_a_store(
-    shop: Database, make_daemon: MakeDaemon, store: ObjectStoreServer, tmp_path: Path
+    shop: Database, make_daemon: MakeDaemon, store: ObjectStoreServer, way: str, tmp_path: Path
 ) -> None:
     for_ever = 10**6
     with FlakyNetwork(store.port) as network:
@@ -347,7 +353,7 @@ def test_exactly_once_through_faults_of_a_store(
             )
             return said[0]
 
-        for method in ("PUT", "GET"):
+        for method in ("PUT", "GET") if way == "deltalake" else ("PUT",):  # it reads nothing else
             fault = live_through(
                 partial(store.expire, method, "_delta_log", for_ever), store.recover
             )
