@@ -65,6 +65,8 @@ _OF_OTHER_PROGRAMS = frozenset(
 _YES = frozenset({"1", "true", "on", "yes", "y"})
 _BUCKET = re.compile(r"[a-z0-9.-]+")
 _PATH = re.compile(r"(?:/[\w-][\w.-]*)*/?", re.ASCII)
+_ENDPOINT = re.compile(r"https?://[\w.:\[\]-]+(?:/[\w./-]*)?", re.ASCII)
+_VALUE = re.compile(r"[ -~]+")
 _DETAILS = "\n\nDebug source:"
 """What of an error's text is for obstore's own developers."""
 
@@ -86,6 +88,8 @@ def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, s
     for name in _NEEDED:
         if not config.get(name):
             raise NotSureError(f"AWS_{name.upper()} is not given")
+    if not _ENDPOINT.fullmatch(config.get("endpoint_url", "https://default")):
+        raise NotSureError("AWS_ENDPOINT_URL is not a plain URL")
     if config.pop("conditional_put", "etag").lower() != "etag":
         raise NotSureError("AWS_CONDITIONAL_PUT is not etag")
     try:
@@ -152,8 +156,8 @@ def _variables(
 
 
 def _add(found: dict[str, str], name: str, said: str, value: str) -> None:
-    if not value:
-        raise NotSureError(f"{said} is empty")
+    if not _VALUE.fullmatch(value):  # obstore panics at some
+        raise NotSureError(f"{said} is empty, or has unusual characters")
     if found.setdefault(name, value) != value:
         raise NotSureError(f"{said} is given twice, by different names")
 
