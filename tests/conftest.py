@@ -12,6 +12,8 @@
     function: the same, with the tables of `tests.harness.workload`.
 ``stranger``
     function: the name of a role that may connect to ``database``, and nothing more.
+``way``
+    function, of two values: by which an object store is put to (`ObjectStoreServer.begin_anew`).
 ``lake``
     function: the path of a lake that is not there yet.
 ``seed``
@@ -159,6 +161,11 @@ def seed(request: pytest.FixtureRequest) -> int:
         chosen = random.SystemRandom().randrange(1_000_000)
     print(f"--seed {chosen}")  # noqa: T201
     return chosen
+
+
+@pytest.fixture(params=["obstore", "deltalake"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ _CONFIG = frozenset(
     }
 )
 _HOW = frozenset({"allow_http", "timeout", "connect_timeout", "max_retries", "retry_timeout"})
-"""Options that obstore is given besides, all of them without the `AWS_` that may be before them."""
+"""Options that obstore is given besides; in both, without the `AWS_` that may be before them."""
 _VARIABLES = _CONFIG | {"allow_http"}
 _MEANT_BY_DELTALAKE = re.compile(
     r"bucket(_name)?|endpoint_url_(s3|sts)|metadata_endpoint|imdsv1_fallback|unsigned_payload"
@@ -86,43 +86,47 @@ def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, s
     given = _options(options)
     config = _variables(environment, given, {_short(option) for option in options}) | given
     for name in _NEEDED:
-        if not config.get(name):
+        if name not in config:
             raise NotSureError(f"AWS_{name.upper()} is not given")
-    if not _ENDPOINT.fullmatch(config.get("endpoint_url", "https://default")):
+    if "endpoint_url" in config and not _ENDPOINT.fullmatch(config["endpoint_url"]):
         raise NotSureError("AWS_ENDPOINT_URL is not a plain URL")
-    if config.pop("conditional_put", "etag").lower() != "etag":
+    if config.get("conditional_put", "etag").lower() != "etag":
         raise NotSureError("AWS_CONDITIONAL_PUT is not etag")
     try:
         store = S3Store(
             parts.netloc,
             prefix=parts.path.strip("/") or None,
+            config={f"aws_{key}": config[key] for key in config.keys() & _CONFIG},  # type: ignore[arg-type]
             client_options=_client(config),
             retry_config=_retry(config),
-            config={f"aws_{key}": value for key, value in config.items()},  # type: ignore[arg-type]
         )
     except (BaseError, ValueError) as error:
         raise NotSureError(f"an option can't be read: {_told(error)}") from error
     return S3Objects(store)
 
 
-def _client(config: dict[str, str]) -> ClientConfig:
-    """Take from the options what is about connections. Raises ValueError."""
-    found: ClientConfig = {"allow_http": config.pop("allow_http", "").lower() in _YES}
+def _client(config: Mapping[str, str]) -> ClientConfig:
+    """Give what the options say about connections. Raises ValueError."""
+    found: ClientConfig = {"allow_http": config.get("allow_http", "").lower() in _YES}
     if "timeout" in config:
-        found["timeout"] = timedelta(seconds=seconds(config.pop("timeout")))
+        found["timeout"] = _time(config["timeout"])
     if "connect_timeout" in config:
-        found["connect_timeout"] = timedelta(seconds=seconds(config.pop("connect_timeout")))
+        found["connect_timeout"] = _time(config["connect_timeout"])
     return found
 
 
-def _retry(config: dict[str, str]) -> RetryConfig:
-    """Take from the options what is about trying again. Raises ValueError."""
+def _retry(config: Mapping[str, str]) -> RetryConfig:
+    """Give what the options say about trying again. Raises ValueError."""
     found: RetryConfig = {}
     if "retry_timeout" in config:
-        found["retry_timeout"] = timedelta(seconds=seconds(config.pop("retry_timeout")))
+        found["retry_timeout"] = _time(config["retry_timeout"])
     if "max_retries" in config:
-        found["max_retries"] = int(config.pop("max_retries"))
+        found["max_retries"] = int(config["max_retries"])
     return found
+
+
+def _time(text: str) -> timedelta:
+    return timedelta(seconds=seconds(text))
 
 
 def _options(options: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +181,7 @@ class S3Objects:
         self._store = store
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Put an object; False if there is one, which is ours if an answer was lost."""
+        """Put an object; False if there is one, perhaps this, as an answer may have been lost."""
         try:
             with _as_os_error():
                 obstore.put(self._store, path, content, mode="create", use_multipart=False)

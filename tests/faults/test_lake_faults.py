@@ -316,11 +316,6 @@ def running_store() -> Iterator[ObjectStoreServer]:
         yield server
 
 
-@pytest.fixture(params=["obstore", "deltalake"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def store(running_store: ObjectStoreServer, way: str) -> ObjectStoreServer:
     running_store.begin_anew(by_deltalake=way == "deltalake")

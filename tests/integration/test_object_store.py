@@ -51,11 +51,6 @@ def running() -> Iterator[ObjectStoreServer]:
         yield server
 
 
-@pytest.fixture(params=["obstore", "deltalake"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def store(running: ObjectStoreServer, way: str) -> ObjectStoreServer:
     running.begin_anew(by_deltalake=way == "deltalake")
