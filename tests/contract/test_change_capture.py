@@ -537,7 +537,9 @@ async def test_confirm_is_cumulative_and_never_beyond_what_was_delivered(
 async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> None:
     capture, _ = await begun(world)
     async with aclosing(capture.live(None)) as live:
-        done = (await take_to(live, await world.current()))[-1].position
+        await take_to(live, await world.current())
+        await world.insert(1000)  # so that a stream has begun, which tells of it at once
+        done = (await take(live, 1))[-1].position
         await capture.confirm(done)
 
         async def is_confirmed() -> bool:

@@ -115,8 +115,9 @@ class FlakyNetwork:
         self._state = _State()
         for link in self._links:
             if link.state.swallows:
-                link.reset()
-            link.state = _State()
+                link.reset()  # and swallows until it has ended: bytes after a gap are no TCP
+            else:
+                link.state = _State()
             link.changed.set()
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
