@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ingestd.allocation import give_back_early
+from ingestd.allocation import give_back_early, keeping_all
 from ingestd.cli import completion
 from ingestd.cli.config_path import daemon_config
 from ingestd.cli.faults import (
@@ -46,7 +46,8 @@ def run(config: ConfigFile, *, debug: Debug = False) -> None:
         signal.signal(number, lambda *_: os._exit(0))
     give_back_early()
     with reporting(debug=debug, config=config):
-        from ingestd.app import daemon  # noqa: PLC0415
+        with keeping_all():
+            from ingestd.app import daemon  # noqa: PLC0415
 
         raise typer.Exit(daemon.run(config))
 

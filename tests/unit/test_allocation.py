@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
@@ -7,7 +8,10 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
 from deltalake import _internal
+
+from ingestd.allocation import keeping_all
 
 GROWS_AND_SHRINKS = dedent("""
     import resource, sys, threading
@@ -52,6 +56,32 @@ def test_what_threads_had_at_their_worst_is_given_back() -> None:
 def test_what_the_environment_says_stays() -> None:
     pool, _ = run({"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})
     assert pool == "mimalloc"
+
+
+def test_no_thread_of_openblas_is_started() -> None:
+    code = "from ingestd.allocation import *; give_back_early(); import numpy, psutil"
+    code += "; print(psutil.Process().num_threads())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "1\n"
+
+
+def test_garbage_is_looked_for_again_after_imports_that_fail() -> None:
+    def fail() -> None:
+        with keeping_all():
+            assert not gc.isenabled()
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        fail()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
 
 
 def test_what_is_set_for_deltalake_is_what_its_allocator_looks_for() -> None:
