@@ -22,6 +22,7 @@ from ingestd.positions import Lsn
 
 STEADY_MB, GIANT_MB, TABLES_MB = 350, 512, 600
 MILLION = 1_000_000
+MILLIONS = 20
 LIMIT_S = 3600.0
 INTERLEAVED, CHANGING = 200, 500
 RUN = 20
@@ -30,7 +31,7 @@ STEADY_S = 30.0
 _PREFIX = "mem_"
 
 
-def measure(rig: Rig, millions: int = 5, chosen: tuple[str, ...] = ()) -> list[Figure]:
+def measure(rig: Rig, millions: int = MILLIONS, chosen: tuple[str, ...] = ()) -> list[Figure]:
     """Run what is chosen, or all; `millions` of rows are in the giant transactions."""
     return [figure for name in chosen or STEPS for figure in STEPS[name](rig, millions)]
 
@@ -204,7 +205,7 @@ def _remove(folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Print what is found."""
-    millions = int(arguments[0]) if arguments else 5
+    millions = int(arguments[0]) if arguments else MILLIONS
     with rig() as server:
         for name in arguments[1:] or STEPS:
             for figure in measure(server, millions, (name,)):

@@ -15,7 +15,7 @@ from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
 from tests.harness.object_store import ObjectStoreServer
 
-LATENCY_S, ROUNDS = 0.03, 3
+LATENCY_S, ROUNDS = 0.03, 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,9 @@ def store(running_store: ObjectStoreServer, way: str) -> ObjectStoreServer:
     return running_store
 
 
+@pytest.mark.parametrize(
+    "way", ["obstore", pytest.param("deltalake", marks=pytest.mark.thorough)], indirect=True
+)
 @pytest.mark.timeout(600)
 def test_exactly_once_through_faults_of_a_store(
     shop: Database, make_daemon: MakeDaemon, store: ObjectStoreServer, way: str, tmp_path: Path

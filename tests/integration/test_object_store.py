@@ -205,6 +205,9 @@ async def test_files_are_joined_in_a_store_while_the_daemon_appends(
     assert sorted((row["_cdc_epoch"], row["id"]) for row in rows) == expected
 
 
+@pytest.mark.parametrize(
+    "way", ["obstore", pytest.param("deltalake", marks=pytest.mark.thorough)], indirect=True
+)
 @pytest.mark.timeout(600)
 def test_exactly_once_in_a_store_through_sigkills(
     workload_database: Database, make_daemon: MakeDaemon, store: ObjectStoreServer, tmp_path: Path
