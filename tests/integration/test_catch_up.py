@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal import backlog_parts, drain_slot
+from ingestd.capture.wal import backlog_parts, catch_up, drain_slot
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.delivery import LATE_LOOKS
@@ -122,6 +122,48 @@ async def test_joined_parts_that_are_too_large_for_the_server_are_not_joined_aga
     assert (policy.drained, policy.most_joined, policy.is_refused) == (0, 1, False)
     await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 3001)
     assert (policy.drained, policy.is_refused) == (1, False)
+
+
+async def test_parts_that_are_too_large_for_the_server_become_smaller(
+    own_postgres: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch_up, "LEAST_PART_BYTES", 20_000)
+    monkeypatch.setattr(drain_slot, "SORT_MEMORY", "64kB")
+    own_postgres.settings["temp_file_limit"] = "80kB"
+    await asyncio.to_thread(own_postgres.restart)
+    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=200_000, slots=2, part_bytes=1_000_000)
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
+    for low in range(0, 5000, 50):
+        own_postgres.psql(
+            "INSERT INTO t SELECT n, repeat(md5(n::text), 5)"
+            f" FROM generate_series({low + 1}, {low + 50}) n"
+        )
+    tried = []
+    for _ in range(3):  # joined ones, whole ones, a quarter
+        with pytest.raises(TransientError, match="temp_file_limit"):
+            await run_until_rows(
+                make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 5001
+            )
+        tried.append((policy.most_joined, policy.part_bytes))
+    assert tried == [(1, 1_000_000), (1, 250_000), (1, 62_500)]
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 5001)
+    assert (policy.drained, policy.is_refused) == (1, False)
+
+
+async def test_a_server_that_may_keep_next_to_nothing_streams(
+    own_postgres: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain_slot, "SORT_MEMORY", "64kB")
+    own_postgres.settings["temp_file_limit"] = "80kB"
+    await asyncio.to_thread(own_postgres.restart)
+    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=200_000, slots=1, most_joined=1)
+    policy.part_bytes = catch_up.LEAST_PART_BYTES
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
+    own_postgres.psql("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 5000) n")
+    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 5001)
+    assert (policy.drained, policy.is_refused) == (0, True)
 
 
 async def test_a_stream_that_stays_far_behind_drains_the_backlog(

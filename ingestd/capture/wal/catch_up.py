@@ -44,6 +44,8 @@ Decoding begins where the oldest transaction began that was open at the slot's p
 """
 _AGAIN_BYTES = 256 << 20
 """So much may be read anew whatever a part has."""
+LEAST_PART_BYTES = 64_000_000
+"""Parts are not made smaller than this because the server may not keep what they hold."""
 PAUSE_S = 300.0
 """Then it is looked at again."""
 
@@ -56,8 +58,8 @@ class CatchUpPolicy:
     `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that
     (`backlog_parts.PartQueue`); the server keeps the result of each, one a slot, in temporary files
     of about that size at most.
-    `is_refused`: it failed here, so stream; `paused_until_s`: for a time. `drained`: how many
-    backlogs were.
+    Both become less where the server may not keep so much (temp_file_limit). `is_refused`: it
+    failed here, so stream; `paused_until_s`: for a time. `drained`: how many backlogs were.
     """
 
     above_bytes: int
@@ -80,19 +82,29 @@ class CatchUpPolicy:
         """Stream for a time: what stands in the way passes."""
         self.paused_until_s = self.monotonic() + PAUSE_S
 
+    def take_smaller_parts(self) -> bool:
+        """Join parts no more, then make them smaller; False if they are as small as they get."""
+        if self.most_joined > 1:
+            self.most_joined = 1
+        elif self.part_bytes > LEAST_PART_BYTES:
+            self.part_bytes = max(self.part_bytes // 4, LEAST_PART_BYTES)
+        else:
+            return False
+        return True
+
     def is_late(self, behind_bytes: int) -> bool:
         """Whether one that has begun to stream, or to catch up, is to do so again."""
         return behind_bytes > 0 and self.pays(behind_bytes)
 
 
-class JoinedPartsError(Exception):
-    """The server may not keep so much (temp_file_limit): no parts are joined any more."""
+class PartTooLargeError(Exception):
+    """The server may not keep what a part holds (temp_file_limit); smaller ones are to be tried."""
 
 
 class CatchUp:
     """One draining of a slot's backlog. Made by `begin`.
 
-    Raises psycopg.Error; JoinedPartsError; ProtocolError. `close` it always: that drops the
+    Raises psycopg.Error; PartTooLargeError; ProtocolError. `close` it always: that drops the
     temporary slots.
     """
 
@@ -185,10 +197,9 @@ class CatchUp:
             await made
             return await slot.read_block()
         except psycopg.errors.ConfigurationLimitExceeded as error:
-            if self._policy.most_joined == 1:
+            if not self._policy.take_smaller_parts():
                 raise
-            self._policy.most_joined = 1
-            raise JoinedPartsError(str(error)) from error
+            raise PartTooLargeError(str(error)) from error
 
     async def close(self) -> None:
         """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
