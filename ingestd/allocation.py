@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Of malloc.h."""
@@ -66,12 +68,37 @@ def keeping_all() -> Iterator[None]:
         gc.enable()
 
 
-def trim() -> None:
-    """Give back what is free between blocks in use. Some ms, without the interpreter's lock.
+@dataclass(slots=True)
+class Trimming:
+    """Gives back what is free between blocks in use, where the process takes much.
 
     Small blocks of many tables, which go in another order than they came, leave holes everywhere:
-    with 200 tables as much as is in use.
+    with 200 tables more than is in use. `limit_bytes`: what the process may hold of rows.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(KEPT_BYTES)
+
+    limit_bytes: int
+    _left_bytes: int = 0
+
+    def is_due(self) -> bool:
+        """Whether much is taken, and more than after the last time. Takes some 10 us.
+
+        Not for little: who asks next has to map it anew.
+        """
+        grown_bytes = self._left_bytes + self.limit_bytes // 16
+        return resident_bytes() > max(grown_bytes, self.limit_bytes * 5 // 8)
+
+    def trim(self) -> None:
+        """Do it: some 20 ms, without the interpreter's lock."""
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(KEPT_BYTES)
+        self._left_bytes = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Say how much memory the process has; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as told:  # noqa: PTH123 - it is asked often
+            return int(told.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0

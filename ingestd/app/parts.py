@@ -54,6 +54,7 @@ def lake_of(
         source,
         storage_options=storage_options(config),
         buffer_bytes=share_bytes(config) // 6,  # and half as much for open files' footers
+        limit_bytes=config.limits.memory,
         writer=writer,
         is_claimed=is_claimed,
     )

@@ -61,7 +61,7 @@ def change_batch(
     if (types == TRUNCATE).any():
         rows = np.flatnonzero(types != TRUNCATE)
         at = at[rows]
-    new, old = _walk(messages, at, relation)
+    new, old = _walk(messages.only(at), relation)
     if rows is not None:
         new = Tuples(new.fields, rows)
         if old is not None and old.rows is not None:
@@ -93,12 +93,12 @@ def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) 
     return total
 
 
-def _walk(messages: Messages, at: Ints, relation: Relation) -> tuple[Tuples, Tuples | None]:
+def _walk(messages: Messages, relation: Relation) -> tuple[Tuples, Tuples | None]:
     """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`."""
     source, count = messages.source, len(relation.columns)
-    types, ends = messages.types[at], messages.ends[at]
-    first = messages.starts[at] + _TUPLE
-    kinds = (messages.heads[at] >> 16).astype(np.uint8)
+    types, ends = messages.types, messages.ends
+    first = messages.starts + _TUPLE
+    kinds = (messages.heads >> 16).astype(np.uint8)
     is_new = kinds == _NEW
     is_old = (kinds == _KEY) | (kinds == _OLD)
     is_delete = types == DELETE

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode.frames import POSTGRES_EPOCH_US
-from ingestd.decode.texts import Source
+from ingestd.decode.texts import Source, Texts
 from ingestd.errors import ProtocolError
 
 Ints = NDArray[np.int64]
@@ -35,6 +35,9 @@ _LEAST_LENGTHS = {  # type byte included; of a fixed-length message, its length
 _least = np.full(256, np.iinfo(np.int64).max)
 for _type, _length in _LEAST_LENGTHS.items():
     _least[_type] = _length
+
+SPARSE = 4
+"""Messages that take less than one part in so many of their buffer are better copied together."""
 
 IS_CHANGE = np.zeros(256, np.bool_)
 """By type byte: whether the message is one row's change."""
@@ -65,6 +68,21 @@ class Messages:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def only(self, at: Ints) -> Messages:
+        """Give these messages (ascending).
+
+        What lies between them is left out where it is most of the buffer: Arrow's `take` reserves
+        memory by it, for each column, so the few values of each of many tables would lie far apart,
+        in pages of their own.
+        """
+        starts, ends = self.starts[at], self.ends[at]
+        source, lengths = self.source, ends - starts
+        if 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
+            source = Source(Texts(source, starts, lengths).gather().buffers()[2].to_pybytes())
+            ends = np.cumsum(lengths)
+            starts = ends - lengths
+        return Messages(source, starts, ends, self.types[at], self.heads[at])
 
     def content(self, index: int) -> bytes:
         """One message, type byte included."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.allocation import trim
+from ingestd.allocation import Trimming
 from ingestd.changes import (
     EPOCH_FIELD,
     CommittedEpoch,
@@ -40,6 +40,7 @@ class OwningLake(Protocol):
     store: Store
     jobs: Jobs
     buffer_bytes: int
+    trimming: Trimming
     now: Callable[[], datetime]
     before_commit: Callable[[str], None]
 
@@ -129,6 +130,7 @@ class DeltaEpochWriter:
             self._unchecked_bytes = 0
             await self._spill()
             await self._close_files()
+            await self._trim()
 
     async def discard(self, table: TableId) -> None:
         """Forget the table's rows of this epoch."""
@@ -188,7 +190,12 @@ class DeltaEpochWriter:
         while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
             largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
             await largest.sink.spill()
-        await asyncio.to_thread(trim)  # not behind what is being committed
+            await self._trim()
+
+    async def _trim(self) -> None:
+        trimming = self._lake.trimming
+        if trimming.is_due():
+            await asyncio.to_thread(trimming.trim)  # not behind what is being committed
 
     async def _close_files(self) -> None:
         """Close files while all of them together keep too much for their footers.

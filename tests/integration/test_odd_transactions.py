@@ -121,6 +121,31 @@ def test_a_table_of_1600_columns(database: Database, lake: Path, make_daemon: Ma
     assert_nothing_failed(daemon)
 
 
+@pytest.mark.thorough
+def test_a_transaction_over_many_tables_drained_as_a_backlog(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """A few rows of each table in turn: little of what is read at a time is one table's."""
+    tables, rows, run = 100, 3000, 20
+    columns = ", ".join(f"c{n} text" for n in range(8))
+    values = ", ".join(f"'value {n} of ' || i" for n in range(8))
+    for number in range(tables):
+        database.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY, {columns})")
+    daemon = make_daemon(config(database, lake, "catch_up_above = 0"))
+    daemon.start_ready()
+    empty_mb = peak_mb(daemon)
+    daemon.sigterm()
+    few = f"SELECT i, {values} FROM generate_series(low, low + {run - 1}) i"
+    inserts = " ".join(f"INSERT INTO t{number} {few};" for number in range(tables))
+    database.execute(f"DO $$ BEGIN FOR low IN 1 .. {rows} BY {run} LOOP {inserts} END LOOP; END $$")
+    daemon.start_ready()
+    with database.connect() as connection:
+        await_caught_up(connection, "ingestd_shop", LIMIT_S)
+    assert peak_mb(daemon) < empty_mb + 100
+    assert sum(epoch["rows"] for epoch in epochs(lake)[1:]) == tables * rows
+    assert_nothing_failed(daemon)
+
+
 @pytest.mark.long
 def test_rows_of_200_megabytes_take_no_more_memory_the_more_there_are(
     database: Database, lake: Path, make_daemon: MakeDaemon

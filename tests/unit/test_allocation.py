@@ -13,6 +13,9 @@ from deltalake import _internal
 
 from ingestd.allocation import keeping_all
 
+IS_GLIBC = platform.libc_ver()[0] == "glibc"
+CHOSEN = "from ingestd.allocation import *; give_back_early(); "
+
 GROWS_AND_SHRINKS = dedent("""
     import resource, sys, threading
     from ingestd.allocation import give_back_early
@@ -32,43 +35,58 @@ GROWS_AND_SHRINKS = dedent("""
     [line] = [l for l in open("/proc/self/status") if l.startswith("RssAnon")]
     print(int(line.split()[1]) // 1024)
 """)
+LEAVES_HOLES = dedent("""
+    from ingestd.allocation import Trimming, give_back_early, resident_bytes
+    give_back_early()
+    trimming = Trimming(32 << 20)
+    trimming.trim()
+    print(trimming.is_due())
+    blocks = [bytes(20_000) for _ in range(8_000)]
+    print(trimming.is_due(), Trimming(1 << 40).is_due())
+    del blocks[::2]
+    before = resident_bytes()
+    trimming.trim()
+    print(trimming.is_due(), round((before - resident_bytes()) / 1e6))
+""")
 
 
-def run(environment: dict[str, str]) -> list[str]:
+def told(code: str, environment: dict[str, str] | None = None) -> list[str]:
+    """Give the words that a process of its own prints, which it does without a complaint."""
+    inherited = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(
-        [sys.executable, "-c", GROWS_AND_SHRINKS],
-        env={**os.environ, **environment},
+        [sys.executable, "-c", code],
+        env=inherited | (environment or {}),
         capture_output=True,
         text=True,
         check=True,
     )
+    assert not done.stderr
     return done.stdout.split()
 
 
 def test_what_threads_had_at_their_worst_is_given_back() -> None:
-    if platform.libc_ver()[0] != "glibc":
+    if not IS_GLIBC:
         return  # nothing is chosen there
-    pool, anonymous_mb = run({})
+    pool, anonymous_mb = told(GROWS_AND_SHRINKS)
     assert pool == "system"
     assert int(anonymous_mb) < 60  # one thread's arrays are 8 MB
 
 
 def test_what_the_environment_says_stays() -> None:
-    pool, _ = run({"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})
+    pool, _ = told(GROWS_AND_SHRINKS, {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})
     assert pool == "mimalloc"
 
 
+def test_holes_between_blocks_are_given_back_where_the_process_has_grown() -> None:
+    if not IS_GLIBC:
+        return  # nothing is known of the heap there
+    *due, given_back_mb = told(LEAVES_HOLES)
+    assert due == ["False", "True", "False", "False"]
+    assert int(given_back_mb) > 40  # of 80, less what shares a page with what is in use
+
+
 def test_no_thread_of_openblas_is_started() -> None:
-    code = "from ingestd.allocation import *; give_back_early(); import numpy, psutil"
-    code += "; print(psutil.Process().num_threads())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "1\n"
+    assert told(CHOSEN + "import numpy, psutil; print(psutil.Process().num_threads())") == ["1"]
 
 
 def test_garbage_is_looked_for_again_after_imports_that_fail() -> None:
@@ -86,8 +104,6 @@ def test_garbage_is_looked_for_again_after_imports_that_fail() -> None:
 
 def test_what_is_set_for_deltalake_is_what_its_allocator_looks_for() -> None:
     """Another allocator would pass it over without a word, a wrong value not."""
-    if platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc":
+    if platform.machine() == "x86_64" and IS_GLIBC:
         assert b"_RJEM_MALLOC_CONF" in Path(_internal.__file__).read_bytes()
-    code = "from ingestd.allocation import *; give_back_early(); import deltalake"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
+    assert told(CHOSEN + "import deltalake") == []

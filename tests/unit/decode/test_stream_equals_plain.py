@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.changes import Chunk, change_schema
+from ingestd.decode.messages import SPARSE
 from ingestd.decode.relation import Relation, table_of
 from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import ProtocolError
@@ -220,12 +222,20 @@ CUTS = st.lists(st.integers(0, 60), max_size=6)
 
 
 @settings(max_examples=250, deadline=None)
-@given(streams(), CUTS, st.sampled_from([0, 60, 300, 1 << 20]))
-def test_decoder_equals_plain_one(messages: list[bytes], cuts: list[int], hold: int) -> None:
+@given(
+    streams(),
+    CUTS,
+    st.sampled_from([0, 60, 300, 1 << 20]),
+    st.sampled_from([1, SPARSE, 1 << 20]),  # a table's messages are copied together or not
+)
+def test_decoder_equals_plain_one(
+    messages: list[bytes], cuts: list[int], hold: int, sparse: int
+) -> None:
     plain = Plain(resolve)
     for message in messages:
         plain.feed(message)
-    chunks = decode(messages, cuts, hold)
+    with mock.patch("ingestd.decode.messages.SPARSE", sparse):
+        chunks = decode(messages, cuts, hold)
     found = sorted(rows_of(chunks).items())
     assert repr(found) == repr(sorted(plain.rows.items()))  # in repr NaN is NaN, -0.0 not 0.0
     assert np.concatenate([c.commit_times for c in chunks]).tolist() == plain.commit_times
