@@ -73,26 +73,29 @@ class Trimming:
     """Gives back what is free between blocks in use, where the process takes much.
 
     Small blocks of many tables, which go in another order than they came, leave holes everywhere:
-    with 200 tables more than is in use. `limit_bytes`: what the process may hold of rows.
+    with 200 tables more than is in use. One for a process. `limit_bytes`: what that may hold of
+    rows.
     """
 
-    limit_bytes: int
-    _left_bytes: int = 0
+    limit_bytes: int = 512_000_000
+    _least_bytes: int = 0
 
     def is_due(self) -> bool:
-        """Whether much is taken, and more than after the last time. Takes some 10 us.
+        """Whether much is taken, and more than at the least since the last time. Takes some 10 us.
 
         Not for little: who asks next has to map it anew.
         """
-        grown_bytes = self._left_bytes + self.limit_bytes // 16
-        return resident_bytes() > max(grown_bytes, self.limit_bytes * 5 // 8)
+        now_bytes = resident_bytes()
+        self._least_bytes = min(self._least_bytes, now_bytes)
+        grown_bytes = max(self.limit_bytes // 16, LARGE_BYTES * 2)
+        return now_bytes > max(self.limit_bytes * 5 // 8, self._least_bytes + grown_bytes)
 
     def trim(self) -> None:
         """Do it: some 20 ms, without the interpreter's lock."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(KEPT_BYTES)
-        self._left_bytes = resident_bytes()
+        self._least_bytes = resident_bytes()
 
 
 def resident_bytes() -> int:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ingestd.allocation import Trimming
 from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import Config, SourceSettings, load_config
@@ -46,7 +47,12 @@ def connector_of(config: Config, name: str, settings: SourceSettings) -> Connect
 
 
 def lake_of(
-    config: Config, source: str, writer: Writer | None = None, *, is_claimed: bool = True
+    config: Config,
+    source: str,
+    writer: Writer | None = None,
+    trimming: Trimming | None = None,
+    *,
+    is_claimed: bool = True,
 ) -> DeltaLake:
     """Give a source's raw tables. `is_claimed`: whoever uses it holds the source's claim."""
     return DeltaLake(
@@ -54,7 +60,7 @@ def lake_of(
         source,
         storage_options=storage_options(config),
         buffer_bytes=share_bytes(config) // 6,  # and half as much for open files' footers
-        limit_bytes=config.limits.memory,
+        trimming=trimming,
         writer=writer,
         is_claimed=is_claimed,
     )

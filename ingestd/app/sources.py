@@ -9,6 +9,7 @@ from functools import partial
 
 import structlog
 
+from ingestd.allocation import Trimming
 from ingestd.app.parts import (
     connector_of,
     lake_of,
@@ -52,6 +53,7 @@ class Building:
         self._status = status
         self._redactor = redactor
         self._turn = asyncio.Semaphore(1)
+        self._trimming = Trimming()
         self._writers: dict[str, Writer] = {}
 
     def log(self, config: Config) -> None:
@@ -71,7 +73,10 @@ class Building:
         writer = self._writers.get(name)
         if writer is None or writer.claim != known.claim:
             writer = self._writers[name] = Writer(known.claim)
-        built = _supervised(config, name, settings, self._metrics, known, self._turn, writer)
+        self._trimming.limit_bytes = config.limits.memory
+        built = _supervised(
+            config, name, settings, self._metrics, known, self._turn, writer, self._trimming
+        )
         self.supervisor.begin(name, built)
 
     def forget(self, name: str) -> None:
@@ -106,6 +111,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     source_status: SourceStatus,
     turn: asyncio.Semaphore,
     writer: Writer,
+    trimming: Trimming,
 ) -> Supervised:
     log = structlog.get_logger("ingestd")
     watch = Watch(source_status, metrics, log)
@@ -119,7 +125,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     connector = connector_of(config, name, settings)
 
     def make_pipeline() -> Pipeline:
-        lake = lake_of(config, name, writer)
+        lake = lake_of(config, name, writer, trimming)
         return Pipeline(connector.capture(lake), lake, policy, watch)
 
     def make_paused() -> Paused:

@@ -60,7 +60,7 @@ class DeltaLake:
 
     `uri`: a local path, file://, or whatever deltalake reaches with `storage_options`.
     `buffer_bytes`: Arrow bytes of the epoch being filled that wait in memory before row groups are
-    written. `limit_bytes`: what the process may hold of rows. `durability`:
+    written. `trimming`: the process's. `durability`:
     how local files are made durable; `now`: the clock of `committed_at`; `before_commit`: called,
     in a worker thread, with "schema.table", "_epochs" or "_tables" before each Delta commit with
     rows or a position: whatever it raises stops that commit. `writer`: the process, the same for
@@ -75,7 +75,7 @@ class DeltaLake:
         *,
         storage_options: Mapping[str, str] | None = None,
         buffer_bytes: int = 64 << 20,
-        limit_bytes: int = 512 << 20,
+        trimming: Trimming | None = None,
         durability: Durability | None = None,
         now: Callable[[], datetime] = _utc_now,
         before_commit: Callable[[str], None] = _go_on,
@@ -86,7 +86,7 @@ class DeltaLake:
         self.layout = Layout(source)
         self.store = open_store(uri, storage_options, durability)
         self.buffer_bytes = buffer_bytes
-        self.trimming = Trimming(limit_bytes)
+        self.trimming = trimming or Trimming()
         self.now = now
         self.before_commit = before_commit
         self.jobs = Jobs(at_once=WORKERS)

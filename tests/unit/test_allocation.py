@@ -11,9 +11,10 @@ from textwrap import dedent
 import pytest
 from deltalake import _internal
 
-from ingestd.allocation import keeping_all
+from ingestd.allocation import Trimming, keeping_all
 
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
+ON_GLIBC = pytest.mark.skipif(not IS_GLIBC, reason="the C library's heap is not glibc's")
 CHOSEN = "from ingestd.allocation import *; give_back_early(); "
 
 GROWS_AND_SHRINKS = dedent("""
@@ -41,7 +42,7 @@ LEAVES_HOLES = dedent("""
     trimming = Trimming(32 << 20)
     trimming.trim()
     print(trimming.is_due())
-    blocks = [bytes(20_000) for _ in range(8_000)]
+    blocks = [bytes(200_000) for _ in range(800)]
     print(trimming.is_due(), Trimming(1 << 40).is_due())
     del blocks[::2]
     before = resident_bytes()
@@ -64,9 +65,8 @@ def told(code: str, environment: dict[str, str] | None = None) -> list[str]:
     return done.stdout.split()
 
 
+@ON_GLIBC
 def test_what_threads_had_at_their_worst_is_given_back() -> None:
-    if not IS_GLIBC:
-        return  # nothing is chosen there
     pool, anonymous_mb = told(GROWS_AND_SHRINKS)
     assert pool == "system"
     assert int(anonymous_mb) < 60  # one thread's arrays are 8 MB
@@ -77,12 +77,29 @@ def test_what_the_environment_says_stays() -> None:
     assert pool == "mimalloc"
 
 
+@ON_GLIBC
 def test_holes_between_blocks_are_given_back_where_the_process_has_grown() -> None:
-    if not IS_GLIBC:
-        return  # nothing is known of the heap there
     *due, given_back_mb = told(LEAVES_HOLES)
     assert due == ["False", "True", "False", "False"]
     assert int(given_back_mb) > 40  # of 80, less what shares a page with what is in use
+
+
+def test_growth_counts_from_the_least_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimming = Trimming(512 << 20)
+
+    def is_due(megabytes: int) -> bool:
+        monkeypatch.setattr("ingestd.allocation.resident_bytes", lambda: megabytes << 20)
+        return trimming.is_due()
+
+    assert not is_due(320)
+    assert is_due(321)
+    is_due(490)
+    trimming.trim()
+    assert not is_due(522)
+    assert is_due(523)
+    assert not is_due(300)
+    assert not is_due(320)
+    assert is_due(333)
 
 
 def test_no_thread_of_openblas_is_started() -> None:
@@ -95,11 +112,13 @@ def test_garbage_is_looked_for_again_after_imports_that_fail() -> None:
             assert not gc.isenabled()
             raise ImportError
 
-    with pytest.raises(ImportError):
-        fail()
-    assert gc.isenabled()
-    assert gc.get_freeze_count() > 0
-    gc.unfreeze()
+    try:
+        with pytest.raises(ImportError):
+            fail()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_what_is_set_for_deltalake_is_what_its_allocator_looks_for() -> None:

@@ -33,10 +33,14 @@ _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The transactions whose commit_lsn is in `begin` to below `end`."""
+    """The transactions whose commit_lsn is in `begin` to below `end`.
+
+    `is_joined`: it was several.
+    """
 
     begin: Lsn
     end: Lsn
+    is_joined: bool = False
 
 
 def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[Part]:
@@ -82,7 +86,7 @@ class PartQueue:
         if not self._waiting:
             return None
         joined = [self._waiting.popleft() for _ in range(min(self._at_a_time, len(self._waiting)))]
-        return Part(joined[0].begin, joined[-1].end)
+        return Part(joined[0].begin, joined[-1].end, is_joined=len(joined) > 1)
 
     def note_size(self, part: Part, nbytes: int) -> None:
         """Take how many bytes of messages a part held."""

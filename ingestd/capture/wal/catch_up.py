@@ -82,9 +82,9 @@ class CatchUpPolicy:
         """Stream for a time: what stands in the way passes."""
         self.paused_until_s = self.monotonic() + PAUSE_S
 
-    def take_smaller_parts(self) -> bool:
-        """Join parts no more, then make them smaller; False if they are as small as they get."""
-        if self.most_joined > 1:
+    def take_smaller_parts(self, failed: Part) -> bool:
+        """Join parts no more, or make them smaller; False if they are as small as they get."""
+        if failed.is_joined:
             self.most_joined = 1
         elif self.part_bytes > LEAST_PART_BYTES:
             self.part_bytes = max(self.part_bytes // 4, LEAST_PART_BYTES)
@@ -179,7 +179,7 @@ class CatchUp:
             make_next(slot)
         while making:
             slot, part, made = making.popleft()
-            block = await self._first_block(slot, made)
+            block = await self._first_block(slot, part, made)
             unpacker = slot.unpacker()
             nbytes = len(block.buffer)
             while not block.is_last:
@@ -191,13 +191,13 @@ class CatchUp:
             make_next(slot)
             yield block, unpacker, part.end
 
-    async def _first_block(self, slot: DrainSlot, made: asyncio.Task[None]) -> Block:
+    async def _first_block(self, slot: DrainSlot, part: Part, made: asyncio.Task[None]) -> Block:
         """Give the first block of a part's result, which the server has whole then."""
         try:
             await made
             return await slot.read_block()
         except psycopg.errors.ConfigurationLimitExceeded as error:
-            if not self._policy.take_smaller_parts():
+            if not self._policy.take_smaller_parts(part):
                 raise
             raise PartTooLargeError(str(error)) from error
 

@@ -266,9 +266,9 @@ def test_whole_transactions_chunks_end_with_transactions_unless_open(
 
 
 @settings(max_examples=300, deadline=None)
-@given(streams(), CUTS, st.data())
+@given(streams(), CUTS, st.data(), st.sampled_from([1, SPARSE]))
 def test_damaged_bytes_give_protocol_error_and_nothing_else(
-    messages: list[bytes], cuts: list[int], data: st.DataObject
+    messages: list[bytes], cuts: list[int], data: st.DataObject, sparse: int
 ) -> None:
     damaged = list(messages)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -284,7 +284,8 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(
         put = {"drop": 0, "twice": 2}.get(how, 1)
         damaged[at : at + 1] = [bytes(message)] * put
         damaged = damaged or messages
-    _decodes_or_refuses(damaged, cuts)
+    with mock.patch("ingestd.decode.messages.SPARSE", sparse):
+        _decodes_or_refuses(damaged, cuts)
 
 
 @settings(max_examples=300, deadline=None)
