@@ -130,7 +130,7 @@ class DeltaEpochWriter:
             self._unchecked_bytes = 0
             await self._spill()
             await self._close_files()
-            await self._trim()
+            await self._trim_if_due()
 
     async def discard(self, table: TableId) -> None:
         """Forget the table's rows of this epoch."""
@@ -190,12 +190,15 @@ class DeltaEpochWriter:
         while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
             largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
             await largest.sink.spill()
+            await self._trim_if_due()
+        await self._trim()
+
+    async def _trim_if_due(self) -> None:
+        if self._lake.trimming.is_due():
             await self._trim()
 
     async def _trim(self) -> None:
-        trimming = self._lake.trimming
-        if trimming.is_due():
-            await asyncio.to_thread(trimming.trim)  # not behind what is being committed
+        await asyncio.to_thread(self._lake.trimming.trim)  # not behind what is being committed
 
     async def _close_files(self) -> None:
         """Close files while all of them together keep too much for their footers.
