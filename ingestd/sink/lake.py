@@ -60,12 +60,12 @@ class DeltaLake:
 
     `uri`: a local path, file://, or whatever deltalake reaches with `storage_options`.
     `buffer_bytes`: Arrow bytes of the epoch being filled that wait in memory before row groups are
-    written. `trimming`: the process's. `durability`:
-    how local files are made durable; `now`: the clock of `committed_at`; `before_commit`: called,
-    in a worker thread, with "schema.table", "_epochs" or "_tables" before each Delta commit with
-    rows or a position: whatever it raises stops that commit. `writer`: the process, the same for
-    all lakes that it opens one after another. `is_claimed`: whether its user holds the source's
-    claim; else it only looks, and `open` leaves what a power cut left.
+    written. `trimming`: the process's. `durability`: how local files are made durable; `now`: the
+    clock of `committed_at`; `before_commit`: called, in a worker thread, with "schema.table",
+    "_epochs" or "_tables" before each Delta commit with rows or a position: whatever it raises
+    stops that commit. `writer`: the process, the same for all lakes that it opens one after
+    another. `is_claimed`: whether its user holds the source's claim; else it only looks, and `open`
+    leaves what a power cut left.
     """
 
     def __init__(

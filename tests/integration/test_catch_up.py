@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +61,13 @@ def make_pipeline(dsn: str, slot: str, lake: Path, policy: CatchUpPolicy) -> Pip
     return Pipeline(capture_of(dsn, slot, policy), DeltaLake(str(lake), "shop"), often, watch())
 
 
+async def run_pipeline(
+    server: PostgresServer, lake: Path, policy: CatchUpPolicy, rows: int
+) -> None:
+    """Run one on a server's only slot until the lake has so many rows."""
+    await run_until_rows(make_pipeline(server.dsn(), "only", lake, policy), lake, rows)
+
+
 @pytest.mark.parametrize("free", [0, 1, 2])
 async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
     own_postgres: PostgresServer, lake: Path, free: int
@@ -69,13 +77,13 @@ async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=200_000, slots=3, part_bytes=50_000)
     # the `t` of the snapshot
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
+    await run_pipeline(own_postgres, lake, policy, 1)
     for low in range(0, 3000, 1000):
         own_postgres.psql(
             "INSERT INTO t SELECT n, repeat(md5(n::text), 5)"
             f" FROM generate_series({low + 1}, {low + 1000}) n"
         )
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 3001)
+    await run_pipeline(own_postgres, lake, policy, 3001)
     assert policy.is_refused == (free == 0)
     assert policy.drained == min(free, 1)
 
@@ -101,69 +109,67 @@ async def test_large_messages_are_packed_by_bytes_if_at_all(
     assert not policy.is_refused
 
 
-async def test_joined_parts_that_are_too_large_for_the_server_are_not_joined_again(
-    own_postgres: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing tells before that changes follow much WAL that is of no concern."""
-    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had been such
+@pytest.fixture
+async def cramped(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
+    """A server with an empty table that keeps 80 kB of a part's messages, and no more."""
     monkeypatch.setattr(drain_slot, "SORT_MEMORY", "64kB")
     own_postgres.settings["temp_file_limit"] = "80kB"
     await asyncio.to_thread(own_postgres.restart)
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
-    for low in range(0, 3000, 50):
-        own_postgres.psql(
+    return own_postgres
+
+
+def insert_in_small_transactions(server: PostgresServer, rows: int) -> None:
+    for low in range(0, rows, 50):
+        server.psql(
             "INSERT INTO t SELECT n, repeat(md5(n::text), 5)"
             f" FROM generate_series({low + 1}, {low + 50}) n"
         )
+
+
+async def test_joined_parts_that_are_too_large_for_the_server_are_not_joined_again(
+    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells before that changes follow much WAL that is of no concern."""
+    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had been such
+    policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
+    run = partial(run_pipeline, cramped, lake, policy)
+    await run(1)
+    insert_in_small_transactions(cramped, 3000)
     with pytest.raises(TransientError, match="temp_file_limit"):
-        await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 3001)
+        await run(3001)
     assert (policy.drained, policy.most_joined, policy.is_refused) == (0, 1, False)
     assert policy.part_bytes == 50_000
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 3001)
+    await run(3001)
     assert (policy.drained, policy.is_refused) == (1, False)
 
 
 async def test_parts_that_are_too_large_for_the_server_become_smaller(
-    own_postgres: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catch_up, "LEAST_PART_BYTES", 20_000)
-    monkeypatch.setattr(drain_slot, "SORT_MEMORY", "64kB")
-    own_postgres.settings["temp_file_limit"] = "80kB"
-    await asyncio.to_thread(own_postgres.restart)
-    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=200_000, slots=2, part_bytes=1_000_000)
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
-    for low in range(0, 5000, 50):
-        own_postgres.psql(
-            "INSERT INTO t SELECT n, repeat(md5(n::text), 5)"
-            f" FROM generate_series({low + 1}, {low + 50}) n"
-        )
-    tried = []
-    for _ in range(2):  # whole ones, a quarter
+    run = partial(run_pipeline, cramped, lake, policy)
+    await run(1)
+    insert_in_small_transactions(cramped, 5000)
+    for part_bytes in (250_000, 62_500):
         with pytest.raises(TransientError, match="temp_file_limit"):
-            await run_until_rows(
-                make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 5001
-            )
-        tried.append(policy.part_bytes)
-    assert tried == [250_000, 62_500]
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 5001)
+            await run(5001)
+        assert policy.part_bytes == part_bytes
+    await run(5001)
     assert (policy.drained, policy.is_refused) == (1, False)
 
 
 async def test_a_server_that_may_keep_next_to_nothing_streams(
-    own_postgres: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+    cramped: PostgresServer, lake: Path
 ) -> None:
-    monkeypatch.setattr(drain_slot, "SORT_MEMORY", "64kB")
-    own_postgres.settings["temp_file_limit"] = "80kB"
-    await asyncio.to_thread(own_postgres.restart)
-    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=200_000, slots=1, most_joined=1)
-    policy.part_bytes = catch_up.LEAST_PART_BYTES
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 1)
-    own_postgres.psql("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 5000) n")
-    await run_until_rows(make_pipeline(own_postgres.dsn(), "only", lake, policy), lake, 5001)
+    policy = CatchUpPolicy(
+        above_bytes=200_000, slots=1, part_bytes=catch_up.LEAST_PART_BYTES, most_joined=1
+    )
+    run = partial(run_pipeline, cramped, lake, policy)
+    await run(1)
+    cramped.psql("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 5000) n")
+    await run(5001)
     assert (policy.drained, policy.is_refused) == (0, True)
 
 
