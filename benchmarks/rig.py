@@ -73,7 +73,14 @@ class Rig:
             return _confirmed(connection, slot)
 
     def forget(self, source: str) -> None:
-        """Drop the slot and the publication of a source whose daemon has ended."""
+        """Drop the slot and the publication of a source whose daemon has ended.
+
+        The server may take a moment to see that, and keeps the slot as long.
+        """
+        mine = f"FROM pg_replication_slots WHERE slot_name = 'ingestd_{source}'"
+        await_until(
+            lambda: self.psql(f"SELECT active {mine}").strip() != "t", LIMIT_S, f"slot of {source}"
+        )
         self.psql(f"SELECT pg_drop_replication_slot('ingestd_{source}')")
         self.psql(f"DROP PUBLICATION ingestd_{source}")
 
