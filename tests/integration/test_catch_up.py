@@ -8,8 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal import backlog_parts, catch_up, drain_slot
 from ingestd.capture.wal.capture import WalCapture
@@ -210,3 +212,14 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
         await capture.close()
     assert found == list(range(1, 60_002))
     assert policy.drained == 1
+
+
+@pytest.mark.parametrize(("set_for_it", "held"), [("64MB", "256MB"), ("1GB", "1GB")])
+async def test_a_drain_decodes_with_the_memory_that_the_server_gives_it_if_that_is_more(
+    database: Database, set_for_it: str, held: str
+) -> None:
+    dsn = make_conninfo(database.dsn, options=f"-c logical_decoding_work_mem={set_for_it}")
+    async with await connect(dsn) as connection:
+        await drain_slot.raise_decoding_memory(connection)
+        cursor = await connection.execute("SHOW logical_decoding_work_mem")
+        assert await cursor.fetchone() == (held,)

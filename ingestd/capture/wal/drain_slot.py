@@ -16,9 +16,10 @@ Source: PostgreSQL documentation, "Replication Management Functions".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import AsyncConnection, sql
 
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.session import connect, end_without_client
@@ -35,7 +36,10 @@ from ingestd.failpoints import reach_async
 from ingestd.positions import Lsn
 
 DECODING_MEMORY = "256MB"
-"""Of the server, while it lasts: with the default 64 MB larger transactions go through its disk."""
+"""Of the server, while it lasts: with the default 64 MB larger transactions go through its disk.
+
+Where more is set there, for the role say, that holds.
+"""
 SORT_MEMORY = "32MB"
 ROW_MESSAGES = 256
 """So many messages together make a row of the COPY, if they are of usual size."""
@@ -66,6 +70,11 @@ _CHANGES = sql.SQL(
     "pg_catalog.pg_logical_slot_get_binary_changes({slot}, {upto}, NULL,"
     " 'proto_version', '1', 'publication_names', {publication})"
 )
+_RAISE_DECODING_MEMORY = (
+    "SELECT pg_catalog.set_config(name, %(memory)s, false) FROM pg_catalog.pg_settings"
+    " WHERE name = 'logical_decoding_work_mem'"
+    " AND setting::bigint * 1024 < pg_catalog.pg_size_bytes(%(memory)s)"
+)
 _POSITIONS = (
     "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"
     " WHERE slot_name = %s"
@@ -93,6 +102,11 @@ class Packing:
             messages=sql.Literal(ROW_MESSAGES),
             changes=changes,
         )
+
+
+async def raise_decoding_memory(connection: AsyncConnection[Any]) -> None:
+    """Let this session decode with `DECODING_MEMORY` at least. Raises psycopg.Error."""
+    await connection.execute(_RAISE_DECODING_MEMORY, {"memory": DECODING_MEMORY})
 
 
 class DrainSlot:
@@ -128,7 +142,7 @@ class DrainSlot:
             # Groups come in the order of the sort, not of a hash table.
             await connection.execute("SET enable_hashagg = off")
             await connection.execute(f"SET work_mem = '{SORT_MEMORY}'")
-            await connection.execute(f"SET logical_decoding_work_mem = '{DECODING_MEMORY}'")
+            await raise_decoding_memory(connection)
             await reach_async("capture.slot_copy.before", cut_off)
             await connection.execute(
                 "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)
