@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SOURCE = "shop"
 LIMIT_S = 120.0
+PAUSE_S, LONG_PAUSE_S = 0.02, 0.2
+"""Of each writing session, between two transactions."""
 BEHIND, BEHIND_BYTES = 20, 400_000
 """Transactions and bytes that are written before a start: a backlog of a few parts."""
 LATE = ("sink.checkpoint",)
@@ -50,10 +52,12 @@ ANEW = ("capture.slot",)
 NEW_TABLE = ("capture.publication", "capture.split", "sink.raw_create", "sink.tables_commit")
 KEYLESS_TABLE = ("capture.point",)
 NEW_COLUMN = ("sink.new_columns",)
+CAUGHT_UP = ("capture.stream_begin",)
+"""Steps that come when the daemon has caught up: where commits take long, not with all writing."""
 
 DRAINS = ("capture.slot_copy", "capture.drain", "capture.slot_advance")
 """Steps that come at a start with a backlog."""
-ONCE = (*DRAINS, "capture.stream_begin")
+ONCE = (*DRAINS, *CAUGHT_UP)
 """Of the usual steps those that need not come a second time in a life."""
 HELP = {"capture.slot_advance": "capture.drain.after=delay:0.5@1+"}
 """What has a step come: the slot is moved only if an epoch is durable before all is drained."""
@@ -156,7 +160,10 @@ class Lives:
             [(first, "error"), (point, f"crash@{times}")] if first else [(point, f"crash@{times}")]
         )
         with self._life(asked):
-            code = self.daemon.await_end(LIMIT_S)
+            try:
+                code = self.daemon.await_end(LIMIT_S)
+            except TimeoutError as error:
+                raise TimeoutError(f"{asked}, {self.acted()} acted: {error}") from None
         assert code == -signal.SIGKILL, f"{asked}: ended with {code}\n{self.daemon.tail()}"
         self._took_note(asked)
 
@@ -196,9 +203,9 @@ class Lives:
         )
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self, pause_s: float = PAUSE_S) -> Iterator[None]:
         """Have others write meanwhile."""
-        with self._workload(100_000, pause_s=0.02):
+        with self._workload(100_000, pause_s=pause_s):
             yield
 
     def start(self, entries: str = "") -> None:
@@ -278,7 +285,7 @@ class Lives:
         if steps & set(QUIET):
             yield
             return
-        with self.writing():
+        with self.writing(LONG_PAUSE_S if steps & set(CAUGHT_UP) else PAUSE_S):
             yield
 
     def _prepare(self, steps: set[str]) -> None:
