@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ingestd.demo.daemon import module_environment
-from tests.harness.lives import (
-    CAUGHT_UP,
-    HELP,
-    LIMIT_S,
-    OFTEN,
-    USUAL,
-    Lives,
-    durable_lsn,
-    step_of,
-)
+from tests.harness.lives import HELP, LIMIT_S, OFTEN, USUAL, Lives, durable_lsn, step_of
 from tests.harness.maintaining import order_of
 from tests.harness.waiting import await_until
 from tests.harness.workload import Workload
@@ -41,8 +32,7 @@ PAUSE_S = 0.03
 """Between two transactions of a writer."""
 SESSIONS = 2
 ENDURED = ("error", "delay:0.3")
-POINTS = tuple(point for point in USUAL if step_of(point) not in (*HELP, *CAUGHT_UP))
-"""Points that come while others write all the time, however slow the disk is."""
+POINTS = tuple(point for point in USUAL if step_of(point) not in HELP)
 
 
 class Soak:
