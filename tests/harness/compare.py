@@ -17,6 +17,7 @@ from ingestd.demo.comparison import (
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files, read_raw
 from ingestd.sink.store import open_store
+from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,6 +99,21 @@ def changes(
             if row["_cdc_seq"] > 0
         ]
     return sorted(found)
+
+
+def await_listed(database: Database, lake: Path | str, limit_s: float = 30.0) -> None:
+    """Wait until `_epochs` has what raw tables have, which a daemon that runs commits before.
+
+    For those that watch raw tables; whoever waits for a slot need not (I1).
+    """
+    with database.connect() as connection:
+        tables = source_tables(connection)
+    newest = max((epoch for _, _, epoch, _ in changes(lake, tables)), default=0)
+
+    def is_listed() -> bool:
+        return max((row["epoch"] for row in epochs(lake)), default=0) >= newest
+
+    await_until(is_listed, limit_s, f"epoch {newest} of raw tables to be in _epochs")
 
 
 def assert_change_log_is_sound(

@@ -14,7 +14,7 @@ from ingestd.demo.comparison import compare_source
 from ingestd.schema import TableId
 from ingestd.sink.fold import fold
 from ingestd.sink.read import read_raw
-from tests.harness.compare import assert_change_log_is_sound, registry
+from tests.harness.compare import assert_change_log_is_sound, await_listed, registry
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
 
@@ -38,6 +38,7 @@ def await_equal(database: Database, lake: Path, *tables: TableId, limit_s: float
         return len(found) == len(wanted) and all(c.is_equal for c in found)
 
     await_until(is_equal, limit_s, f"the lake to equal {', '.join(map(str, wanted))}")
+    await_listed(database, lake)
     assert_change_log_is_sound(database, lake)
 
 

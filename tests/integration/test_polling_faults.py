@@ -12,7 +12,7 @@ import pytest
 from ingestd.demo.comparison import compare_source
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
-from tests.harness.compare import assert_change_log_is_sound, registry
+from tests.harness.compare import assert_change_log_is_sound, await_listed, registry
 from tests.harness.config import polling_config
 from tests.harness.databases import Database
 from tests.harness.shop_servers import shop_on, with_shop
@@ -44,6 +44,7 @@ def await_equal(source: Database, lake: Path, *tables: TableId) -> None:
         return not wrong
 
     await_until(is_equal, LIMIT_S, lambda: "\n".join(map(str, wrong)))
+    await_listed(source, lake)
 
 
 def entry(lake: Path, table: TableId) -> dict[str, Any]:

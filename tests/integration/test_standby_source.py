@@ -25,7 +25,7 @@ from ingestd.positions import Lsn
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.sink.lake import DeltaLake
-from tests.harness.compare import assert_change_log_is_sound, epochs
+from tests.harness.compare import assert_change_log_is_sound, await_listed, epochs
 from tests.harness.shop_servers import (
     LIMIT_S,
     SLOT,
@@ -163,6 +163,7 @@ def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
             other.execute("INSERT INTO orders VALUES (20000, 'of the new primary')")
             daemon.start_ready()
             await_until(caught_up, LIMIT_S, lambda: f"the lake to follow\n{daemon.tail()}")
+            await_listed(other, lake)
             assert_change_log_is_sound(other, lake)
             assert not daemon.events("source.slot_lost")
             assert snapshots(lake) == 1
