@@ -127,9 +127,8 @@ class WalSettings(PostgresSettings):
     """With more WAL than this to read, a backlog is drained by SQL functions first."""
     catch_up_slots: int = Field(default=2, ge=1, le=16)
     """How many temporary slots decode parts of a backlog at the same time."""
-    catch_up_part: SizeBytes = 1_000_000_000
-    """About how much WAL such a part has, up to four times that after parts that hold next to
-    nothing; the server keeps its changes in temporary files."""
+    catch_up_part: SizeBytes = 3_000_000_000
+    """About how much WAL such a part has; the server keeps its changes in temporary files."""
     open_transaction_spool: SizeOrZero = 0
     """How much of transactions that are still open may be kept; 0: they are sent after they
     commit."""

@@ -129,7 +129,7 @@ def insert_in_small_transactions(server: PostgresServer, rows: int) -> None:
         )
 
 
-async def test_joined_parts_that_are_too_large_for_the_server_are_not_joined_again(
+async def test_joined_parts_hold_no_more_than_others(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing tells before that changes follow much WAL that is of no concern."""
@@ -138,12 +138,28 @@ async def test_joined_parts_that_are_too_large_for_the_server_are_not_joined_aga
     run = partial(run_pipeline, cramped, lake, policy)
     await run(1)
     insert_in_small_transactions(cramped, 3000)
+    await run(3001)
+    assert (policy.drained, policy.most_joined, policy.is_refused) == (1, 4, False)
+
+
+async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_not_joined_again(
+    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where it may not keep it at all it is streamed."""
+    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)
+    policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
+    run = partial(run_pipeline, cramped, lake, policy)
+    await run(1)
+    cramped.psql("INSERT INTO t SELECT -n, repeat(md5(n::text), 5) FROM generate_series(1, 1000) n")
+    insert_in_small_transactions(cramped, 3000)
     with pytest.raises(TransientError, match="temp_file_limit"):
-        await run(3001)
+        await run(4001)
     assert (policy.drained, policy.most_joined, policy.is_refused) == (0, 1, False)
     assert policy.part_bytes == 50_000
-    await run(3001)
-    assert (policy.drained, policy.is_refused) == (1, False)
+    with pytest.raises(TransientError, match="temp_file_limit"):
+        await run(4001)
+    assert (policy.drained, policy.is_refused) == (0, True)
+    await run(4001)
 
 
 async def test_parts_that_are_too_large_for_the_server_become_smaller(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from ingestd.capture.wal import backlog_parts
+from ingestd.capture.wal.backlog_parts import cut
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
 from ingestd.capture.wal.drain_slot import Packing
 from ingestd.positions import Lsn
@@ -35,6 +37,7 @@ class Messages:
 
     def __init__(self) -> None:
         self.found: list[bytes] = []
+        self.range = Lsn(0), Lsn(0)
         self.ends: list[Lsn] = []
 
     def feed(
@@ -79,6 +82,7 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
     )
     begin, end = Lsn.parse(start), Lsn.parse(target)
     messages = Messages()
+    messages.range = begin, end
     backlog = await CatchUp.begin(database.dsn, database.name, database.name, policy, end - begin)
     try:
         async for _ in backlog.chunks(begin, end, cast("StreamDecoder", messages)):
@@ -140,3 +144,27 @@ async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
     sizes = [end - begin for begin, end in pairwise(messages.ends)]
     assert max(sizes) > 3 * 50_000
     assert len(sizes) < 25
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("packed", [False, True])
+async def test_exactly_once_joined_parts_end_where_they_hold_enough(
+    database: Database, slots: int, monkeypatch: pytest.MonkeyPatch, *, packed: bool
+) -> None:
+    """I2, I3: what follows comes next, before what other slots have made meanwhile."""
+    database.execute(
+        "CREATE TABLE t (a int, b int, c text)",
+        f"CREATE PUBLICATION {database.name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    await asyncio.to_thread(write, database)
+    if packed:
+        as_if_encrypted(monkeypatch)
+    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had held nothing
+    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
+    messages = await drained(database, policy)
+    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
+    assert found == await asyncio.to_thread(of_one_slot, database)
+    assert sorted(messages.ends) == messages.ends
+    bounds = {part.end for part in cut(*messages.range, slots=slots, part_bytes=50_000)}
+    assert len(set(messages.ends) - bounds) > 3

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ingestd.positions import Lsn
@@ -26,7 +26,10 @@ SPARSE_RATIO = 16
 """A part with so many times more WAL than messages tells of a large transaction that commits later,
 or of WAL that is of no concern here."""
 MOST_JOINED = 4
-"""The server keeps what so many parts hold at once, if they hold more than those before them."""
+MESSAGE_BYTES = 128
+"""A message is taken to have so many while none has come."""
+_MOST_MESSAGES = (1 << 31) - 1
+"""An int4 says how many."""
 _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
 """Pages of WAL have a power of two of bytes, at least 1024; their headers have 40 at most."""
 
@@ -35,12 +38,26 @@ _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
 class Part:
     """The transactions whose commit_lsn is in `begin` to below `end`.
 
-    `is_joined`: it was several.
+    `most_messages`: it was several, and ends sooner, after the transaction with which it has so
+    many; 0: it was one, and does not.
     """
 
     begin: Lsn
     end: Lsn
-    is_joined: bool = False
+    most_messages: int = 0
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it was several."""
+        return self.most_messages > 0
+
+    def up_to(self, position: Lsn) -> Part:
+        """Give what of it lies below `position`."""
+        return replace(self, end=position)
+
+    def after(self, position: Lsn) -> Part:
+        """Give what of it lies there and above."""
+        return replace(self, begin=position)
 
 
 def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[Part]:
@@ -71,12 +88,18 @@ class PartQueue:
 
     What begins in one part and commits in a later one is decoded for each of those between, from
     where it began. So they are joined, ever more at a time, while they hold next to nothing.
+    Nothing tells when they hold more again, so what is joined ends by the number of its messages:
+    the server keeps no more than of other parts, about `part_bytes`, and one transaction.
     """
 
-    def __init__(self, parts: Iterable[Part], *, most_joined: int = MOST_JOINED) -> None:
+    def __init__(
+        self, parts: Iterable[Part], *, part_bytes: int, most_joined: int = MOST_JOINED
+    ) -> None:
         self._waiting = deque(parts)
+        self._part_bytes = part_bytes
         self._at_a_time = 1
         self._most_joined = most_joined
+        self._messages = self._nbytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -86,7 +109,16 @@ class PartQueue:
         if not self._waiting:
             return None
         joined = [self._waiting.popleft() for _ in range(min(self._at_a_time, len(self._waiting)))]
-        return Part(joined[0].begin, joined[-1].end, is_joined=len(joined) > 1)
+        if len(joined) == 1:
+            return joined[0]
+        message_bytes = self._nbytes / self._messages if self._messages else MESSAGE_BYTES
+        most_messages = max(1, min(round(self._part_bytes / message_bytes), _MOST_MESSAGES))
+        return Part(joined[0].begin, joined[-1].end, most_messages)
+
+    def note_messages(self, count: int, nbytes: int) -> None:
+        """Take of what size some were."""
+        self._messages += count
+        self._nbytes += nbytes
 
     def note_size(self, part: Part, nbytes: int) -> None:
         """Take how many bytes of messages a part held."""

@@ -55,16 +55,16 @@ class CatchUpPolicy:
     """When it pays, and how it is done; a source has one for as long as the process runs.
 
     It pays with `above_bytes` of WAL to read. `slots`: at most so many decode at a time.
-    `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that
-    (`backlog_parts.PartQueue`); the server keeps the result of each, one a slot, in temporary files
-    of about that size at most.
+    `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that where it
+    holds little (`backlog_parts.PartQueue`); the server keeps the result of each, one a slot, in
+    temporary files of about that size, or of one transaction's.
     Both become less where the server may not keep so much (temp_file_limit). `is_refused`: it
     failed here, so stream; `paused_until_s`: for a time. `drained`: how many backlogs were.
     """
 
     above_bytes: int
     slots: int = 2
-    part_bytes: int = 1_000_000_000
+    part_bytes: int = 3_000_000_000
     most_joined: int = MOST_JOINED
     is_refused: bool = False
     packing: Packing = field(default_factory=Packing)
@@ -143,13 +143,17 @@ class CatchUp:
         that all before its end are given.
         """
         parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
-        blocks = self._blocks(parts)
+        waiting = PartQueue(
+            parts, part_bytes=self._policy.part_bytes, most_joined=self._policy.most_joined
+        )
+        blocks = self._blocks(waiting)
         try:
             reading = self._start(anext(blocks, None))
             while (found := await reading) is not None:
                 block, unpacker, end = found
                 reading = self._start(anext(blocks, None))
-                for chunk in await asyncio.to_thread(_decode, decoder, unpacker, block):
+                decoding = asyncio.to_thread(_decode, decoder, unpacker, block, waiting)
+                for chunk in await decoding:
                     yield chunk
                 if end is not None:
                     idle = decoder.idle(end)
@@ -160,10 +164,9 @@ class CatchUp:
             await blocks.aclose()
 
     async def _blocks(
-        self, parts: Sequence[Part]
+        self, waiting: PartQueue
     ) -> AsyncGenerator[tuple[Block, Unpacker, Lsn | None], None]:
         """Give the blocks of all parts in order; with the last of each its end."""
-        waiting = PartQueue(parts, most_joined=self._policy.most_joined)
         making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
 
         most_again_bytes = max(_AGAIN_BYTES, AGAIN_PARTS * self._policy.part_bytes)
@@ -186,10 +189,14 @@ class CatchUp:
                 yield block, unpacker, None
                 block = await slot.read_block()
                 nbytes += len(block.buffer)
-            await slot.finish(part)
-            waiting.note_size(part, nbytes)
-            make_next(slot)
-            yield block, unpacker, part.end
+            end = await slot.finish(part)
+            waiting.note_size(part.up_to(end), nbytes)
+            if end < part.end:
+                rest = part.after(end)
+                making.appendleft((slot, rest, self._start(slot.make(rest))))
+            else:
+                make_next(slot)
+            yield block, unpacker, end
 
     async def _first_block(self, slot: DrainSlot, part: Part, made: asyncio.Task[None]) -> Block:
         """Give the first block of a part's result, which the server has whole then."""
@@ -224,10 +231,13 @@ class CatchUp:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _decode(decoder: StreamDecoder, unpacker: Unpacker, block: Block) -> list[Chunk]:
+def _decode(
+    decoder: StreamDecoder, unpacker: Unpacker, block: Block, waiting: PartQueue
+) -> list[Chunk]:
     starts, ends = unpacker.unpack(block.buffer, block.starts, block.ends)
     if block.is_last:
         unpacker.finish()
+    waiting.note_messages(len(starts), len(block.buffer))
     return timed_feed(decoder, block.buffer, starts, ends)
 
 

@@ -67,7 +67,7 @@ _BY_BYTES = sql.SQL(
 # A scan of one function gives its rows in its own order.
 _SINGLE = sql.SQL("SELECT data FROM {changes}")
 _CHANGES = sql.SQL(
-    "pg_catalog.pg_logical_slot_get_binary_changes({slot}, {upto}, NULL,"
+    "pg_catalog.pg_logical_slot_get_binary_changes({slot}, {upto}, {most},"
     " 'proto_version', '1', 'publication_names', {publication})"
 )
 _RAISE_DECODING_MEMORY = (
@@ -169,7 +169,7 @@ class DrainSlot:
                 (self._name, str(part.begin)),
             )
         await reach_async("capture.drain.before", cut_off)
-        await self._copy.start(self._query(part.end))
+        await self._copy.start(self._query(part))
 
     def unpacker(self) -> Unpacker:
         """Make what finds the messages of one part's result."""
@@ -179,22 +179,28 @@ class DrainSlot:
         """Give the next of the result; with `is_last` it is the last."""
         return await self._copy.read_block()
 
-    async def finish(self, part: Part) -> None:
-        """Take that a part's result is read. Raises ProtocolError if it was not all of it."""
+    async def finish(self, part: Part) -> Lsn:
+        """Take that a part's result is read, and give its end, which may come before `part.end`.
+
+        Raises ProtocolError if what was read ends before it should.
+        """
         await reach_async("capture.drain.after", cut_off)
         await self._look()
-        if self._position < part.end:
+        end = min(self._position, part.end)
+        if end < part.end and (not part.most_messages or end <= part.begin):
             msg = f"the server gave changes up to {self._position}, not to {part.end}"
             raise ProtocolError(msg)
+        return end
 
     async def close(self) -> None:
         """Stop what runs, and drop the slot. Twice is fine, but not while a call waits."""
         await self._copy.close()
 
-    def _query(self, upto: Lsn) -> sql.Composed:
+    def _query(self, part: Part) -> sql.Composed:
         changes = _CHANGES.format(
             slot=sql.Literal(self._name),
-            upto=sql.Literal(str(upto)),
+            upto=sql.Literal(str(part.end)),
+            most=sql.Literal(part.most_messages or None),
             # a list of identifiers, which the server unquotes
             publication=sql.Literal(sql.Identifier(self._publication).as_string(None)),
         )

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ingestd.capture.wal.backlog_parts import (
     LEAST_BYTES,
+    MESSAGE_BYTES,
     MOST_JOINED,
     Part,
     PartQueue,
@@ -72,17 +73,27 @@ def test_after_a_pause_it_pays_again() -> None:
     assert not policy.pays(10)
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=60))
-def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(held: list[int]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=1, max_size=60),
+)
+def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(
+    held: list[tuple[int, int]],
+) -> None:
+    """Also where one ends sooner, after so many messages."""
     parts = [Part(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
-    waiting = PartQueue(parts)
-    taken = []
-    for nbytes in [*held, *[0] * 40]:
-        part = waiting.take()
+    waiting = PartQueue(parts, part_bytes=1000)
+    taken: list[Part] = []
+    rest: Part | None = None
+    for nbytes, share in [*held, *[(0, 1000)] * 40]:
+        part = rest or waiting.take()
         if part is None:
             break
-        taken.append(part)
-        waiting.note_size(part, nbytes)
+        end = part.end
+        if part.is_joined:
+            end = Lsn(part.begin + max(1, (part.end - part.begin) * share // 1000))
+        rest = part.after(end) if end < part.end else None
+        taken.append(part.up_to(end))
+        waiting.note_size(taken[-1], nbytes)
     assert (taken[0].begin, taken[-1].end) == (parts[0].begin, parts[-1].end)
     assert all(part.end == following.begin for part, following in pairwise(taken))
     assert max(part.end - part.begin for part in taken) <= MOST_JOINED * 1000
@@ -90,7 +101,7 @@ def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(held: list[i
 
 
 def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
-    waiting = PartQueue([Part(Lsn(100 * n), Lsn(100 * n + 100)) for n in range(30)])
+    waiting = PartQueue([Part(Lsn(100 * n), Lsn(100 * n + 100)) for n in range(30)], part_bytes=100)
     sizes = []
     for nbytes in (50, 0, 1, 2, 0, 400, 50):
         part = waiting.take()
@@ -98,3 +109,31 @@ def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
         sizes.append((part.end - part.begin) // 100)
         waiting.note_size(part, nbytes)
     assert sizes == [1, 1, 2, 4, 4, 4, 1]
+
+
+def test_joined_parts_end_with_as_many_messages_as_fill_one() -> None:
+    """What the server keeps of them is bounded, whatever they hold."""
+    parts = [Part(Lsn(100_000 * n), Lsn(100_000 * n + 100_000)) for n in range(8)]
+    waiting = PartQueue(parts, part_bytes=100_000)
+    first = waiting.take()
+    assert first is not None
+    assert first.most_messages == 0
+    waiting.note_size(first, 0)
+    joined = waiting.take()
+    assert joined is not None
+    assert joined.most_messages == 100_000 // MESSAGE_BYTES
+    waiting.note_messages(10, 500)
+    waiting.note_messages(30, 1500)
+    waiting.note_size(joined, 0)
+    larger = waiting.take()
+    assert larger is not None
+    assert larger.most_messages == 100_000 // 50
+
+
+def test_joined_parts_of_any_size_end_by_a_number_that_the_server_takes() -> None:
+    parts = [Part(Lsn(n << 50), Lsn((n + 1) << 50)) for n in range(8)]
+    waiting = PartQueue(parts, part_bytes=1 << 50)
+    waiting.note_size(parts[0], 0)
+    joined = waiting.take()
+    assert joined is not None
+    assert joined.most_messages == (1 << 31) - 1
