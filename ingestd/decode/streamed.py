@@ -38,7 +38,7 @@ of a relation since, that message is repeated at the end.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,15 +50,16 @@ from ingestd.errors import ProtocolError
 
 START, STOP, STREAM_COMMIT, ABORT = (ord(c) for c in "SEcA")
 ORIGIN = ord("O")
-_IS_CONTROL = np.zeros(256, np.bool_)
-_IS_CONTROL[[START, STOP, STREAM_COMMIT, ABORT]] = True
+IS_CONTROL = np.zeros(256, np.bool_)
+"""Whether a message of this type is about segments, rather than in one or outside of any."""
+IS_CONTROL[[START, STOP, STREAM_COMMIT, ABORT]] = True
 _HAS_XID = np.zeros(256, np.bool_)
 _HAS_XID[[ord(c) for c in "RYIUDTM"]] = True
 _XID_BYTES = 4
 
-_START = struct.Struct(">cIB")
-_COMMIT = struct.Struct(">cIBQQq")
-_ABORT = struct.Struct(">cII")
+START_FORM = struct.Struct(">cIB")
+COMMIT_FORM = struct.Struct(">cIBQQq")
+ABORT_FORM = struct.Struct(">cII")
 _RELATION_OID = struct.Struct(">I")
 _ORDINARY_BEGIN = struct.Struct(">cQqI")
 _ORDINARY_COMMIT = struct.Struct(">cBQQq")
@@ -96,7 +97,7 @@ class OpenMessages:
         types = np.frombuffer(self.buffer, np.uint8)[self.starts]
         for i in np.flatnonzero(types == RELATION).tolist():
             message = self.buffer[int(self.starts[i]) : int(self.ends[i])]
-            yield _oid(message), self.number + i, message
+            yield relation_oid(message), self.number + i, message
 
 
 class Spool(Protocol):
@@ -115,10 +116,70 @@ class Spool(Protocol):
         """Give what is kept of a transaction, in order, and drop it."""
 
 
+def is_from(xids: Xids, subxid: int) -> NDArray[np.bool_]:
+    """Tell which of these ids is that one or was given after it."""
+    return (xids - np.uint32(subxid)) < np.uint32(1 << 31)
+
+
 def count_before(xids: Xids, subxid: int) -> int:
     """How many of these messages stay when `subxid` aborts: up to the last with an earlier id."""
-    earlier = np.flatnonzero((xids - np.uint32(subxid)) >= np.uint32(1 << 31))
+    earlier = np.flatnonzero(~is_from(xids, subxid))
     return int(earlier[-1]) + 1 if len(earlier) else 0
+
+
+Told = dict[int, tuple[int, bytes]]
+"""By the relation's OID the RELATION message that told of it last, after its number."""
+
+
+class NewestRelations:
+    """Which definitions hold after the commit of a transaction that was sent while it was open."""
+
+    def __init__(self) -> None:
+        self._newest: Told = {}
+
+    def told(self, oid: int, number: int, message: bytes) -> None:
+        """Take a RELATION message that was sent outside of segments, while one was open."""
+        self._newest[oid] = (number, message)
+
+    def committed(self, told: Told) -> list[bytes]:
+        """Give the messages to repeat at the end of one that told of these: newer ones."""
+        newer = []
+        for oid, last in told.items():
+            newest = max(last, self._newest.get(oid, last))
+            self._newest[oid] = newest
+            if newest is not last:
+                newer.append(newest[1])
+        return newer
+
+    def clear(self) -> None:
+        """Take that no transaction is open any more."""
+        self._newest.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    """The message at the end of a transaction that was sent while it was open."""
+
+    xid: int
+    flags: int
+    lsn: int
+    end_lsn: int
+    time: int
+
+    @classmethod
+    def read(cls, message: bytes) -> StreamCommit:
+        """Raises struct.error."""
+        _, *fields = COMMIT_FORM.unpack(message)
+        return cls(*fields)
+
+    def begin(self) -> Stretch:
+        """Give the Begin of the ordinary form."""
+        return _joined(_ORDINARY_BEGIN.pack(b"B", self.lsn, self.time, self.xid))
+
+    def end(self, newer: Sequence[bytes]) -> Stretch:
+        """Give the RELATION messages to repeat, and the Commit of the ordinary form."""
+        last = _ORDINARY_COMMIT.pack(b"C", self.flags, self.lsn, self.end_lsn, self.time)
+        return _joined(*newer, last)
 
 
 class CommitOrder:
@@ -129,7 +190,7 @@ class CommitOrder:
         self._segment: int | None = None
         self._open: set[int] = set()
         self._sent = 0
-        self._newest: dict[int, tuple[int, bytes]] = {}  # told while a transaction was open
+        self._newest = NewestRelations()
 
     @property
     def has_open(self) -> bool:
@@ -148,7 +209,7 @@ class CommitOrder:
             raise ProtocolError(msg)
         types = np.frombuffer(buffer, np.uint8)[starts]
         at = 0
-        for i in np.flatnonzero(_IS_CONTROL[types]).tolist():
+        for i in np.flatnonzero(IS_CONTROL[types]).tolist():
             yield from self._take(buffer, starts[at:i], ends[at:i], types[at:i])
             yield from self._control(buffer[int(starts[i]) : int(ends[i])])
             at = i + 1
@@ -165,13 +226,13 @@ class CommitOrder:
             if self._open:
                 for i in np.flatnonzero(types == RELATION).tolist():
                     message = buffer[int(starts[i]) : int(ends[i])]
-                    self._newest[_oid(message)] = (number + i, message)
+                    self._newest.told(relation_oid(message), number + i, message)
             yield buffer, starts, ends
             return
         with_xid = types != ORIGIN
         if with_xid.any():
             starts, ends, types = starts[with_xid], ends[with_xid], types[with_xid]
-            messages = _without_xids(buffer, starts, ends, types, number)
+            messages = without_xids(buffer, starts, ends, types, number)
             self._spool.append(self._segment, messages)
 
     def _control(self, message: bytes) -> Iterator[Stretch]:
@@ -190,13 +251,13 @@ class CommitOrder:
         elif message[0] == STOP:
             self._segment = None
         elif message[0] == ABORT:
-            _, xid, subxid = _ABORT.unpack(message)
+            _, xid, subxid = ABORT_FORM.unpack(message)
             self._abort(xid, subxid)
         else:
             yield from self._commit(message)
 
     def _begin_segment(self, message: bytes) -> None:
-        _, xid, is_first = _START.unpack(message)
+        _, xid, is_first = START_FORM.unpack(message)
         if is_first:
             self._spool.drop(xid)
             self._open.add(xid)
@@ -213,23 +274,18 @@ class CommitOrder:
         self._close(xid)
 
     def _commit(self, message: bytes) -> Iterator[Stretch]:
-        _, xid, flags, lsn, end_lsn, time = _COMMIT.unpack(message)
-        if xid not in self._open:
-            msg = f"commit of transaction {xid}, which has not begun"
+        commit = StreamCommit.read(message)
+        if commit.xid not in self._open:
+            msg = f"commit of transaction {commit.xid}, which has not begun"
             raise ProtocolError(msg)
-        yield _joined(_ORDINARY_BEGIN.pack(b"B", lsn, time, xid))
-        told: dict[int, tuple[int, bytes]] = {}
-        for messages in self._spool.take(xid):
+        yield commit.begin()
+        told: Told = {}
+        for messages in self._spool.take(commit.xid):
             told |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
             yield messages.buffer, messages.starts, messages.ends
-        newer = []
-        for oid, last in told.items():
-            newest = max(last, self._newest.get(oid, last))
-            self._newest[oid] = newest
-            if newest is not last:
-                newer.append(newest[1])
-        self._close(xid)
-        yield _joined(*newer, _ORDINARY_COMMIT.pack(b"C", flags, lsn, end_lsn, time))
+        newer = self._newest.committed(told)
+        self._close(commit.xid)
+        yield commit.end(newer)
 
     def _close(self, xid: int) -> None:
         self._open.discard(xid)
@@ -237,9 +293,10 @@ class CommitOrder:
             self._newest.clear()
 
 
-def _without_xids(
+def without_xids(
     buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8], number: int
 ) -> OpenMessages:
+    """Give messages of a segment as they are outside of one. Raises ProtocolError."""
     if not _HAS_XID[types].all() or (ends - starts <= 1 + _XID_BYTES).any():
         msg = "unknown or malformed message in a segment of an open transaction"
         raise ProtocolError(msg)
@@ -257,7 +314,8 @@ def _joined(*messages: bytes) -> Stretch:
     return b"".join(messages), np.append([0], ends[:-1]), ends
 
 
-def _oid(relation: bytes) -> int:
+def relation_oid(relation: bytes) -> int:
+    """Give the OID in a RELATION message. Raises ProtocolError."""
     if len(relation) < 1 + _RELATION_OID.size:
         msg = f"RELATION message of {len(relation)} bytes"
         raise ProtocolError(msg)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.harness.databases import Database
 
     Session = psycopg.Connection[tuple[Any, ...]]
@@ -45,6 +47,32 @@ def sent_while_open(database: Database, slot: str) -> int:
     query = "SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = %s"
     found = database.rows(query, slot)
     return int(found[0][0]) if found else 0
+
+
+def meanings(messages: list[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Give each message but definitions, with those that hold for the relations it names.
+
+    Transactions of which nothing is left are sent as such while they are open, else not at all.
+    """
+    known: dict[bytes, bytes] = {}
+    for message in without_empty(messages):
+        kind = message[:1]
+        if kind == b"R":
+            known[message[1:5]] = message
+        elif kind in b"IUD":
+            yield message, [known[message[1:5]]]
+        elif kind not in b"YA":
+            yield message, []
+
+
+def without_empty(messages: list[bytes]) -> list[bytes]:
+    found: list[bytes] = []
+    for message in messages:
+        if message[:1] == b"C" and found[-1][:1] == b"B":
+            found.pop()
+        else:
+            found.append(message)
+    return found
 
 
 class OpenWriters:

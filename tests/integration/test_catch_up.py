@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
@@ -22,8 +24,9 @@ from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
-from tests.harness.compare import raw_rows
+from tests.harness.compare import assert_change_log_is_sound, raw_rows
 from tests.harness.encrypted import as_if_encrypted
+from tests.harness.open_transactions import send_while_open
 from tests.harness.waiting import await_until
 from tests.unit.run.fixtures import watch
 
@@ -189,6 +192,70 @@ async def test_a_server_that_may_keep_next_to_nothing_streams(
     cramped.psql("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 5000) n")
     await run(5001)
     assert (policy.drained, policy.is_refused) == (0, True)
+
+
+@pytest.fixture
+def giving_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """A database whose drains give transactions from 64 kB on before their commit."""
+    send_while_open(database)
+    monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    return database
+
+
+async def test_exactly_once_large_transactions_between_others_are_drained_in_segments(
+    giving_segments: Database, lake: Path
+) -> None:
+    """I2, I3: one with parts that are undone, one that is rolled back, one that is still open."""
+    database = giving_segments
+    policy = CatchUpPolicy(above_bytes=100_000, open_bytes=0)
+    run = partial(run_until_rows, lake=lake)
+    await run(make_pipeline(database.dsn, database.name, lake, policy), rows=1)
+    with psycopg.connect(database.dsn) as large, psycopg.connect(database.dsn) as other:
+        insert(large, 1, 2000)
+        insert(other, 10_001, 12_000)
+        database.execute("INSERT INTO t VALUES (20001, 'beside')")
+        large.execute("SAVEPOINT undone")
+        insert(large, 2001, 3000)
+        large.execute("ROLLBACK TO undone")
+        insert(large, 3001, 4000)
+        large.execute("UPDATE t SET note = 'beside too' WHERE id = 20001")
+        large.commit()
+        database.execute("INSERT INTO t VALUES (20002, 'after')")
+        other.rollback()
+        insert(other, 10_001, 12_000)
+        await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3004)
+        assert (policy.drained, policy.takes_open) == (1, True)
+        other.commit()
+    await run(make_pipeline(database.dsn, database.name, lake, policy), rows=5004)
+    assert policy.takes_open
+    assert_change_log_is_sound(database, lake)
+
+
+async def test_where_the_server_fails_at_segments_it_drains_without_them(
+    giving_segments: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does at some DDL in sub-transactions that are undone; here at what it never knows."""
+    fails = "SELECT convert_to(pg_describe_object(1, 2, 3), 'UTF8') FROM {changes}"
+    monkeypatch.setattr(drain_slot, "COMMITS_AHEAD", sql.SQL(fails))
+    database = giving_segments
+    policy = CatchUpPolicy(above_bytes=100_000, open_bytes=0)
+    run = partial(run_until_rows, lake=lake)
+    await run(make_pipeline(database.dsn, database.name, lake, policy), rows=1)
+    with psycopg.connect(database.dsn) as session:
+        insert(session, 1, 3000)
+    with pytest.raises(TransientError, match="object class"):
+        await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
+    assert (policy.drained, policy.takes_open) == (0, False)
+    await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
+    assert (policy.drained, policy.is_refused) == (1, False)
+
+
+def insert(session: psycopg.Connection[Any], low: int, high: int) -> None:
+    session.execute(
+        "INSERT INTO t (id, note) SELECT n, repeat(md5(n::text), 5)"
+        f" FROM generate_series({low}, {high}) n".encode()
+    )
 
 
 async def test_a_stream_that_stays_far_behind_drains_the_backlog(

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from ingestd.capture.wal import backlog_parts
+from ingestd.capture.wal import backlog_parts, drain_slot
 from ingestd.capture.wal.backlog_parts import cut
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
+from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
 from ingestd.capture.wal.drain_slot import Packing
+from ingestd.decode import commits_ahead
+from ingestd.decode.commits_ahead import CommitsAhead
 from ingestd.positions import Lsn
 from tests.harness.encrypted import as_if_encrypted
+from tests.harness.open_transactions import OpenWriters, meanings, send_while_open
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,3 +171,81 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
     assert sorted(messages.ends) == messages.ends
     bounds = {part.end for part in cut(*messages.range, slots=slots, part_bytes=50_000)}
     assert len(set(messages.ends) - bounds) > 3
+
+
+@pytest.mark.parametrize(("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000)])
+async def test_exactly_once_what_is_given_in_segments_comes_in_commit_order(
+    database: Database, slots: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I2, I3: message by message what one slot gives after commits, whatever is undone."""
+    database.execute(
+        "CREATE TABLE t (a int, b int, c text)",
+        f"CREATE PUBLICATION {database.name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    await asyncio.to_thread(write, database)
+    given = given_in_segments(database, monkeypatch)
+    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes, open_bytes=0)
+    messages = await drained(database, policy)
+    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
+    assert found == await asyncio.to_thread(of_one_slot, database)
+    assert len(given) > 3
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(2, 8))]
+)
+async def test_exactly_once_segments_with_ddl_give_the_same_rows(
+    database: Database, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Definitions too: each change is decoded by the one that it was made with."""
+    writers = OpenWriters(database, seed=seed, sessions=3, transactions=15, keeps_ddl=True)
+    database.execute(
+        f"CREATE PUBLICATION {database.name} FOR ALL TABLES",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    with writers:
+        await asyncio.to_thread(writers.join)
+    plain = await drained(database, CatchUpPolicy(above_bytes=0, slots=1))
+    given = given_in_segments(database, monkeypatch)
+    messages = await drained(database, CatchUpPolicy(above_bytes=0, slots=1, open_bytes=0))
+    assert list(meanings(messages.found)) == list(meanings(plain.found))
+    assert len(given) > 5
+    assert writers.undone
+    assert writers.rolled_back
+
+
+def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have drains give large transactions so, from 64 kB on; give their ids as they are read."""
+    send_while_open(database)
+    monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
+    monkeypatch.setattr(commits_ahead, "MOST", 1000)
+    given: list[int] = []
+    take = CommitsAhead._taken
+
+    def noted(self: CommitsAhead, xid: int) -> object:
+        given.append(xid)
+        return take(self, xid)
+
+    monkeypatch.setattr(CommitsAhead, "_taken", noted)
+    return given
+
+
+async def test_with_more_such_transactions_than_are_put_in_order_a_drain_goes_without(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(
+        "CREATE TABLE t (a int, b int, c text)",
+        f"CREATE PUBLICATION {database.name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    await asyncio.to_thread(write, database)
+    given = given_in_segments(database, monkeypatch)
+    monkeypatch.setattr(commits_ahead, "MOST", 2)
+    policy = CatchUpPolicy(above_bytes=0, slots=1, open_bytes=0)
+    with pytest.raises(PartFailedError, match="more than 2"):
+        await drained(database, policy)
+    messages = await drained(database, policy)
+    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
+    assert found == await asyncio.to_thread(of_one_slot, database)
+    assert not given

@@ -23,13 +23,18 @@ from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, raw_rows
-from tests.harness.open_transactions import OpenWriters, send_while_open, sent_while_open
+from tests.harness.open_transactions import (
+    OpenWriters,
+    meanings,
+    send_while_open,
+    sent_while_open,
+)
 from tests.harness.waiting import await_until
 from tests.unit.decode.test_streamed import ordered
 from tests.unit.run.fixtures import watch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.harness.databases import Database
@@ -279,29 +284,3 @@ def test_commit_order_is_what_the_server_sends_without_open_transactions(
     found = ordered(wire, cuts, spool)
     assert spool.nbytes == 0
     assert list(meanings(found)) == list(meanings([data for (data,) in off]))
-
-
-def meanings(messages: list[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Give each message but definitions, with those that hold for the relations it names.
-
-    Transactions of which nothing is left are sent as such while they are open, else not at all.
-    """
-    known: dict[bytes, bytes] = {}
-    for message in without_empty(messages):
-        kind = message[:1]
-        if kind == b"R":
-            known[message[1:5]] = message
-        elif kind in b"IUD":
-            yield message, [known[message[1:5]]]
-        elif kind not in b"YA":
-            yield message, []
-
-
-def without_empty(messages: list[bytes]) -> list[bytes]:
-    found: list[bytes] = []
-    for message in messages:
-        if message[:1] == b"C" and found[-1][:1] == b"B":
-            found.pop()
-        else:
-            found.append(message)
-    return found

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 
 from ingestd.capture.copy_out import Block
 from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
-from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Unpacker
+from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Result
 from ingestd.changes import Chunk
 from ingestd.decode.stream import StreamDecoder
+from ingestd.errors import ProtocolError
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 
@@ -60,6 +61,8 @@ class CatchUpPolicy:
     temporary files of about that size, or of one transaction's.
     Both become less where the server may not keep so much (temp_file_limit). `is_refused`: it
     failed here, so stream; `paused_until_s`: for a time. `drained`: how many backlogs were.
+    `takes_open`: of transactions that do not fit its memory the server may give segments before
+    their commit; `open_bytes`: in parts of so much WAL or more, as smaller ones hardly have such.
     """
 
     above_bytes: int
@@ -69,6 +72,8 @@ class CatchUpPolicy:
     is_refused: bool = False
     packing: Packing = field(default_factory=Packing)
     drained: int = 0
+    takes_open: bool = True
+    open_bytes: int = 256 << 20
     monotonic: Callable[[], float] = time.monotonic
     paused_until_s: float = -inf
 
@@ -92,19 +97,26 @@ class CatchUpPolicy:
             return False
         return True
 
+    def gives_open(self, part: Part) -> bool:
+        """Whether the server may give segments of transactions before their commit.
+
+        Not in what is joined: its number of messages could be reached before any commit.
+        """
+        return self.takes_open and not part.is_joined and part.end - part.begin >= self.open_bytes
+
     def is_late(self, behind_bytes: int) -> bool:
         """Whether one that has begun to stream, or to catch up, is to do so again."""
         return behind_bytes > 0 and self.pays(behind_bytes)
 
 
-class PartTooLargeError(Exception):
-    """The server may not keep what a part holds (temp_file_limit); smaller ones are to be tried."""
+class PartFailedError(Exception):
+    """A part can't be drained like this; its policy has noted that, the next attempt differs."""
 
 
 class CatchUp:
     """One draining of a slot's backlog. Made by `begin`.
 
-    Raises psycopg.Error; PartTooLargeError; ProtocolError. `close` it always: that drops the
+    Raises psycopg.Error; PartFailedError; ProtocolError. `close` it always: that drops the
     temporary slots.
     """
 
@@ -150,10 +162,9 @@ class CatchUp:
         try:
             reading = self._start(anext(blocks, None))
             while (found := await reading) is not None:
-                block, unpacker, end = found
+                block, result, end = found
                 reading = self._start(anext(blocks, None))
-                decoding = asyncio.to_thread(_decode, decoder, unpacker, block, waiting)
-                for chunk in await decoding:
+                for chunk in await self._decoded(decoder, result, block, waiting):
                     yield chunk
                 if end is not None:
                     idle = decoder.idle(end)
@@ -165,7 +176,7 @@ class CatchUp:
 
     async def _blocks(
         self, waiting: PartQueue
-    ) -> AsyncGenerator[tuple[Block, Unpacker, Lsn | None], None]:
+    ) -> AsyncGenerator[tuple[Block, Result, Lsn | None], None]:
         """Give the blocks of all parts in order; with the last of each its end."""
         making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
 
@@ -176,27 +187,27 @@ class CatchUp:
                 self._policy.pause()
                 waiting.clear()
             if (part := waiting.take()) is not None:
-                making.append((slot, part, self._start(slot.make(part))))
+                making.append((slot, part, self._make(slot, part)))
 
         for slot in self._slots:
             make_next(slot)
         while making:
             slot, part, made = making.popleft()
             block = await self._first_block(slot, part, made)
-            unpacker = slot.unpacker()
+            result = slot.result()
             nbytes = len(block.buffer)
             while not block.is_last:
-                yield block, unpacker, None
+                yield block, result, None
                 block = await slot.read_block()
                 nbytes += len(block.buffer)
             end = await slot.finish(part)
             waiting.note_size(part.up_to(end), nbytes)
             if end < part.end:
                 rest = part.after(end)
-                making.appendleft((slot, rest, self._start(slot.make(rest))))
+                making.appendleft((slot, rest, self._make(slot, rest)))
             else:
                 make_next(slot)
-            yield block, unpacker, end
+            yield block, result, end
 
     async def _first_block(self, slot: DrainSlot, part: Part, made: asyncio.Task[None]) -> Block:
         """Give the first block of a part's result, which the server has whole then."""
@@ -206,7 +217,26 @@ class CatchUp:
         except psycopg.errors.ConfigurationLimitExceeded as error:
             if not self._policy.take_smaller_parts(part):
                 raise
-            raise PartTooLargeError(str(error)) from error
+            raise PartFailedError(str(error)) from error
+        except psycopg.InternalError as error:
+            if not slot.has_open:
+                raise
+            self._policy.takes_open = False
+            raise PartFailedError(str(error)) from error
+
+    async def _decoded(
+        self, decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
+    ) -> list[Chunk]:
+        try:
+            return await asyncio.to_thread(_decode, decoder, result, block, waiting)
+        except ProtocolError as error:
+            if not result.has_open:
+                raise
+            self._policy.takes_open = False
+            raise PartFailedError(str(error)) from error
+
+    def _make(self, slot: DrainSlot, part: Part) -> asyncio.Task[None]:
+        return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))
 
     async def close(self) -> None:
         """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
@@ -232,13 +262,13 @@ class CatchUp:
 
 
 def _decode(
-    decoder: StreamDecoder, unpacker: Unpacker, block: Block, waiting: PartQueue
+    decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
 ) -> list[Chunk]:
-    starts, ends = unpacker.unpack(block.buffer, block.starts, block.ends)
-    if block.is_last:
-        unpacker.finish()
-    waiting.note_messages(len(starts), len(block.buffer))
-    return timed_feed(decoder, block.buffer, starts, ends)
+    chunks: list[Chunk] = []
+    for stretch in result.read(block):
+        waiting.note_messages(len(stretch[1]), len(stretch[0]))
+        chunks += timed_feed(decoder, *stretch)
+    return chunks
 
 
 def timed_feed(

@@ -24,7 +24,7 @@ import psycopg
 
 from ingestd.capture.faults import classify
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartTooLargeError
+from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
 from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
@@ -256,7 +256,7 @@ class Delivery:
                     yield chunk
         except (PackedTooLargeError, psycopg.errors.ProgramLimitExceeded) as error:
             packs_anew = self._pack_by_bytes(error, has_given=has_given)
-        except PartTooLargeError as error:
+        except PartFailedError as error:
             what = f"source {self._source}, catch-up: {error}"
             raise TransientError(what, reason="catch_up_refused") from error
         except psycopg.Error as error:

@@ -15,6 +15,7 @@ Source: PostgreSQL documentation, "Replication Management Functions".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,25 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.backlog_parts import Part
+from ingestd.capture.wal.drain_queries import (
+    BY_BYTES,
+    BY_NUMBER,
+    CHANGES,
+    COMMITS_AHEAD,
+    OPEN_OPTIONS,
+    OPTIONS,
+    SINGLE,
+)
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.slot import temporary_name
 from ingestd.capture.wal.socket_copy import SocketCopy
 from ingestd.capture.wal.socket_reader import is_plain
 from ingestd.capture.watched import WatchedConnection
+from ingestd.decode import commits_ahead
+from ingestd.decode.commits_ahead import CommitsAhead
 from ingestd.decode.packed import PackedMessages
 from ingestd.decode.single import SingleMessages
+from ingestd.decode.streamed import Stretch
 from ingestd.errors import ProtocolError
 from ingestd.failpoints import reach_async
 from ingestd.positions import Lsn
@@ -48,28 +61,6 @@ ROW_LIMIT_BYTES = 16 << 20
 ROW_BYTES = 1 << 18
 """Packing by bytes, messages of this size together make a row; a larger one is a row of its own."""
 
-# By number it costs the server a fourth less than by bytes, which needs a running sum. The sort
-# keeps messages in their order whatever plan is chosen for the grouping.
-_BY_NUMBER = sql.SQL(
-    "SELECT CASE WHEN octet_length(string_agg(data, ''::bytea)) <= {limit}"
-    " THEN string_agg(data, ''::bytea) END, array_agg(length)"
-    " FROM (SELECT data, octet_length(data) AS length, number / {messages} AS part FROM {changes}"
-    " WITH ORDINALITY AS change(lsn, xid, data, number)"
-    " ORDER BY part, number) AS ordered GROUP BY part"
-)
-_BY_BYTES = sql.SQL(
-    "SELECT string_agg(data, ''::bytea), array_agg(length)"
-    " FROM (SELECT data, octet_length(data) AS length, number,"
-    " sum(octet_length(data)) OVER (ORDER BY number) / {nbytes} AS part FROM {changes}"
-    " WITH ORDINALITY AS change(lsn, xid, data, number)"
-    " ORDER BY part, number) AS ordered GROUP BY part"
-)
-# A scan of one function gives its rows in its own order.
-_SINGLE = sql.SQL("SELECT data FROM {changes}")
-_CHANGES = sql.SQL(
-    "pg_catalog.pg_logical_slot_get_binary_changes({slot}, {upto}, {most},"
-    " 'proto_version', '1', 'publication_names', {publication})"
-)
 _RAISE_DECODING_MEMORY = (
     "SELECT pg_catalog.set_config(name, %(memory)s, false) FROM pg_catalog.pg_settings"
     " WHERE name = 'logical_decoding_work_mem'"
@@ -80,7 +71,26 @@ _POSITIONS = (
     " WHERE slot_name = %s"
 )
 
-Unpacker = SingleMessages | PackedMessages
+
+class Result:
+    """Reads what one call gives, block by block. `has_open`: it has segments of transactions."""
+
+    def __init__(self, *, is_packed: bool, has_open: bool) -> None:
+        self.has_open = has_open
+        self._messages = PackedMessages() if is_packed else SingleMessages()
+        self._order = CommitsAhead() if has_open else None
+
+    def read(self, block: Block) -> Iterator[Stretch]:
+        """Give its messages, in commit order. Raises ProtocolError, PackedTooLargeError."""
+        starts, ends = self._messages.unpack(block.buffer, block.starts, block.ends)
+        if block.is_last:
+            self._messages.finish()
+        if self._order is None:
+            yield block.buffer, starts, ends
+            return
+        yield from self._order.feed(block.buffer, starts, ends)
+        if block.is_last:
+            self._order.finish()
 
 
 @dataclass(slots=True)
@@ -96,8 +106,8 @@ class Packing:
     def rows(self, changes: sql.Composed) -> sql.Composed:
         """Give the SELECT of packed changes."""
         if self.by_bytes:
-            return _BY_BYTES.format(nbytes=sql.Literal(ROW_BYTES), changes=changes)
-        return _BY_NUMBER.format(
+            return BY_BYTES.format(nbytes=sql.Literal(ROW_BYTES), changes=changes)
+        return BY_NUMBER.format(
             limit=sql.Literal(ROW_LIMIT_BYTES),
             messages=sql.Literal(ROW_MESSAGES),
             changes=changes,
@@ -130,6 +140,7 @@ class DrainSlot:
         self._packing = packing
         self._is_packed = is_packed
         self._copy = CopyOut(connection) if is_packed else SocketCopy(connection)
+        self._has_open = False
         self._position = self._restart = Lsn(0)
 
     @classmethod
@@ -141,6 +152,8 @@ class DrainSlot:
             await end_without_client(connection)
             # Groups come in the order of the sort, not of a hash table.
             await connection.execute("SET enable_hashagg = off")
+            # What is looked for in a result may depend on what was found in it before.
+            await connection.execute("SET enable_memoize = off")
             await connection.execute(f"SET work_mem = '{SORT_MEMORY}'")
             await raise_decoding_memory(connection)
             await reach_async("capture.slot_copy.before", cut_off)
@@ -161,19 +174,29 @@ class DrainSlot:
         """How much WAL the next call reads that this or an earlier one has read."""
         return max(0, self._position - self._restart)
 
-    async def make(self, part: Part) -> None:
-        """Have the server make a part's result; return when it has."""
+    async def make(self, part: Part, *, gives_open: bool = False) -> None:
+        """Have the server make a part's result; return when it has.
+
+        `gives_open`: of transactions that do not fit its memory it may give segments, before their
+        commit, so that they need not go through its disk.
+        """
         if self._position < part.begin:
             await self._connection.execute(
                 "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
                 (self._name, str(part.begin)),
             )
         await reach_async("capture.drain.before", cut_off)
+        self._has_open = gives_open and not self._is_packed
         await self._copy.start(self._query(part))
 
-    def unpacker(self) -> Unpacker:
-        """Make what finds the messages of one part's result."""
-        return PackedMessages() if self._is_packed else SingleMessages()
+    @property
+    def has_open(self) -> bool:
+        """Whether the part that was made last may have segments of transactions."""
+        return self._has_open
+
+    def result(self) -> Result:
+        """Make what reads the result of the part that was made."""
+        return Result(is_packed=self._is_packed, has_open=self._has_open)
 
     async def read_block(self) -> Block:
         """Give the next of the result; with `is_last` it is the last."""
@@ -197,14 +220,20 @@ class DrainSlot:
         await self._copy.close()
 
     def _query(self, part: Part) -> sql.Composed:
-        changes = _CHANGES.format(
+        changes = CHANGES.format(
             slot=sql.Literal(self._name),
             upto=sql.Literal(str(part.end)),
             most=sql.Literal(part.most_messages or None),
+            options=OPEN_OPTIONS if self._has_open else OPTIONS,
             # a list of identifiers, which the server unquotes
             publication=sql.Literal(sql.Identifier(self._publication).as_string(None)),
         )
-        rows = self._packing.rows(changes) if self._is_packed else _SINGLE.format(changes=changes)
+        if self._is_packed:
+            rows = self._packing.rows(changes)
+        elif self._has_open:
+            rows = COMMITS_AHEAD.format(changes=changes, most=sql.Literal(commits_ahead.MOST))
+        else:
+            rows = SINGLE.format(changes=changes)
         return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(rows)
 
     async def _look(self) -> None:

@@ -1,0 +1,81 @@
+"""What a drain asks of the server: rows of messages, as they are, packed, or in another order.
+
+`{changes}`: a call of pg_logical_slot_get_binary_changes (lsn, xid, data), `CHANGES`.
+"""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+# By number it costs the server a fourth less than by bytes, which needs a running sum. The sort
+# keeps messages in their order whatever plan is chosen for the grouping.
+BY_NUMBER = sql.SQL(
+    "SELECT CASE WHEN octet_length(string_agg(data, ''::bytea)) <= {limit}"
+    " THEN string_agg(data, ''::bytea) END, array_agg(length)"
+    " FROM (SELECT data, octet_length(data) AS length, number / {messages} AS part FROM {changes}"
+    " WITH ORDINALITY AS change(lsn, xid, data, number)"
+    " ORDER BY part, number) AS ordered GROUP BY part"
+)
+BY_BYTES = sql.SQL(
+    "SELECT string_agg(data, ''::bytea), array_agg(length)"
+    " FROM (SELECT data, octet_length(data) AS length, number,"
+    " sum(octet_length(data)) OVER (ORDER BY number) / {nbytes} AS part FROM {changes}"
+    " WITH ORDINALITY AS change(lsn, xid, data, number)"
+    " ORDER BY part, number) AS ordered GROUP BY part"
+)
+# A scan of one function gives its rows in its own order.
+SINGLE = sql.SQL("SELECT data FROM {changes}")
+CHANGES = sql.SQL(
+    "pg_catalog.pg_logical_slot_get_binary_changes({slot}, {upto}, {most},"
+    " {options}, 'publication_names', {publication})"
+)
+OPTIONS = sql.SQL("'proto_version', '1'")
+OPEN_OPTIONS = sql.SQL("'proto_version', '2', 'streaming', 'on'")
+COMMITS_AHEAD = sql.SQL(r"""
+SELECT CASE WHEN span.kind = 0 THEN '\x00'::bytea || message.data ELSE message.data END
+FROM (VALUES (0), (1)) AS pass(n),
+LATERAL (
+  SELECT 0 AS kind, '0'::xid AS xid, ''::bytea AS top, 0::bigint AS low, 0::bigint AS high,
+    NULL::xid[] AS streamed
+  WHERE pass.n = 0
+  UNION ALL
+  SELECT kind, xid, top, low, at, streamed FROM (
+    SELECT kind, xid, xidsend(xid) AS top, lag(at, 2, 0::bigint) OVER (ORDER BY n, kind) AS low,
+      at, string_to_array(coalesce(current_setting('ingestd.streamed', true), ''), ',')::xid[]
+      AS streamed, max(n) OVER () AS count
+    FROM (
+      SELECT split_part(pair, ':', 1)::bigint AS at, split_part(pair, ':', 2)::xid AS xid, n
+      FROM unnest(string_to_array(
+        CASE WHEN pass.n = 1
+        THEN concat(current_setting('ingestd.commits', true), '9223372036854775807:0') END, ','
+      )) WITH ORDINALITY AS commits(pair, n)
+    ) AS commits, (VALUES (1), (2)) AS kinds(kind)
+    WHERE pass.n = 1 AND (kind = 1 OR xid <> '0'::xid)
+    ORDER BY n, kind
+  ) AS spans
+  WHERE count <= {most} + 1
+) AS span,
+LATERAL (
+  SELECT data FROM {changes} WITH ORDINALITY AS change(lsn, xid, data, number)
+  WHERE CASE span.kind
+    WHEN 1 THEN number > span.low AND number < span.high AND NOT xid = ANY (span.streamed)
+    WHEN 2 THEN xid = span.xid
+      OR (get_byte(data, 0) = ascii('A') AND substr(data, 2, 4) = span.top)
+    ELSE CASE get_byte(data, 0)
+      WHEN ascii('c') THEN set_config('ingestd.commits',
+        concat(current_setting('ingestd.commits', true), number, ':', xid, ','), true) IS NOT NULL
+      WHEN ascii('S') THEN set_config('ingestd.streamed',
+        concat_ws(',', nullif(current_setting('ingestd.streamed', true), ''), xid), true)
+          IS NOT NULL
+      WHEN ascii('A') THEN true WHEN ascii('E') THEN true WHEN ascii('R') THEN true ELSE false
+    END
+  END
+  OFFSET 0
+) AS message
+""")
+"""What `decode/commits_ahead.py` reads: the function is called once, its result looked at again.
+
+Pass 0 gives what is told ahead, and notes the Stream Commits and who has segments in two settings;
+pass 1 has a span for what lies between two of those commits and is in no segment, and one for each
+of the transactions. Each join is LATERAL, so nothing reads the settings sooner.
+"""
