@@ -8,9 +8,10 @@ come the ordinary transactions up to the first Stream Commit, that one's message
 whoever reads knows of each transaction its commit, and what was undone of it, before its first
 message, and need not keep any. States::
 
-    ahead --first message that is none of those told ahead--> ordinary
-    ordinary --Stream Start--> in a segment of xid --Stream Stop--> between segments of xid
-    between segments of xid --Stream Start--> in a segment; --Stream Commit--> ordinary
+    ahead --span 0 to the first commit--> ordinary --span of that commit's xid--> to come
+    to come --Stream Start--> in a segment --Stream Stop--> between segments
+    between segments --Stream Start--> in a segment; --Stream Commit--> given
+    given --span from its commit to the next, or to the end--> ordinary
 
 What leaves `CommitsAhead` is what the same call would have given without streaming. What of a
 transaction is undone: messages before the abort of a sub-transaction with its id or a later one;
@@ -22,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,28 @@ AHEAD = 0
 """What is told ahead begins with this byte, which no message does."""
 MOST = 6
 """Of so many transactions at most a result gives segments: it is gone over for each of them."""
+SPAN = b"<"
+"""So do what says which messages follow: not in segments, or of one transaction."""
 _XID = struct.Struct(">I")
+_SPAN = struct.Struct(">cIQQ")
+_MOST_NUMBER = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The messages of transaction `xid`, or (0) those with numbers between `low` and `high`.
+
+    `high`: the number of the Stream Commit of which it is, or before which they were sent.
+    """
+
+    xid: int
+    low: int
+    high: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has all that was sent after the last Stream Commit."""
+        return not self.xid and self.high == _MOST_NUMBER
 
 
 @dataclass(slots=True)
@@ -129,7 +151,8 @@ class _Ahead:
 
     def _undo(self, one: _Open, subxid: int) -> None:
         one.aborts.append(subxid)
-        one.relations = [told for told in one.relations if not _is_from(told[0], subxid)]
+        while one.relations and _is_from(one.relations[-1][0], subxid):
+            one.relations.pop()
 
     def _commit(self, commit: StreamCommit) -> None:
         one = self._of(commit.xid)
@@ -151,8 +174,8 @@ class CommitsAhead:
     """One result. After a ProtocolError it can't go on. One thread at a time."""
 
     def __init__(self) -> None:
-        self._ahead: _Ahead | None = _Ahead()
-        self._committed: dict[int, _Committed] = {}
+        self._ahead = _Ahead()
+        self._span: _Span | None = None
         self._given: _Committed | None = None
         self._is_in_segment = False
 
@@ -162,38 +185,49 @@ class CommitsAhead:
             return
         types = np.frombuffer(buffer, np.uint8)[starts]
         at = 0
-        if self._ahead is not None:
-            others = np.flatnonzero(types != AHEAD)
-            at = int(others[0]) if len(others) else len(types)
-            for start, end in zip(starts[:at].tolist(), ends[:at].tolist(), strict=True):
-                with _malformed(buffer[start + 1 : start + 2]):
-                    self._ahead.tell(buffer[start + 1 : end])
-            if at == len(types):
-                return
-            self._committed, self._ahead = self._ahead.committed, None
-        for i in (at + np.flatnonzero(IS_CONTROL[types[at:]])).tolist():
+        for i in np.flatnonzero(IS_CONTROL[types] | (types == AHEAD)).tolist():
             yield from self._messages(buffer, starts[at:i], ends[at:i], types[at:i])
             message = buffer[int(starts[i]) : int(ends[i])]
-            with _malformed(message[:1]):
-                yield from self._control(message)
+            with _malformed(message[:2]):
+                if message[0] == AHEAD:
+                    self._told(message[1:])
+                else:
+                    yield from self._control(message)
             at = i + 1
         yield from self._messages(buffer, starts[at:], ends[at:], types[at:])
 
     def finish(self) -> None:
-        """Raise ProtocolError if a transaction has not ended, or was not given at all."""
-        told = self._committed if self._ahead is None else self._ahead.committed
-        if len(told) > MOST:
-            msg = f"{len(told)} transactions were sent in segments, more than {MOST}"
+        """Raise ProtocolError if not all was given that was told of, or not to the end."""
+        told = len(self._ahead.committed)
+        if self._span is None and told > MOST:
+            msg = f"{told} transactions were sent in segments, more than {MOST}"
             raise ProtocolError(msg)
-        if self._given is not None or told:
-            msg = "the server told of a transaction that it did not give whole"
+        if told or self._given is not None or self._span is None or not self._span.is_last:
+            msg = "the server did not give all of a result"
             raise ProtocolError(msg)
+
+    def _told(self, message: bytes) -> None:
+        if message[:1] != SPAN:
+            self._expect(self._span is None, message)
+            self._ahead.tell(message)
+            return
+        _, *fields = _SPAN.unpack(message)
+        span, last = _Span(*fields), self._span
+        if last is None:
+            follows = span.low == 0 and not span.xid
+        elif last.xid:
+            follows = span.low == last.high and not span.xid
+        else:
+            next_xid = next(iter(self._ahead.committed), 0)
+            follows = next_xid != 0 and span == replace(last, xid=next_xid)
+        self._expect(follows and self._given is None and not self._is_in_segment, message)
+        self._span = span
 
     def _control(self, message: bytes) -> Iterator[Stretch]:
         if message[0] == START:
             _, xid, _ = START_FORM.unpack(message)
             if self._given is None:
-                self._given = self._taken(xid)
+                self._given = self._taken(xid, message)
                 yield self._given.commit.begin()
             self._expect(self._given.commit.xid == xid and not self._is_in_segment, message)
             self._is_in_segment = True
@@ -217,7 +251,8 @@ class CommitsAhead:
         if len(starts) == 0:
             return
         if not self._is_in_segment:
-            self._expect(self._given is None, buffer[int(starts[0]) : int(ends[0])])
+            is_ordinary = self._span is not None and not self._span.xid
+            self._expect(is_ordinary, buffer[int(starts[0]) : int(ends[0])])
             yield buffer, starts, ends
             return
         assert self._given is not None
@@ -232,11 +267,10 @@ class CommitsAhead:
         if len(starts):
             yield messages.buffer, starts, ends
 
-    def _taken(self, xid: int) -> _Committed:
-        if xid not in self._committed:
-            msg = f"a segment of transaction {xid}, of whose commit the server has not told"
-            raise ProtocolError(msg)
-        return self._committed.pop(xid)
+    def _taken(self, xid: int, message: bytes) -> _Committed:
+        self._expect(self._span is not None and self._span.xid == xid, message)
+        self._expect(xid in self._ahead.committed, message)
+        return self._ahead.committed.pop(xid)
 
     def _expect(self, is_so: bool, message: bytes) -> None:  # noqa: FBT001
         if not is_so:

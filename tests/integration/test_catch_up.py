@@ -248,7 +248,26 @@ async def test_where_the_server_fails_at_segments_it_drains_without_them(
         await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
     assert (policy.drained, policy.takes_open) == (0, False)
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
-    assert (policy.drained, policy.is_refused) == (1, False)
+    assert (policy.drained, policy.takes_open, policy.is_refused) == (1, True, False)
+
+
+async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
+    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a transaction that is open at the end of a part are for nothing."""
+    monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
+    cramped.psql("ALTER DATABASE postgres SET logical_decoding_work_mem = '64kB'")
+    policy = CatchUpPolicy(above_bytes=100_000, slots=1, part_bytes=10_000_000, open_bytes=0)
+    run = partial(run_pipeline, cramped, lake, policy)
+    await run(1)
+    with psycopg.connect(cramped.dsn()) as session:
+        insert(session, 1, 2000)
+        cramped.psql("INSERT INTO t VALUES (0, 'beside')")
+        with pytest.raises(TransientError, match="temp_file_limit"):
+            await run(2)
+        assert (policy.drained, policy.takes_open, policy.part_bytes) == (0, False, 10_000_000)
+        await run(2)
+        assert (policy.drained, policy.takes_open, policy.is_refused) == (1, True, False)
 
 
 def insert(session: psycopg.Connection[Any], low: int, high: int) -> None:

@@ -14,7 +14,7 @@ from ingestd.capture.wal.backlog_parts import cut
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
 from ingestd.capture.wal.drain_slot import Packing
 from ingestd.decode import commits_ahead
-from ingestd.decode.commits_ahead import CommitsAhead
+from ingestd.decode.streamed import StreamCommit, Stretch
 from ingestd.positions import Lsn
 from tests.harness.encrypted import as_if_encrypted
 from tests.harness.open_transactions import OpenWriters, meanings, send_while_open
@@ -221,14 +221,55 @@ def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> li
     monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
     monkeypatch.setattr(commits_ahead, "MOST", 1000)
     given: list[int] = []
-    take = CommitsAhead._taken
+    begin = StreamCommit.begin
 
-    def noted(self: CommitsAhead, xid: int) -> object:
-        given.append(xid)
-        return take(self, xid)
+    def noted(self: StreamCommit) -> Stretch:
+        given.append(self.xid)
+        return begin(self)
 
-    monkeypatch.setattr(CommitsAhead, "_taken", noted)
+    monkeypatch.setattr(StreamCommit, "begin", noted)
     return given
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "ALTER DATABASE {0} SET ingestd.commits = '5:7,'",
+        "ALTER DATABASE {0} SET ingestd.streamed = '731,733'",
+        "ALTER DATABASE {0} SET standard_conforming_strings = off",
+        "ALTER DATABASE {0} SET enable_nestloop = off",
+        "ALTER DATABASE {0} SET join_collapse_limit = 1",
+        "CREATE FUNCTION public.concat(text, text) RETURNS text LANGUAGE sql AS 'SELECT $1 || $2'",
+        (
+            "CREATE FUNCTION public.get_byte(bytea, int) RETURNS int LANGUAGE sql AS 'SELECT 0';"
+            "ALTER DATABASE {0} SET search_path = public, pg_catalog"
+        ),
+    ],
+)
+@pytest.mark.parametrize("large", [False, True])
+async def test_exactly_once_whatever_is_set_in_the_database(
+    database: Database, monkeypatch: pytest.MonkeyPatch, setup: str, *, large: bool
+) -> None:
+    """I2, I3: also where nothing needs segments."""
+    database.execute(
+        "CREATE TABLE t (a int, b int, c text)",
+        f"CREATE PUBLICATION {database.name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    rows = 3000 if large else 3
+    for number in range(4):
+        database.execute(
+            f"INSERT INTO t SELECT {number}, n, md5(n::text) FROM generate_series(1, {rows}) n",
+            f"INSERT INTO t VALUES ({number}, 0, 'beside')",
+        )
+    expected = await asyncio.to_thread(of_one_slot, database)
+    given = given_in_segments(database, monkeypatch)
+    for statement in setup.format(database.name).split(";"):
+        database.execute(statement)
+    policy = CatchUpPolicy(above_bytes=0, slots=1, open_bytes=0)
+    messages = await drained(database, policy)
+    assert [m for m in messages.found if m[:1] not in _TOLD_ANEW] == expected
+    assert len(given) == 4 * large
 
 
 async def test_with_more_such_transactions_than_are_put_in_order_a_drain_goes_without(

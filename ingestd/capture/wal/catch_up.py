@@ -97,6 +97,11 @@ class CatchUpPolicy:
             return False
         return True
 
+    def finished(self) -> None:
+        """Take that a backlog was drained; what the next one holds may be different."""
+        self.drained += 1
+        self.takes_open = True
+
     def gives_open(self, part: Part) -> bool:
         """Whether the server may give segments of transactions before their commit.
 
@@ -214,14 +219,12 @@ class CatchUp:
         try:
             await made
             return await slot.read_block()
-        except psycopg.errors.ConfigurationLimitExceeded as error:
-            if not self._policy.take_smaller_parts(part):
+        except psycopg.Error as error:
+            is_too_large = isinstance(error, psycopg.errors.ConfigurationLimitExceeded)
+            if slot.has_open and (is_too_large or not isinstance(error, psycopg.OperationalError)):
+                self._policy.takes_open = False
+            elif not is_too_large or not self._policy.take_smaller_parts(part):
                 raise
-            raise PartFailedError(str(error)) from error
-        except psycopg.InternalError as error:
-            if not slot.has_open:
-                raise
-            self._policy.takes_open = False
             raise PartFailedError(str(error)) from error
 
     async def _decoded(

@@ -279,7 +279,7 @@ class Delivery:
         finally:
             self._draining = None
             await backlog.close()
-        self._catch_up.drained += 1
+        self._catch_up.finished()
 
     def _pack_by_bytes(self, error: Exception, *, has_given: bool) -> bool:
         """Whether to drain again: there are large messages, as there may be more. As below."""

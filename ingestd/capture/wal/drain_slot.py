@@ -29,6 +29,7 @@ from ingestd.capture.wal.drain_queries import (
     BY_BYTES,
     BY_NUMBER,
     CHANGES,
+    CLEAR_SETTINGS,
     COMMITS_AHEAD,
     OPEN_OPTIONS,
     OPTIONS,
@@ -154,6 +155,7 @@ class DrainSlot:
             await connection.execute("SET enable_hashagg = off")
             # What is looked for in a result may depend on what was found in it before.
             await connection.execute("SET enable_memoize = off")
+            await connection.execute(CLEAR_SETTINGS)
             await connection.execute(f"SET work_mem = '{SORT_MEMORY}'")
             await raise_decoding_memory(connection)
             await reach_async("capture.slot_copy.before", cut_off)
@@ -180,13 +182,13 @@ class DrainSlot:
         `gives_open`: of transactions that do not fit its memory it may give segments, before their
         commit, so that they need not go through its disk.
         """
+        self._has_open = gives_open and not self._is_packed
         if self._position < part.begin:
             await self._connection.execute(
                 "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
                 (self._name, str(part.begin)),
             )
         await reach_async("capture.drain.before", cut_off)
-        self._has_open = gives_open and not self._is_packed
         await self._copy.start(self._query(part))
 
     @property

@@ -25,6 +25,8 @@ from tests.unit.decode.test_streamed import (
     prefixed,
 )
 
+LAST = (1 << 63) - 1
+
 
 def xid_of(message: bytes) -> int:
     return int.from_bytes(message[1:5], "big")
@@ -32,7 +34,7 @@ def xid_of(message: bytes) -> int:
 
 def told(wire: list[bytes]) -> list[bytes]:
     """What `wal/drain_queries.py` makes of the messages of a call."""
-    commits = [(n, xid_of(m)) for n, m in enumerate(wire) if m[:1] == b"c"]
+    commits = [(n, xid_of(m)) for n, m in enumerate(wire, 1) if m[:1] == b"c"]
     tops: list[int | None] = []
     segment: int | None = None
     for message in wire:
@@ -42,10 +44,12 @@ def told(wire: list[bytes]) -> list[bytes]:
         if message[:1] == b"E":
             segment = None
     found = [b"\0" + m for m in wire if m[:1] in b"SEcAR"]
-    low = -1
-    for at, xid in [*commits, (len(wire), None)]:
-        found += [wire[n] for n in range(low + 1, at) if tops[n] is None]
-        if xid is not None:
+    low = 0
+    for at, xid in [*commits, (LAST, 0)]:
+        found.append(span(0, low, at))
+        found += [m for n, m in enumerate(wire, 1) if low < n < at and tops[n - 1] is None]
+        if xid:
+            found.append(span(xid, low, at))
             found += [
                 m
                 for m, top in zip(wire, tops, strict=True)
@@ -53,6 +57,10 @@ def told(wire: list[bytes]) -> list[bytes]:
             ]
         low = at
     return found
+
+
+def span(xid: int, low: int, high: int) -> bytes:
+    return struct.pack(">2sIQQ", b"\0<", xid, low, high)
 
 
 def read(messages: list[bytes], cuts: list[int]) -> list[bytes]:
@@ -124,17 +132,46 @@ def test_aborts_of_what_was_never_sent_are_ignored() -> None:
 
 SEGMENT = struct.pack(">cIB", b"S", 9, 1)
 COMMIT = struct.pack(">cIBQQq", b"c", 9, 0, 20, 28, 5)
-AHEAD = [b"\0" + SEGMENT, b"\0E", b"\0" + COMMIT]
+TOLD = [b"\0" + SEGMENT, b"\0E", b"\0" + COMMIT]
+BEFORE, OF = span(0, 0, 3), span(9, 0, 3)
+AFTER = span(0, 3, LAST)
+AHEAD = [*TOLD, BEFORE, OF]
+ORDINARY = [pgoutput.begin(7), pgoutput.commit(7, 9)]
+
+
+def test_a_result_may_have_nothing_but_spans() -> None:
+    assert read([span(0, 0, LAST)], []) == []
+    assert len(read([*AHEAD, SEGMENT, b"E", COMMIT, AFTER], [])) == 2
 
 
 @pytest.mark.parametrize(
     "messages",
     [
+        [],
+        ORDINARY,
+        [span(0, 1, LAST), *ORDINARY],
+        [span(9, 0, LAST)],
+        [span(0, 0, LAST), span(0, LAST, LAST)],
+        [span(0, 0, 3), *ORDINARY],
+        [span(0, 0, 3), span(0, 3, LAST)],
+        [span(0, 0, 3), span(9, 0, 3), span(0, 3, LAST)],
+        [span(0, 0, LAST), b"\0" + SEGMENT, b"\0E"],
+        [span(0, 0, LAST)[:-1]],
         [b"\0E", b"\0X"],
         [b"\0" + SEGMENT[:-1]],
         [b"\0" + COMMIT],
         [b"\0" + struct.pack(">cIB", b"S", 9, 0)],
-        AHEAD,
+        TOLD,
+        [*TOLD, span(0, 0, LAST)],
+        [*TOLD, OF, SEGMENT, b"E", COMMIT, AFTER],
+        [*TOLD, BEFORE, SEGMENT, b"E", COMMIT, AFTER],
+        [*TOLD, BEFORE, span(8, 0, 3), AFTER],
+        [*AHEAD, AFTER],
+        [*AHEAD, *ORDINARY, AFTER],
+        [*AHEAD, SEGMENT, b"E", AFTER],
+        [*AHEAD, SEGMENT, b"E", COMMIT],
+        [*AHEAD, SEGMENT, b"E", COMMIT, *ORDINARY, AFTER],
+        [*AHEAD, SEGMENT, b"E", COMMIT, span(0, 4, LAST)],
         [*AHEAD, SEGMENT],
         [*AHEAD, SEGMENT, b"E"],
         [*AHEAD, SEGMENT, b"E", pgoutput.begin(7)],
@@ -148,7 +185,16 @@ AHEAD = [b"\0" + SEGMENT, b"\0E", b"\0" + COMMIT]
         [*AHEAD, SEGMENT, b"I\0\0\0"],
         [*AHEAD, struct.pack(">cIB", b"S", 8, 1)],
         [*AHEAD, SEGMENT, b"E", struct.pack(">cII", b"A", 9, 10), COMMIT],
-        [*AHEAD[:2], b"\0" + struct.pack(">cII", b"A", 9, 10), AHEAD[2], SEGMENT, b"E", COMMIT],
+        [
+            *TOLD[:2],
+            b"\0" + struct.pack(">cII", b"A", 9, 10),
+            TOLD[2],
+            BEFORE,
+            OF,
+            SEGMENT,
+            b"E",
+            COMMIT,
+        ],
     ],
 )
 def test_damaged_results_give_protocol_error(messages: list[bytes]) -> None:
