@@ -268,9 +268,10 @@ def _decode(
     decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
 ) -> list[Chunk]:
     chunks: list[Chunk] = []
-    for stretch in result.read(block):
-        waiting.note_messages(len(stretch[1]), len(stretch[0]))
-        chunks += timed_feed(decoder, *stretch)
+    for buffer, starts, ends in result.read(block):
+        if len(starts):
+            waiting.note_messages(len(starts), int(ends[-1] - starts[0]))
+        chunks += timed_feed(decoder, buffer, starts, ends)
     return chunks
 
 
