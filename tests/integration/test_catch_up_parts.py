@@ -189,7 +189,7 @@ async def test_exactly_once_what_is_given_in_segments_comes_in_commit_order(
     messages = await drained(database, policy)
     found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
     assert found == await asyncio.to_thread(of_one_slot, database)
-    assert len(given) > 3
+    assert given
 
 
 @pytest.mark.parametrize(
