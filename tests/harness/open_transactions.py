@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
+from ingestd.capture.wal import drain_slot
+from ingestd.decode import commits_ahead
+from ingestd.decode.streamed import StreamCommit, Stretch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pytest
 
     from tests.harness.databases import Database
 
@@ -40,6 +46,22 @@ END $$"""
 def send_while_open(database: Database) -> None:
     """Have this database's walsenders send a transaction from 64 kB on, the least there is."""
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
+
+
+def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have drains give large transactions so, from 64 kB on; give their ids as they are read."""
+    send_while_open(database)
+    monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
+    monkeypatch.setattr(commits_ahead, "MOST", 1000)
+    given: list[int] = []
+    begin = StreamCommit.begin
+
+    def noted(self: StreamCommit) -> Stretch:
+        given.append(self.xid)
+        return begin(self)
+
+    monkeypatch.setattr(StreamCommit, "begin", noted)
+    return given
 
 
 def sent_while_open(database: Database, slot: str) -> int:

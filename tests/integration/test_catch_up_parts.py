@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from ingestd.capture.wal import backlog_parts, drain_slot
+from ingestd.capture.wal import backlog_parts
 from ingestd.capture.wal.backlog_parts import cut
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
 from ingestd.capture.wal.drain_slot import Packing
 from ingestd.decode import commits_ahead
-from ingestd.decode.streamed import StreamCommit, Stretch
 from ingestd.positions import Lsn
 from tests.harness.encrypted import as_if_encrypted
-from tests.harness.open_transactions import OpenWriters, meanings, send_while_open
+from tests.harness.open_transactions import OpenWriters, given_in_segments, meanings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +50,19 @@ class Messages:
 
     def idle(self, end: Lsn) -> None:
         self.ends.append(end)
+
+    def of_changes(self) -> list[bytes]:
+        """All but what every call tells anew."""
+        return [message for message in self.found if message[:1] not in _TOLD_ANEW]
+
+
+def create(database: Database) -> None:
+    """Make a table, and a publication and a slot for it."""
+    database.execute(
+        "CREATE TABLE t (a int, b int, c text)",
+        f"CREATE PUBLICATION {database.name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
 
 
 def write(database: Database) -> None:
@@ -109,20 +121,15 @@ async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
     packed: str | None,
 ) -> None:
     """I2, I3: message by message what one slot gives, in the same order."""
-    database.execute(
-        "CREATE TABLE t (a int, b int, c text)",
-        f"CREATE PUBLICATION {database.name} FOR TABLE t",
-        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
-    )
+    create(database)
     await asyncio.to_thread(write, database)
     if packed:
         as_if_encrypted(monkeypatch)
     packing = Packing(by_bytes=packed == "by_bytes")
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes, packing=packing)
     messages = await drained(database, policy)
-    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
-    assert found == await asyncio.to_thread(of_one_slot, database)
-    assert len(found) > 1000
+    assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
+    assert len(messages.of_changes()) > 1000
     if part_bytes < 1 << 20:
         assert len(messages.ends) > 2 * slots
 
@@ -132,18 +139,15 @@ async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
     database: Database, slots: int
 ) -> None:
     """I2, I3: and it is not decoded for each of them from its beginning."""
+    create(database)
     database.execute(
-        "CREATE TABLE t (a int, b int, c text)",
-        f"CREATE PUBLICATION {database.name} FOR TABLE t",
-        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
         "INSERT INTO t SELECT 1, n, '' FROM generate_series(1, 2000) n",
         "INSERT INTO t SELECT 2, n, '' FROM generate_series(1, 20000) n",
         "INSERT INTO t SELECT 3, n, '' FROM generate_series(1, 2000) n",
     )
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
     messages = await drained(database, policy)
-    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
-    assert found == await asyncio.to_thread(of_one_slot, database)
+    assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     sizes = [end - begin for begin, end in pairwise(messages.ends)]
     assert max(sizes) > 3 * 50_000
     assert len(sizes) < 25
@@ -155,19 +159,14 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
     database: Database, slots: int, monkeypatch: pytest.MonkeyPatch, *, packed: bool
 ) -> None:
     """I2, I3: what follows comes next, before what other slots have made meanwhile."""
-    database.execute(
-        "CREATE TABLE t (a int, b int, c text)",
-        f"CREATE PUBLICATION {database.name} FOR TABLE t",
-        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
-    )
+    create(database)
     await asyncio.to_thread(write, database)
     if packed:
         as_if_encrypted(monkeypatch)
     monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had held nothing
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
     messages = await drained(database, policy)
-    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
-    assert found == await asyncio.to_thread(of_one_slot, database)
+    assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     assert sorted(messages.ends) == messages.ends
     bounds = {part.end for part in cut(*messages.range, slots=slots, part_bytes=50_000)}
     assert len(set(messages.ends) - bounds) > 3
@@ -178,17 +177,12 @@ async def test_exactly_once_what_is_given_in_segments_comes_in_commit_order(
     database: Database, slots: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I2, I3: message by message what one slot gives after commits, whatever is undone."""
-    database.execute(
-        "CREATE TABLE t (a int, b int, c text)",
-        f"CREATE PUBLICATION {database.name} FOR TABLE t",
-        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
-    )
+    create(database)
     await asyncio.to_thread(write, database)
     given = given_in_segments(database, monkeypatch)
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes, open_bytes=0)
     messages = await drained(database, policy)
-    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
-    assert found == await asyncio.to_thread(of_one_slot, database)
+    assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     assert given
 
 
@@ -215,22 +209,6 @@ async def test_exactly_once_segments_with_ddl_give_the_same_rows(
     assert writers.rolled_back
 
 
-def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have drains give large transactions so, from 64 kB on; give their ids as they are read."""
-    send_while_open(database)
-    monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
-    monkeypatch.setattr(commits_ahead, "MOST", 1000)
-    given: list[int] = []
-    begin = StreamCommit.begin
-
-    def noted(self: StreamCommit) -> Stretch:
-        given.append(self.xid)
-        return begin(self)
-
-    monkeypatch.setattr(StreamCommit, "begin", noted)
-    return given
-
-
 @pytest.mark.parametrize(
     "setup",
     [
@@ -251,11 +229,7 @@ async def test_exactly_once_whatever_is_set_in_the_database(
     database: Database, monkeypatch: pytest.MonkeyPatch, setup: str, *, large: bool
 ) -> None:
     """I2, I3: also where nothing needs segments."""
-    database.execute(
-        "CREATE TABLE t (a int, b int, c text)",
-        f"CREATE PUBLICATION {database.name} FOR TABLE t",
-        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
-    )
+    create(database)
     rows = 3000 if large else 3
     for number in range(4):
         database.execute(
@@ -268,18 +242,14 @@ async def test_exactly_once_whatever_is_set_in_the_database(
         database.execute(statement)
     policy = CatchUpPolicy(above_bytes=0, slots=1, open_bytes=0)
     messages = await drained(database, policy)
-    assert [m for m in messages.found if m[:1] not in _TOLD_ANEW] == expected
+    assert messages.of_changes() == expected
     assert len(given) == 4 * large
 
 
 async def test_with_more_such_transactions_than_are_put_in_order_a_drain_goes_without(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database.execute(
-        "CREATE TABLE t (a int, b int, c text)",
-        f"CREATE PUBLICATION {database.name} FOR TABLE t",
-        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
-    )
+    create(database)
     await asyncio.to_thread(write, database)
     given = given_in_segments(database, monkeypatch)
     monkeypatch.setattr(commits_ahead, "MOST", 2)
@@ -287,6 +257,5 @@ async def test_with_more_such_transactions_than_are_put_in_order_a_drain_goes_wi
     with pytest.raises(PartFailedError, match="more than 2"):
         await drained(database, policy)
     messages = await drained(database, policy)
-    found = [m for m in messages.found if m[:1] not in _TOLD_ANEW]
-    assert found == await asyncio.to_thread(of_one_slot, database)
+    assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     assert not given

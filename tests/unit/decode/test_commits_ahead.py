@@ -21,6 +21,7 @@ from tests.unit.decode.test_streamed import (
     FIRST_XIDS,
     MemorySpool,
     assert_as_committed,
+    damaged,
     ordered,
     prefixed,
 )
@@ -207,17 +208,7 @@ def test_damaged_results_give_protocol_error(messages: list[bytes]) -> None:
 def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
     server = Server(random.Random(seed), 3)
     server.run(60)
-    messages = told(server.wire) or [b"E"]
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(messages) - 1))
-        message = bytearray(messages[at])
-        how = data.draw(st.sampled_from(["byte", "cut", "drop", "twice"]))
-        if how == "byte":
-            message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-        elif how == "cut":
-            del message[data.draw(st.integers(1, len(message))) :]
-        messages[at : at + 1] = [bytes(message)] * {"drop": 0, "twice": 2}.get(how, 1)
-        messages = messages or [b"E"]
+    messages = damaged(told(server.wire), data)
     order, decoder = CommitsAhead(), StreamDecoder(resolve, hold_bytes=60)
     try:
         for stretch in order.feed(*pgoutput.laid_out(messages)):

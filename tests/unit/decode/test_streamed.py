@@ -189,12 +189,9 @@ def test_damaged_segments_give_protocol_error(wire: list[bytes]) -> None:
         ordered(wire, [], MemorySpool())
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.data())
-def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
-    server = Server(random.Random(seed), 3)
-    server.run(60)
-    wire = list(server.wire) or [b"E"]
+def damaged(messages: list[bytes], data: st.DataObject) -> list[bytes]:
+    """Give them with a byte changed, one cut, left out or repeated, one to three times."""
+    wire = list(messages) or [b"E"]
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(wire) - 1))
         message = bytearray(wire[at])
@@ -205,6 +202,15 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.
             del message[data.draw(st.integers(1, len(message))) :]
         wire[at : at + 1] = [bytes(message)] * {"drop": 0, "twice": 2}.get(how, 1)
         wire = wire or [b"E"]
+    return wire
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.data())
+def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
+    server = Server(random.Random(seed), 3)
+    server.run(60)
+    wire = damaged(server.wire, data)
     order, decoder = CommitOrder(MemorySpool()), StreamDecoder(resolve, hold_bytes=60)
     try:
         for stretch in order.feed(*pgoutput.laid_out(wire)):
