@@ -28,8 +28,9 @@ LIMITS = {
     "statement_timeout": "50ms",
     "lock_timeout": "1ms",
     "idle_in_transaction_session_timeout": "50ms",
-    "idle_session_timeout": "50ms",
-    "transaction_timeout": "50ms",  # of 17 and later
+    # These hold until our first statement has unset them.
+    "idle_session_timeout": "700ms",
+    "transaction_timeout": "700ms",  # of 17 and later
     "default_transaction_read_only": "on",
     "default_transaction_isolation": "serializable",
     "default_transaction_deferrable": "on",
