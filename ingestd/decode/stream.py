@@ -117,11 +117,12 @@ class StreamDecoder:
         return idle_chunk(self._position)
 
     def feed(
-        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+        self, buffer: bytes | memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> list[Chunk]:
         """Decode whole messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
 
-        Gives no chunk, one, or one with whole transactions and an open one. Raises ProtocolError.
+        Nobody may write to what a view shows: it is not copied. Gives no chunk, one, or one with
+        whole transactions and an open one. Raises ProtocolError.
         """
         if len(starts) == 0:
             return []
@@ -130,7 +131,7 @@ class StreamDecoder:
         whole = self._whole_messages(types)
         chunks = []
         if whole and not self._held:
-            chunks += self._decode_all(buffer, starts[:whole], ends[:whole])
+            chunks += self._decode_all(bytes(buffer), starts[:whole], ends[:whole])
         elif whole:
             self._hold(memoryview(buffer), starts[:whole], ends[:whole])
             chunks += self._release()
@@ -152,7 +153,7 @@ class StreamDecoder:
     def _hold(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
         """Keep a stretch of the buffer with messages and what lies between them.
 
-        A copy of it, but of a view: that is for what is released at once.
+        A copy of it, but of a view: that is of this stretch alone, or released at once.
         """
         first, last = int(starts[0]), int(ends[-1])
         if 2 * (last - first) > len(buffer):  # a copy would be all but as large
@@ -168,7 +169,9 @@ class StreamDecoder:
         ranges = np.concatenate(
             [r + shift for (_, r), shift in zip(pieces, shifts, strict=True)], axis=1
         )
-        return self._decode_all(b"".join(p for p, _ in pieces), ranges[0], ranges[1])
+        buffer = b"".join(p for p, _ in pieces)
+        del pieces  # decoding needs the room
+        return self._decode_all(buffer, ranges[0], ranges[1])
 
     def _decode_all(self, buffer: bytes, starts: Ints, ends: Ints) -> list[Chunk]:
         if len(buffer) >= _MAX_FEED_BYTES:
@@ -351,7 +354,7 @@ def _grouped(oids: Ints, at: Ints) -> Iterator[tuple[int, Ints]]:
         yield int(oids[part[0]]), at[part]
 
 
-def _check_ranges(buffer: bytes, starts: Ints, ends: Ints) -> None:
+def _check_ranges(buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
     bad = len(starts) != len(ends) or int(starts[0]) < 0 or int(ends[-1]) > len(buffer)
     if bad or (starts >= ends).any() or (starts[1:] < ends[:-1]).any():
         msg = "messages empty, overlapping or outside their buffer"

@@ -64,7 +64,7 @@ _RELATION_OID = struct.Struct(">I")
 _ORDINARY_BEGIN = struct.Struct(">cQqI")
 _ORDINARY_COMMIT = struct.Struct(">cBQQq")
 
-Stretch = tuple[bytes, Ints, Ints]
+Stretch = tuple[bytes | memoryview, Ints, Ints]
 """A buffer and where its messages start and end: what `StreamDecoder.feed` takes."""
 Xids = NDArray[np.uint32]
 
@@ -76,7 +76,7 @@ class OpenMessages:
     `xids`: of the sub-transaction of each. `number`: of the first in all that was sent.
     """
 
-    buffer: bytes
+    buffer: bytes | memoryview
     starts: Ints
     ends: Ints
     xids: Xids
@@ -96,7 +96,7 @@ class OpenMessages:
         """Give each RELATION message: the relation's OID, the message's number, the message."""
         types = np.frombuffer(self.buffer, np.uint8)[self.starts]
         for i in np.flatnonzero(types == RELATION).tolist():
-            message = self.buffer[int(self.starts[i]) : int(self.ends[i])]
+            message = bytes(self.buffer[int(self.starts[i]) : int(self.ends[i])])
             yield relation_oid(message), self.number + i, message
 
 
@@ -306,7 +306,8 @@ def without_xids(
     first, last = int(starts[0]), int(ends[-1])
     data = np.frombuffer(buffer, np.uint8, last - first, first).copy()
     data[starts - first] = types  # the type moves up to the content: nothing else has to
-    return OpenMessages(data.tobytes(), starts - first, ends - first, xids, number)
+    data.setflags(write=False)
+    return OpenMessages(data.data, starts - first, ends - first, xids, number)
 
 
 def _joined(*messages: bytes) -> Stretch:

@@ -187,7 +187,7 @@ def streamed(data: bytes) -> bool:
     try:
         for messages in feeds:
             for buffer, starts, ends in order.feed(*laid_out(messages)):
-                found += _messages(buffer, starts, ends)
+                found += _messages(bytes(buffer), starts, ends)
                 if decoder is not None:
                     decoder.feed(buffer, starts, ends)
     except ProtocolError:

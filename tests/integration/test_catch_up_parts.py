@@ -43,9 +43,9 @@ class Messages:
         self.ends: list[Lsn] = []
 
     def feed(
-        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+        self, buffer: bytes | memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> list[Chunk]:
-        self.found += [buffer[a:b] for a, b in zip(starts, ends, strict=True)]
+        self.found += [bytes(buffer[a:b]) for a, b in zip(starts, ends, strict=True)]
         return []
 
     def idle(self, end: Lsn) -> None:

@@ -276,7 +276,10 @@ def _decode(
 
 
 def timed_feed(
-    decoder: StreamDecoder, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    decoder: StreamDecoder,
+    buffer: bytes | memoryview,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
 ) -> list[Chunk]:
     """Decode, and note in the first chunk how long it took."""
     reach("capture.decode.before", lost)

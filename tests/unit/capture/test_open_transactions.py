@@ -39,7 +39,7 @@ def open_files() -> int:
 
 def content(pieces: list[OpenMessages]) -> list[tuple[bytes, int]]:
     return [
-        (p.buffer[a:b], int(x))
+        (bytes(p.buffer[a:b]), int(x))
         for p in pieces
         for a, b, x in zip(p.starts, p.ends, p.xids, strict=True)
     ]

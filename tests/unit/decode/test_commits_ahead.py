@@ -69,7 +69,7 @@ def read(messages: list[bytes], cuts: list[int]) -> list[bytes]:
     bounds = [0, *sorted(c % (len(messages) + 1) for c in cuts), len(messages)]
     for start, end in pairwise(bounds):
         for buffer, starts, ends in order.feed(*pgoutput.laid_out(messages[start:end])):
-            found += [buffer[a:b] for a, b in zip(starts, ends, strict=True)]
+            found += [bytes(buffer[a:b]) for a, b in zip(starts, ends, strict=True)]
     order.finish()
     return found
 

@@ -54,7 +54,7 @@ def ordered(wire: list[bytes], cuts: list[int], spool: Spool) -> list[bytes]:
     bounds = [0, *sorted(c % (len(wire) + 1) for c in cuts), len(wire)]
     for start, end in pairwise(bounds):
         for buffer, starts, ends in order.feed(*pgoutput.laid_out(wire[start:end])):
-            found += [buffer[a:b] for a, b in zip(starts, ends, strict=True)]
+            found += [bytes(buffer[a:b]) for a, b in zip(starts, ends, strict=True)]
     return found
 
 
