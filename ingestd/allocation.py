@@ -87,7 +87,7 @@ class Trimming:
         """
         now_bytes = resident_bytes()
         self._least_bytes = min(self._least_bytes, now_bytes)
-        grown_bytes = max(self.limit_bytes // 16, LARGE_BYTES * 2)
+        grown_bytes = max(self.limit_bytes // 32, LARGE_BYTES * 2)
         return now_bytes > max(self.limit_bytes * 5 // 8, self._least_bytes + grown_bytes)
 
     def trim(self) -> None:

@@ -95,11 +95,11 @@ def test_growth_counts_from_the_least_since_the_last_time(monkeypatch: pytest.Mo
     assert is_due(321)
     is_due(490)
     trimming.trim()
-    assert not is_due(522)
-    assert is_due(523)
+    assert not is_due(506)
+    assert is_due(507)
     assert not is_due(300)
     assert not is_due(320)
-    assert is_due(333)
+    assert is_due(321)
 
 
 def test_no_thread_of_openblas_is_started() -> None:
