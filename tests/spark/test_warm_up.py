@@ -47,7 +47,7 @@ def test_an_archive_that_is_there_is_taken_by_sessions(tmp_path: Path) -> None:
     assert "rows 3 mapped True" in run("-c", SESSION, cache=cache)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_an_archive_is_made_once_and_taken_by_sessions(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert "start sooner now" in run("-m", "spark_jobs.warm_up", cache=cache)
