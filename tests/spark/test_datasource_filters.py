@@ -87,16 +87,10 @@ _cdc_raw['n'] = 'NaN'
 """Each is of one column or more; Spark hands over those parts that it has filters for."""
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
-        pytest.param(FILTERS[::2], id="some"),
-        pytest.param(FILTERS, id="all", marks=pytest.mark.thorough),
-    ],
-)
-def test_filters_of_every_type_keep_the_rows_that_spark_would(
-    reading: Reading, filters: list[str]
-) -> None:
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_filters_of_every_type_keep_the_rows_that_spark_would(reading: Reading, half: int) -> None:
+    filters = FILTERS[half::2]
+    table = f"odd_{half}"
     names = list(ODD_VALUES)
     rows = max(len(values) for _, values in ODD_VALUES.values()) + 1
     texts = []
@@ -106,10 +100,10 @@ def test_filters_of_every_type_keep_the_rows_that_spark_would(
         ]
         texts.append(f"({i}, {', '.join(value for [value] in each)})")
     reading.database.execute(
-        f"CREATE TABLE odd (id int, {', '.join(f'{n} {ODD_VALUES[n][0]}' for n in names)})",
-        f"INSERT INTO odd VALUES {', '.join(texts)}",
+        f"CREATE TABLE {table} (id int, {', '.join(f'{n} {ODD_VALUES[n][0]}' for n in names)})",
+        f"INSERT INTO {table} VALUES {', '.join(texts)}",
     )
-    everything = reading.load("public.odd")
+    everything = reading.load(f"public.{table}")
     held = [f"coalesce({found}, false) AS f{i}" for i, found in enumerate(filters)]
     wanted = everything.selectExpr("id", *held).collect()
     spark = reading.spark
@@ -117,7 +111,7 @@ def test_filters_of_every_type_keep_the_rows_that_spark_would(
     try:
         # A load() for each filter: see spark_jobs.datasource.
         parts = [
-            reading.load("public.odd", pushdown="true", partitions=1)
+            reading.load(f"public.{table}", pushdown="true", partitions=1)
             .where(found)
             .selectExpr(f"{i} AS f", "id")
             for i, found in enumerate(filters)
