@@ -91,7 +91,7 @@ class Auditor:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("seed", "kills"), [(20261121, 5), pytest.param(20261121, 10, marks=pytest.mark.thorough)]
+    ("seed", "kills"), [(20261121, 5), pytest.param(20261121, 15, marks=pytest.mark.thorough)]
 )
 def test_exactly_once_through_sigkills_at_random_instants(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
