@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal import backlog_parts, catch_up, drain_slot
+from ingestd.capture.wal import backlog_parts, catch_up, delivery, drain_slot, stream
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.delivery import LATE_LOOKS
@@ -33,7 +33,9 @@ from tests.unit.run.fixtures import watch
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ingestd.capture.wal.stream import ReplicationStream
     from ingestd.demo.postgres import PostgresServer
+    from ingestd.positions import Lsn
     from tests.harness.databases import Database
 
 LIMIT_S = 30.0
@@ -306,6 +308,59 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
         await capture.close()
     assert found == list(range(1, 60_002))
     assert policy.drained == 1
+
+
+async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind an old transaction that is still open: no draining would be faster, nor end sooner."""
+    monkeypatch.setattr(catch_up, "AGAIN_BYTES", 1 << 20)
+    monkeypatch.setattr(catch_up, "AGAIN_PARTS", 1)
+    monkeypatch.setattr(catch_up, "PAUSE_S", 0.0)
+    opened: list[Lsn] = []
+
+    async def open_stream(
+        dsn: str, slot: str, publication: str, start: Lsn, *args: Any, **more: Any
+    ) -> ReplicationStream:
+        opened.append(start)
+        return await stream.open_stream(dsn, slot, publication, start, *args, **more)
+
+    monkeypatch.setattr(delivery, "open_stream", open_stream)
+    own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY)")
+    own_postgres.psql("CREATE TABLE other (note text)")
+    policy = CatchUpPolicy(above_bytes=1 << 20, part_bytes=1 << 20)
+    capture = capture_of(own_postgres.dsn(), "only", policy)
+    found: list[int] = []
+    with psycopg.connect(own_postgres.dsn()) as old:
+        try:
+            discovery = await capture.discover({})
+            await capture.prepare(discovery.tables)
+            old.execute("INSERT INTO other VALUES ('open')")
+            for statement in (
+                "INSERT INTO other SELECT repeat('x', 300) FROM generate_series(1, 200000)",
+                "SELECT pg_replication_slot_advance('only', pg_current_wal_lsn())",
+                "INSERT INTO t SELECT generate_series(1, 30000)",
+            ):
+                own_postgres.psql(statement)
+            async with contextlib.aclosing(capture.live(None)) as chunks:
+                looking = asyncio.create_task(look_often(capture))
+                async with asyncio.timeout(LIMIT_S):
+                    async for chunk in chunks:
+                        for batch in chunk.batches:
+                            found += batch.rows.column("id").to_pylist()
+                        if found and found[-1] == 30_000:
+                            break
+                looking.cancel()
+        finally:
+            await capture.close()
+    assert found == list(range(1, 30_001))
+    assert (len(opened), policy.drained) == (1, 0)
+
+
+async def look_often(capture: WalCapture) -> None:
+    while True:
+        await capture.lag()
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("set_for_it", "held"), [("64MB", "256MB"), ("1GB", "1GB")])

@@ -227,7 +227,8 @@ class WalCapture:
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
         start = max(after or ZERO, slot.confirmed_lsn)
-        changes = self._delivery.changes(start, Lsn.parse(slot.flushed), server)
+        self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
+        changes = self._delivery.changes(start, server)
         async with contextlib.aclosing(changes):
             async for chunk in changes:
                 yield chunk
@@ -255,7 +256,7 @@ class WalCapture:
         if slot is None:
             raise self._without_slot()
         current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
-        self._delivery.server_is_at(Lsn.parse(slot.flushed))
+        self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
         return Lag(
             current_lsn=current,
             confirmed_lsn=confirmed,

@@ -41,9 +41,10 @@ _T = TypeVar("_T")
 AGAIN_PARTS = 8
 """Streaming is better when each call has to read more WAL anew than so many parts have.
 
-Decoding begins where the oldest transaction began that was open at the slot's position.
+Decoding begins at restart_lsn, where the oldest transaction began that was open at the slot's
+position. A stream reads that once, a backlog's parts each of them.
 """
-_AGAIN_BYTES = 256 << 20
+AGAIN_BYTES = 256 << 20
 """So much may be read anew whatever a part has."""
 LEAST_PART_BYTES = 64_000_000
 """Parts are not made smaller than this because the server may not keep what they hold."""
@@ -77,11 +78,15 @@ class CatchUpPolicy:
     monotonic: Callable[[], float] = time.monotonic
     paused_until_s: float = -inf
 
-    def pays(self, behind_bytes: int) -> bool:
-        """Whether to catch up rather than to stream."""
+    def pays(self, behind_bytes: int, again_bytes: int) -> bool:
+        """Whether to catch up rather than to stream; each call would read `again_bytes` anew."""
         if self.is_refused or self.monotonic() < self.paused_until_s:
             return False
-        return behind_bytes > self.above_bytes
+        return behind_bytes > self.above_bytes and not self.is_too_much(again_bytes, behind_bytes)
+
+    def is_too_much(self, again_bytes: int, behind_bytes: int) -> bool:
+        """Whether so much is read anew for each part that a stream is better."""
+        return again_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
 
     def pause(self) -> None:
         """Stream for a time: what stands in the way passes."""
@@ -109,9 +114,9 @@ class CatchUpPolicy:
         """
         return self.takes_open and not part.is_joined and part.end - part.begin >= self.open_bytes
 
-    def is_late(self, behind_bytes: int) -> bool:
+    def is_late(self, behind_bytes: int, again_bytes: int) -> bool:
         """Whether one that has begun to stream, or to catch up, is to do so again."""
-        return behind_bytes > 0 and self.pays(behind_bytes)
+        return behind_bytes > 0 and self.pays(behind_bytes, again_bytes)
 
 
 class PartFailedError(Exception):
@@ -163,7 +168,7 @@ class CatchUp:
         waiting = PartQueue(
             parts, part_bytes=self._policy.part_bytes, most_joined=self._policy.most_joined
         )
-        blocks = self._blocks(waiting)
+        blocks = self._blocks(waiting, target - start)
         try:
             reading = self._start(anext(blocks, None))
             while (found := await reading) is not None:
@@ -180,15 +185,13 @@ class CatchUp:
             await blocks.aclose()
 
     async def _blocks(
-        self, waiting: PartQueue
+        self, waiting: PartQueue, behind_bytes: int
     ) -> AsyncGenerator[tuple[Block, Result, Lsn | None], None]:
         """Give the blocks of all parts in order; with the last of each its end."""
         making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
 
-        most_again_bytes = max(_AGAIN_BYTES, AGAIN_PARTS * self._policy.part_bytes)
-
         def make_next(slot: DrainSlot) -> None:
-            if waiting and slot.again_bytes > most_again_bytes:
+            if waiting and self._policy.is_too_much(slot.again_bytes, behind_bytes):
                 self._policy.pause()
                 waiting.clear()
             if (part := waiting.take()) is not None:

@@ -91,18 +91,15 @@ class Delivery:
             step_bytes=min(ADVANCE_BYTES, catch_up.part_bytes),
         )
         self._delivered = self._confirmed = self._flushed = self._wanted = ZERO
-        self._late_looks = 0
+        self._late_looks = self._again_bytes = 0
         self.checkpoint_requested = False
 
-    async def changes(
-        self, start: Lsn, flushed: Lsn, server: Server
-    ) -> AsyncGenerator[Chunk, None]:
+    async def changes(self, start: Lsn, server: Server) -> AsyncGenerator[Chunk, None]:
         """Give the changes of transactions with commit_lsn >= `start`, the slot's or later.
 
-        `flushed`: how far the server is. Raises TransientError, OperatorError, ProtocolError.
+        After `server_is_at`. Raises TransientError, OperatorError, ProtocolError.
         """
         self._slot_at = self._position = start
-        self._flushed = flushed
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
                 async for chunk in chunks:
@@ -114,7 +111,7 @@ class Delivery:
 
     async def _backlogs(self) -> AsyncGenerator[Chunk, None]:
         """Drain what is behind, and what was written meanwhile, until it does not pay."""
-        pays = self._catch_up.pays(self._flushed - self._position)
+        pays = self._catch_up.pays(self._flushed - self._position, self._again_bytes)
         self._advance.begin(max(self._slot_at, self._confirmed))
         while pays:
             target = self._flushed
@@ -125,7 +122,7 @@ class Delivery:
             self._wanted = self._position
             self.checkpoint_requested |= self._wanted > self._confirmed
             is_drained = self._position >= target
-            pays = is_drained and self._catch_up.is_late(self._flushed - self._position)
+            pays = is_drained and self._is_late_at(self._position)
 
     async def _streamed(self, start: Lsn, server: Server) -> AsyncGenerator[Chunk, None]:
         """Give the changes as they come, until a backlog is to be drained."""
@@ -183,16 +180,19 @@ class Delivery:
         """Take that everything below `position` is delivered, by a snapshot's rows."""
         self._delivered = max(self._delivered, position)
 
-    def server_is_at(self, flushed: Lsn) -> None:
-        """Take how far the server is, now and then: a stream may stay far behind."""
+    def server_is_at(self, flushed: Lsn, again_bytes: int) -> None:
+        """Take how far the server is, now and then: a stream may stay far behind.
+
+        `again_bytes`: see `Slot.again_bytes`.
+        """
         self._flushed = max(self._flushed, flushed)
-        decoder = self._decoder
-        is_late = (
-            self._stream is not None
-            and decoder is not None
-            and self._catch_up.is_late(flushed - decoder.position)
-        )
+        self._again_bytes = again_bytes
+        decoder = None if self._stream is None else self._decoder
+        is_late = decoder is not None and self._is_late_at(decoder.position)
         self._late_looks = self._late_looks + 1 if is_late else 0
+
+    def _is_late_at(self, position: Lsn) -> bool:
+        return self._catch_up.is_late(self._flushed - position, self._again_bytes)
 
     def _is_late(self, decoder: StreamDecoder) -> bool:
         """Whether to drain what is behind; not in the middle of a transaction.
@@ -201,7 +201,7 @@ class Delivery:
         """
         if self._late_looks < LATE_LOOKS or decoder.is_open:
             return False
-        return self._catch_up.is_late(self._flushed - decoder.position)
+        return self._is_late_at(decoder.position)
 
     def resolve_again(self) -> None:
         """Take that other tables are captured from here on."""

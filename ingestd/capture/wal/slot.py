@@ -96,6 +96,13 @@ class Slot:
         return None if self.confirmed is None else Lsn.parse(self.confirmed)
 
     @property
+    def again_bytes(self) -> int:
+        """How much WAL is read before what follows `confirmed`: decoding begins at `restart`."""
+        if self.confirmed is None or self.restart is None:
+            return 0
+        return max(0, Lsn.parse(self.confirmed) - Lsn.parse(self.restart))
+
+    @property
     def is_lost(self) -> bool:
         """Whether it can't be used any more: the server gave it up."""
         return self.invalid is not None

@@ -13,7 +13,7 @@ from ingestd.capture.wal.backlog_parts import (
     PartQueue,
     cut,
 )
-from ingestd.capture.wal.catch_up import PAUSE_S, CatchUpPolicy
+from ingestd.capture.wal.catch_up import AGAIN_BYTES, AGAIN_PARTS, PAUSE_S, CatchUpPolicy
 from ingestd.positions import Lsn
 
 POSITIONS = st.integers(1, 1 << 60)
@@ -65,12 +65,24 @@ def test_what_is_not_behind_has_no_parts() -> None:
 def test_after_a_pause_it_pays_again() -> None:
     now_s = 100.0
     policy = CatchUpPolicy(above_bytes=10, monotonic=lambda: now_s)
-    assert policy.pays(11)
+    assert policy.pays(11, 0)
     policy.pause()
-    assert not policy.pays(11)
+    assert not policy.pays(11, 0)
     now_s += PAUSE_S
-    assert policy.pays(11)
-    assert not policy.pays(10)
+    assert policy.pays(11, 0)
+    assert not policy.pays(10, 0)
+
+
+def test_it_does_not_pay_to_read_more_anew_for_each_part_than_parts_have() -> None:
+    part_bytes = 3 * AGAIN_BYTES
+    policy = CatchUpPolicy(above_bytes=10, part_bytes=part_bytes)
+    for behind_bytes, most_again_bytes in (
+        (11, AGAIN_BYTES),
+        (2 * AGAIN_BYTES, AGAIN_PARTS * 2 * AGAIN_BYTES),
+        (100 * part_bytes, AGAIN_PARTS * part_bytes),
+    ):
+        assert policy.pays(behind_bytes, most_again_bytes)
+        assert not policy.pays(behind_bytes, most_again_bytes + 1)
 
 
 @given(
