@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEANINGS: Mapping[str, str] = {
+    "catch_up.refused": "A backlog is streamed instead of drained, which takes longer: the server"
+    " refused, or would read much WAL anew. It is looked at again after 5 minutes to an hour.",
     "config.failed": "A reload ended by an error that was not foreseen; some sources may not be begun"
     " again. A fault of the program: please report it.",
     "config.needs_restart": "The config was read anew, and these `keys` differ; the old ones hold until"

@@ -105,8 +105,8 @@ class WalSettings(PostgresSettings):
     """`kind = "wal"`: a logical replication slot and a publication (design section 4).
 
     `snapshot_chunked_above`: a table of so many bytes is read in chunks at its first load too.
-    `catch_up_above`: with more bytes of WAL than this to read, a backlog is drained first, packed
-    by the server. With less to read streaming is as fast: nothing comes until a call is done.
+    `catch_up_above`: with more bytes of WAL than this to read, a backlog is drained first, by SQL
+    functions. With less to read streaming is as fast: nothing comes until a call is done.
     `catch_up_slots`: so many temporary slots decode parts of it at a time, each of about
     `catch_up_part` bytes of WAL, whose changes the server keeps in temporary files meanwhile.
     `open_transaction_spool`: the server sends large transactions before they commit, and so many

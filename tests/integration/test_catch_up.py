@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
@@ -19,6 +20,7 @@ from ingestd.capture.wal import backlog_parts, catch_up, delivery, drain_slot, s
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.delivery import LATE_LOOKS
+from ingestd.capture.wal.stream import ReplicationStream
 from ingestd.errors import TransientError
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
@@ -33,7 +35,6 @@ from tests.unit.run.fixtures import watch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.capture.wal.stream import ReplicationStream
     from ingestd.demo.postgres import PostgresServer
     from ingestd.positions import Lsn
     from tests.harness.databases import Database
@@ -90,9 +91,23 @@ async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
             "INSERT INTO t SELECT n, repeat(md5(n::text), 5)"
             f" FROM generate_series({low + 1}, {low + 1000}) n"
         )
-    await run_pipeline(own_postgres, lake, policy, 3001)
-    assert policy.is_refused == (free == 0)
+    with structlog.testing.capture_logs() as told:
+        await run_pipeline(own_postgres, lake, policy, 3001)
+    assert policy.is_paused == (free == 0)
     assert policy.drained == min(free, 1)
+    refused = [line for line in told if line["event"] == "catch_up.refused"]
+    assert len(refused) == (free == 0)
+    for line in refused:
+        assert line["source"] == "shop"
+        assert "all replication slots are in use" in line["reason"]
+        assert "higher" in line["remedy"]
+    policy.paused_until_s = 0.0  # later, it is tried again
+    own_postgres.psql("INSERT INTO t SELECT n, '' FROM generate_series(5001, 8000) n")
+    if free == 0:
+        own_postgres.settings["max_replication_slots"] = "2"
+        await asyncio.to_thread(own_postgres.restart)
+    await run_pipeline(own_postgres, lake, policy, 6001)
+    assert policy.drained == min(free, 1) + 1
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -113,7 +128,7 @@ async def test_large_messages_are_packed_by_bytes_if_at_all(
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1401)
     assert policy.packing.by_bytes is packed
     assert policy.drained == 1
-    assert not policy.is_refused
+    assert not policy.is_paused
 
 
 @pytest.fixture
@@ -144,7 +159,7 @@ async def test_joined_parts_hold_no_more_than_others(
     await run(1)
     insert_in_small_transactions(cramped, 3000)
     await run(3001)
-    assert (policy.drained, policy.most_joined, policy.is_refused) == (1, 4, False)
+    assert (policy.drained, policy.most_joined, policy.is_paused) == (1, 4, False)
 
 
 async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_not_joined_again(
@@ -159,11 +174,11 @@ async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_
     insert_in_small_transactions(cramped, 3000)
     with pytest.raises(TransientError, match="temp_file_limit"):
         await run(4001)
-    assert (policy.drained, policy.most_joined, policy.is_refused) == (0, 1, False)
+    assert (policy.drained, policy.most_joined, policy.is_paused) == (0, 1, False)
     assert policy.part_bytes == 50_000
     with pytest.raises(TransientError, match="temp_file_limit"):
         await run(4001)
-    assert (policy.drained, policy.is_refused) == (0, True)
+    assert (policy.drained, policy.is_paused) == (0, True)
     await run(4001)
 
 
@@ -180,7 +195,7 @@ async def test_parts_that_are_too_large_for_the_server_become_smaller(
             await run(5001)
         assert policy.part_bytes == part_bytes
     await run(5001)
-    assert (policy.drained, policy.is_refused) == (1, False)
+    assert (policy.drained, policy.is_paused) == (1, False)
 
 
 async def test_a_server_that_may_keep_next_to_nothing_streams(
@@ -193,7 +208,7 @@ async def test_a_server_that_may_keep_next_to_nothing_streams(
     await run(1)
     cramped.psql("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 5000) n")
     await run(5001)
-    assert (policy.drained, policy.is_refused) == (0, True)
+    assert (policy.drained, policy.is_paused) == (0, True)
 
 
 async def test_exactly_once_large_transactions_between_others_are_drained_in_segments(
@@ -242,7 +257,7 @@ async def test_where_the_server_fails_at_segments_it_drains_without_them(
         await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
     assert (policy.drained, policy.takes_open) == (0, False)
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
-    assert (policy.drained, policy.takes_open, policy.is_refused) == (1, True, False)
+    assert (policy.drained, policy.takes_open, policy.is_paused) == (1, True, False)
 
 
 async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
@@ -261,7 +276,7 @@ async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
             await run(2)
         assert (policy.drained, policy.takes_open, policy.part_bytes) == (0, False, 10_000_000)
         await run(2)
-        assert (policy.drained, policy.takes_open, policy.is_refused) == (1, True, False)
+        assert (policy.drained, policy.takes_open, policy.is_paused) == (1, True, False)
 
 
 def insert(session: psycopg.Connection[Any], low: int, high: int) -> None:
@@ -355,6 +370,59 @@ async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
             await capture.close()
     assert found == list(range(1, 30_001))
     assert (len(opened), policy.drained) == (1, 0)
+
+
+async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slot(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: the slot is the stream's until that is closed; it is moved later, and not refused."""
+    closing = asyncio.Event()
+    close = ReplicationStream.close
+
+    async def close_slowly(self: ReplicationStream) -> None:
+        closing.set()
+        await asyncio.sleep(0.3)
+        await close(self)
+
+    monkeypatch.setattr(ReplicationStream, "close", close_slowly)
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=100_000, part_bytes=100_000)
+    capture = capture_of(database.dsn, database.name, policy)
+
+    def insert_rows(low: int) -> None:
+        rows = f"generate_series({low + 1}, {low + 2000}) n"
+        database.execute(f"INSERT INTO t SELECT n, repeat('x', 300) FROM {rows}")
+
+    async def confirm_when_closing(position: Lsn) -> None:
+        await closing.wait()
+        await capture.confirm(position)
+
+    try:
+        discovery = await capture.discover({})
+        await capture.prepare(discovery.tables)
+        async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
+            await anext(chunks)
+            insert_rows(0)
+            streamed = (await anext(chunks)).position
+            insert_rows(2000)
+            for _ in range(LATE_LOOKS):
+                await capture.lag()
+            confirming = asyncio.create_task(confirm_when_closing(streamed))
+            async for chunk in chunks:
+                if policy.drained and chunk.position > streamed:
+                    break
+            await confirming
+            insert_rows(4000)
+            last = streamed
+            while not (chunk := await anext(chunks)).batches:
+                pass
+            last = chunk.position
+            await capture.confirm(last)
+            lag = await capture.lag()
+            while lag.confirmed_lsn is None or lag.confirmed_lsn < last:
+                lag = await capture.lag()
+    finally:
+        await capture.close()
 
 
 async def look_often(capture: WalCapture) -> None:

@@ -202,7 +202,7 @@ async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major:
             finally:
                 stop.set()
                 await running
-            assert not policy.is_refused
+            assert not policy.is_paused
 
 
 @pytest.mark.parametrize(

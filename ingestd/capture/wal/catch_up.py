@@ -28,6 +28,7 @@ import psycopg
 from numpy.typing import NDArray
 
 from ingestd.capture.copy_out import Block
+from ingestd.capture.said import said
 from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
 from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Result
 from ingestd.changes import Chunk
@@ -49,7 +50,15 @@ AGAIN_BYTES = 256 << 20
 LEAST_PART_BYTES = 64_000_000
 """Parts are not made smaller than this because the server may not keep what they hold."""
 PAUSE_S = 300.0
-"""Then it is looked at again."""
+"""Then it is looked at again whether each call still has to read much WAL anew."""
+REFUSED_PAUSE_S = 3600.0
+"""Then it is tried again what the server refused: a slot may be free, a right granted."""
+
+_SMALLER = (
+    "nothing: smaller parts are tried; to drain in large ones, raise the limit that is named, or "
+    "lower catch_up_part"
+)
+_WITHOUT_OPEN = "nothing: this backlog is drained without segments of open transactions"
 
 
 @dataclass(slots=True)
@@ -60,8 +69,8 @@ class CatchUpPolicy:
     `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that where it
     holds little (`backlog_parts.PartQueue`); the server keeps the result of each, one a slot, in
     temporary files of about that size, or of one transaction's.
-    Both become less where the server may not keep so much (temp_file_limit). `is_refused`: it
-    failed here, so stream; `paused_until_s`: for a time. `drained`: how many backlogs were.
+    Both become less where the server may not keep so much (temp_file_limit). `paused_until_s`:
+    stream until then. `drained`: how many backlogs were.
     `takes_open`: of transactions that do not fit its memory the server may give segments before
     their commit; `open_bytes`: in parts of so much WAL or more, as smaller ones hardly have such.
     """
@@ -70,7 +79,6 @@ class CatchUpPolicy:
     slots: int = 2
     part_bytes: int = 3_000_000_000
     most_joined: int = MOST_JOINED
-    is_refused: bool = False
     packing: Packing = field(default_factory=Packing)
     drained: int = 0
     takes_open: bool = True
@@ -80,17 +88,22 @@ class CatchUpPolicy:
 
     def pays(self, behind_bytes: int, again_bytes: int) -> bool:
         """Whether to catch up rather than to stream; each call would read `again_bytes` anew."""
-        if self.is_refused or self.monotonic() < self.paused_until_s:
+        if self.is_paused or behind_bytes <= self.above_bytes:
             return False
-        return behind_bytes > self.above_bytes and not self.is_too_much(again_bytes, behind_bytes)
+        return not self.is_too_much(again_bytes, behind_bytes)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether to stream for now, however much is behind."""
+        return self.monotonic() < self.paused_until_s
 
     def is_too_much(self, again_bytes: int, behind_bytes: int) -> bool:
         """Whether so much is read anew for each part that a stream is better."""
         return again_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
 
-    def pause(self) -> None:
-        """Stream for a time: what stands in the way passes."""
-        self.paused_until_s = self.monotonic() + PAUSE_S
+    def pause(self, seconds: float) -> None:
+        """Stream for a time: what stands in the way may pass."""
+        self.paused_until_s = self.monotonic() + seconds
 
     def take_smaller_parts(self, failed: Part) -> bool:
         """Join parts no more, or make them smaller; False if they are as small as they get."""
@@ -122,18 +135,23 @@ class CatchUpPolicy:
 class PartFailedError(Exception):
     """A part can't be drained like this; its policy has noted that, the next attempt differs."""
 
+    def __init__(self, what: str, *, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
 
 class CatchUp:
     """One draining of a slot's backlog. Made by `begin`.
 
     Raises psycopg.Error; PartFailedError; ProtocolError. `close` it always: that drops the
-    temporary slots.
+    temporary slots. `again_bytes`: it was given up, as so much would be read anew for each part.
     """
 
     def __init__(self, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
         self._slots = slots
         self._policy = policy
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.again_bytes = 0
 
     @classmethod
     async def begin(
@@ -192,7 +210,7 @@ class CatchUp:
 
         def make_next(slot: DrainSlot) -> None:
             if waiting and self._policy.is_too_much(slot.again_bytes, behind_bytes):
-                self._policy.pause()
+                self.again_bytes = slot.again_bytes
                 waiting.clear()
             if (part := waiting.take()) is not None:
                 making.append((slot, part, self._make(slot, part)))
@@ -224,11 +242,13 @@ class CatchUp:
             return await slot.read_block()
         except psycopg.Error as error:
             is_too_large = isinstance(error, psycopg.errors.ConfigurationLimitExceeded)
+            remedy = _SMALLER
             if slot.has_open and (is_too_large or not isinstance(error, psycopg.OperationalError)):
                 self._policy.takes_open = False
+                remedy = _WITHOUT_OPEN
             elif not is_too_large or not self._policy.take_smaller_parts(part):
                 raise
-            raise PartFailedError(str(error)) from error
+            raise PartFailedError(said(error), remedy=remedy) from error
 
     async def _decoded(
         self, decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
@@ -239,7 +259,7 @@ class CatchUp:
             if not result.has_open:
                 raise
             self._policy.takes_open = False
-            raise PartFailedError(str(error)) from error
+            raise PartFailedError(str(error), remedy=_WITHOUT_OPEN) from error
 
     def _make(self, slot: DrainSlot, part: Part) -> asyncio.Task[None]:
         return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))

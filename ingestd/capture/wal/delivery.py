@@ -21,10 +21,17 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import psycopg
+import structlog
 
 from ingestd.capture.faults import classify
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
+from ingestd.capture.wal.catch_up import (
+    PAUSE_S,
+    REFUSED_PAUSE_S,
+    CatchUp,
+    CatchUpPolicy,
+    PartFailedError,
+)
 from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
@@ -92,6 +99,7 @@ class Delivery:
         )
         self._delivered = self._confirmed = self._flushed = self._wanted = ZERO
         self._late_looks = self._again_bytes = 0
+        self._is_letting_go = False
         self.checkpoint_requested = False
 
     async def changes(self, start: Lsn, server: Server) -> AsyncGenerator[Chunk, None]:
@@ -100,6 +108,7 @@ class Delivery:
         After `server_is_at`. Raises TransientError, OperatorError, ProtocolError.
         """
         self._slot_at = self._position = start
+        self._advance.begin(max(start, self._confirmed))
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
                 async for chunk in chunks:
@@ -111,8 +120,12 @@ class Delivery:
 
     async def _backlogs(self) -> AsyncGenerator[Chunk, None]:
         """Drain what is behind, and what was written meanwhile, until it does not pay."""
-        pays = self._catch_up.pays(self._flushed - self._position, self._again_bytes)
-        self._advance.begin(max(self._slot_at, self._confirmed))
+        behind_bytes = self._flushed - self._position
+        pays = self._catch_up.pays(behind_bytes, self._again_bytes)
+        if behind_bytes > self._catch_up.above_bytes and self._catch_up.is_too_much(
+            self._again_bytes, behind_bytes
+        ):
+            self._tell_rereading(self._again_bytes)
         while pays:
             target = self._flushed
             async with contextlib.aclosing(self._backlog(self._position, target)) as chunks:
@@ -125,7 +138,10 @@ class Delivery:
             pays = is_drained and self._is_late_at(self._position)
 
     async def _streamed(self, start: Lsn, server: Server) -> AsyncGenerator[Chunk, None]:
-        """Give the changes as they come, until a backlog is to be drained."""
+        """Give the changes as they come, until a backlog is to be drained.
+
+        Not before any came: what the server has read of a long transaction would be for nothing.
+        """
         self._late_looks = 0
         takes_open = self._spool.takes_open_transactions
         async with self._slot_lock:
@@ -160,7 +176,7 @@ class Delivery:
                 if decoding.ended is not None:
                     raise stream.fault(decoding.ended) from decoding.ended
                 # What is kept of open transactions would have to be sent again.
-                if self._is_late(decoder) and not order.has_open:
+                if decoder.position > start and self._is_late(decoder) and not order.has_open:
                     self._position = decoder.position
                     return
         except (OperatorError, ProtocolError) as error:
@@ -173,8 +189,12 @@ class Delivery:
                 error.what, reason="open_transactions", remedy=error.remedy
             ) from error
         finally:
-            self._stream = None
-            await stream.close()
+            self._stream, self._is_letting_go = None, True
+            try:
+                await stream.close()
+            finally:
+                self._is_letting_go = False
+                self._advance.begin(max(self._slot_at, self._confirmed))
 
     def delivered(self, position: Lsn) -> None:
         """Take that everything below `position` is delivered, by a snapshot's rows."""
@@ -213,7 +233,7 @@ class Delivery:
         self._confirmed = ZERO
 
     async def confirm(self, position: Lsn) -> None:
-        """Note it, and send it if the stream runs; else the stream's start will.
+        """Note it, and tell the server: by the stream, or by moving the slot; or the next does.
 
         Raises ValueError beyond what was delivered.
         """
@@ -228,7 +248,7 @@ class Delivery:
         async with self._slot_lock:  # not while the stream takes the slot over
             if self._stream is not None:
                 await self._stream.confirm(position)
-            else:
+            elif not self._is_letting_go:  # else the slot is still the stream's that is closed
                 await self._advance.confirm(position)
         await reach_async("capture.confirm.after")
 
@@ -244,7 +264,7 @@ class Delivery:
         """Give the transactions from `start` to about `target`, drained by SQL functions.
 
         Where the server refuses, nothing is given and streaming does it. If it fails later, the
-        source starts anew, without this.
+        source starts anew, and drains otherwise or streams.
         """
         decoder = self._new_decoder()
         decoder.idle(start)
@@ -258,7 +278,8 @@ class Delivery:
             packs_anew = self._pack_by_bytes(error, has_given=has_given)
         except PartFailedError as error:
             what = f"source {self._source}, catch-up: {error}"
-            raise TransientError(what, reason="catch_up_refused") from error
+            remedy = error.remedy
+            raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
         except psycopg.Error as error:
             self._refuse_to_drain(error, has_given=has_given)
         if packs_anew:
@@ -279,7 +300,11 @@ class Delivery:
         finally:
             self._draining = None
             await backlog.close()
-        self._catch_up.finished()
+        if backlog.again_bytes:
+            self._catch_up.pause(PAUSE_S)
+            self._tell_rereading(backlog.again_bytes)
+        else:
+            self._catch_up.finished()
 
     def _pack_by_bytes(self, error: Exception, *, has_given: bool) -> bool:
         """Whether to drain again: there are large messages, as there may be more. As below."""
@@ -290,19 +315,35 @@ class Delivery:
         packing.by_bytes = True
         if has_given:
             what = f"source {self._source}, catch-up: messages are too large to pack by number"
-            raise TransientError(what, reason="catch_up_repacked") from error
+            remedy = "nothing: they are packed by their bytes from now on"
+            raise TransientError(what, reason="catch_up_repacked", remedy=remedy) from error
         return True
 
     def _refuse_to_drain(self, error: Exception, *, has_given: bool) -> None:
-        """Stream from now on. Raises TransientError where that can't go on from here."""
-        what = f"source {self._source}, catch-up"
-        fault = classify(error, what, self._dsn) if isinstance(error, psycopg.Error) else None
-        if isinstance(fault, TransientError):
-            raise fault from error
-        self._catch_up.is_refused = True
+        """Stream for a time. Raises TransientError where that can't go on from here."""
+        what, remedy = f"source {self._source}, catch-up: {error}", None
+        if isinstance(error, psycopg.Error):
+            fault = classify(error, f"source {self._source}, catch-up", self._dsn)
+            if isinstance(fault, TransientError):
+                raise fault from error
+            what, remedy = fault.what, fault.remedy
+        self._catch_up.pause(REFUSED_PAUSE_S)
+        self._tell_streaming(what, remedy)
         if has_given:
-            what = f"{what}: {error}" if fault is None else fault.what
-            raise TransientError(what, reason="catch_up_refused") from error
+            raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
+
+    def _tell_rereading(self, again_bytes: int) -> None:
+        reason = f"the server would read {again_bytes} bytes of WAL anew for each part"
+        remedy = (
+            "end transactions that are open for long: "
+            "SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start;"
+        )
+        self._tell_streaming(f"{reason}: from where a transaction began that is open", remedy)
+
+    def _tell_streaming(self, reason: str, remedy: str | None) -> None:
+        """Say why a backlog is streamed."""
+        log = structlog.get_logger("ingestd")
+        log.warning("catch_up.refused", source=self._source, reason=reason, remedy=remedy)
 
     def _new_decoder(self) -> StreamDecoder:
         hold_bytes = min(8 << 20, self._memory_bytes // 8)

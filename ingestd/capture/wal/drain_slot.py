@@ -213,7 +213,8 @@ class DrainSlot:
         await self._look()
         end = min(self._position, part.end)
         if end < part.end and (not part.most_messages or end <= part.begin):
-            msg = f"the server gave changes up to {self._position}, not to {part.end}"
+            gave = f"gave changes up to {self._position}, not to {part.end}"
+            msg = f"the server's temporary slot {self._name} {gave}"
             raise ProtocolError(msg)
         return end
 

@@ -9,8 +9,11 @@ Source: PostgreSQL documentation, "Replication Management Functions", pg_replica
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 import psycopg
+from psycopg import AsyncConnection
 
 from ingestd.capture.faults import classify
 from ingestd.capture.session import connect, end_without_client
@@ -20,6 +23,9 @@ from ingestd.positions import ZERO, Lsn
 
 ADVANCE_BYTES = 256 << 20
 """How much is confirmed at a time, at least: each costs the server a scan, and a connection."""
+FREE_WITHIN_S = 15.0
+"""The slot may be a walsender's for so long, whose stream was closed in the middle of its work."""
+_LOOK_S = 0.2
 _MOST_STEPS = 4
 """A step is at most so many times that: until it is made the server keeps the WAL."""
 _AGAIN = (
@@ -75,16 +81,28 @@ class SlotAdvance:
             async with await connect(self._dsn) as connection:
                 await end_without_client(connection)
                 await reach_async("capture.slot_advance.before", cut_off)
-                await connection.execute(
-                    "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
-                    (self._slot, str(position)),
-                )
+                await self._advance(connection, position)
                 await reach_async("capture.slot_advance.after", cut_off)
                 cursor = await connection.execute(_AGAIN, (self._slot,))
                 [again_bytes] = await cursor.fetchone() or [0]
                 self._next_bytes = step_after(again_bytes, self._least_bytes)
         except psycopg.Error as error:
             raise classify(error, f"{self._where}, confirm", self._dsn) from error
+
+    async def _advance(self, connection: AsyncConnection[Any], position: Lsn) -> None:
+        patience_until_s = time.monotonic() + FREE_WITHIN_S
+        while True:
+            try:
+                await connection.execute(
+                    "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
+                    (self._slot, str(position)),
+                )
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > patience_until_s:
+                    raise
+                await asyncio.sleep(_LOOK_S)
+            else:
+                return
 
 
 def step_after(again_bytes: int, least_bytes: int) -> int:

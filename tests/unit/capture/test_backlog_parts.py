@@ -66,7 +66,7 @@ def test_after_a_pause_it_pays_again() -> None:
     now_s = 100.0
     policy = CatchUpPolicy(above_bytes=10, monotonic=lambda: now_s)
     assert policy.pays(11, 0)
-    policy.pause()
+    policy.pause(PAUSE_S)
     assert not policy.pays(11, 0)
     now_s += PAUSE_S
     assert policy.pays(11, 0)
