@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -165,8 +166,7 @@ class DeltaEpochWriter:
         self._over.set()
         parts, self._parts = list(self._parts.values()), {}
         self._taken = {}
-        for part in parts:
-            await part.sink.abort()
+        await _abort(parts)
 
     # --- filling ----------------------------------------------------------------------------
 
@@ -231,8 +231,8 @@ class DeltaEpochWriter:
         try:
             return await self._finish()
         except IngestdError:
-            for part in self._parts.values():
-                await part.sink.abort()
+            with contextlib.suppress(IngestdError):  # the first one is why
+                await _abort(self._parts.values())
             raise
 
     async def _wait_for_previous(self) -> None:
@@ -276,6 +276,18 @@ class DeltaEpochWriter:
         self._lake.before_commit(str(part.raw.id))
         version = part.raw.commit(part.table, part.schema, fragments, end_lsn, part.resume)
         return TableInEpoch(part.raw.id, version, part.sink.rows)
+
+
+async def _abort(parts: Iterable[_Part]) -> None:
+    """Remove what all of them wrote; if that fails for some, raise the first fault at the end."""
+    fault: IngestdError | None = None
+    for part in parts:
+        try:
+            await part.sink.abort()
+        except IngestdError as error:
+            fault = fault or error
+    if fault is not None:
+        raise fault
 
 
 def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:

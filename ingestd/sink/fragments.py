@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +53,19 @@ class _OpenFile:
     writer: pq.ParquetWriter
     statistics: list[str]
 
+    def close(self) -> int:
+        """Write its end; give its size."""
+        try:
+            self.writer.close()
+            return self.sink.tell()
+        finally:
+            self.sink.close()
+
+    def give_up(self) -> None:
+        """Close it, though what is missing can't be written: to a full disk, say."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self.close()
+
 
 @dataclass(slots=True)
 class FragmentWriter:
@@ -97,18 +111,22 @@ class FragmentWriter:
         return self._done
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, as far as that can be; again, what is left of it."""
         with storage_faults(self.store.uri(self.folder)):
-            if self._open is not None:
-                file, self._open = self._open, None
+            file, self._open = self._open, None
+            if file is not None:
+                file.give_up()
+            self._done = []
+            made, self._made = self._made, []
+            fault: OSError | None = None
+            for name in made:
                 try:
-                    file.writer.close()
-                finally:
-                    file.sink.close()
-            while self._made:
-                self.store.remove(f"{self.folder}/{self._made[-1]}")
-                self._made.pop()
-        self._done = []
+                    self.store.remove(f"{self.folder}/{name}")
+                except OSError as error:
+                    self._made.append(name)
+                    fault = fault or error
+            if fault is not None:
+                raise fault
 
     def _write(self, table: pa.Table) -> None:
         if self._open is not None and not self._open.schema.equals(table.schema):
@@ -131,24 +149,26 @@ class FragmentWriter:
         statistics = [n for n in self.statistics if n in table.schema.names]
         dictionary = dictionary_columns(table)
         sink = self.store.create(f"{self.folder}/{name}")
-        writer = pq.ParquetWriter(
-            sink,
-            table.schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=dictionary or False,
-            write_statistics=statistics or False,
-            store_schema=False,
-        )
+        try:
+            writer = pq.ParquetWriter(
+                sink,
+                table.schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=dictionary or False,
+                write_statistics=statistics or False,
+                store_schema=False,
+            )
+        except BaseException:
+            sink.close()
+            raise
         return _OpenFile(name, table.schema, sink, writer, statistics)
 
     def _close(self) -> None:
         file = self._open
         assert file is not None
         self._open, self.footer_bytes = None, 0
-        file.writer.close()
-        size = file.sink.tell()
-        file.sink.close()
+        size = file.close()
         metadata = file.writer.writer.metadata
         self._done.append(
             Fragment(

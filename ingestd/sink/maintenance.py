@@ -32,6 +32,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from ingestd.errors import OperatorError
 from ingestd.failpoints import lost, reach
 from ingestd.ports import Fragment
 from ingestd.sink.append_log import AppendLog
@@ -191,9 +192,14 @@ class TableMaintenance:
 
     def _ensure_whole(self, piece: Sequence[DataFile], fragments: Sequence[Fragment]) -> None:
         rows = sum(f.statistics.get("numRecords") or 0 for f in piece)
-        if sum(f.rows for f in fragments) != rows:
-            msg = "files have other numbers of rows than the log says"
-            raise storage_fault(OSError(msg), self._log.uri)
+        found = sum(f.rows for f in fragments)
+        if found != rows:
+            raise OperatorError(
+                f"lake {self._log.uri}: {len(piece)} files from {piece[0].path} on have {found} "
+                f"rows, and {rows} by the table's log: they are not joined",
+                remedy="another program changed one of them; remove the table's folder:"
+                " `ingestd run` reads it anew",
+            )
 
     def _bounded(self, piece: Sequence[DataFile], schema: pa.Schema) -> list[str]:
         """Name the columns that have bounds: by footers, as the log may not give all of them."""

@@ -1,0 +1,154 @@
+"""Files of an epoch that is given up: none stays, whatever else fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from ingestd.errors import OperatorError
+from ingestd.sink.durable import Fsync
+from ingestd.sink.fragments import FragmentWriter
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.store import LocalStore
+from tests.unit.sink.rows import inserts, make_table, summary
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from ingestd.ports import EpochWriter
+
+NAMES = ("a", "b", "c")
+
+
+@dataclass
+class Disk:
+    """How much there is room for."""
+
+    free: int
+
+
+class FileOnDisk(io.RawIOBase):
+    def __init__(self, file: IO[bytes], disk: Disk) -> None:
+        self._file = file
+        self._disk = disk
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        nbytes = memoryview(data).nbytes
+        if nbytes > self._disk.free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._disk.free -= nbytes
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class SmallStore(LocalStore):
+    """One on a disk that may be full."""
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        super().__init__(root, Fsync())
+        self._disk = disk
+
+    def create(self, path: str) -> IO[bytes]:
+        file = (self.root / path).open("xb", buffering=0)
+        return io.BufferedWriter(FileOnDisk(file, self._disk))
+
+
+def rows(count: int) -> pa.Table:
+    return pa.table({"id": range(count), "note": [os.urandom(40).hex() for _ in range(count)]})
+
+
+def left(root: Path) -> list[Path]:
+    return list(root.rglob("*.parquet"))
+
+
+def still_open(root: Path) -> list[Path]:
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder's own
+            found.append(descriptor.readlink())
+    return [path for path in found if path.is_relative_to(root)]
+
+
+@pytest.mark.parametrize("at", ["write", "finish"])
+def test_a_file_is_removed_though_its_end_can_not_be_written(tmp_path: Path, at: str) -> None:
+    disk = Disk(1 << 30)
+    writer = FragmentWriter(SmallStore(tmp_path, disk), "t", ["id"])
+    writer.write([rows(2000)])
+    disk.free = 0
+    with pytest.raises(OperatorError, match="the disk is full"):
+        getattr(writer, at)([rows(2000)])
+    writer.abort()
+    assert not left(tmp_path)
+    assert not still_open(tmp_path)
+    assert not writer.finish()
+
+
+class StubbornStore(SmallStore):
+    """One in which nothing of table `a` can be removed."""
+
+    def remove(self, path: str) -> None:
+        if path.startswith("shop/public/a/"):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        super().remove(path)
+
+
+async def filled_epoch(root: Path, store: LocalStore) -> EpochWriter:
+    """Begin an epoch of several tables, all with a file."""
+    lake = DeltaLake(str(root), "shop", buffer_bytes=400_000)
+    lake.store = store
+    await lake.open()
+    await lake.fence()
+    await lake.adopt("1")
+    epoch = lake.begin()
+    for n, name in enumerate(NAMES):
+        await epoch.append(inserts(make_table(name, oid=n + 1), 100, *range(20_000)))
+    assert len(left(root)) == len(NAMES)
+    return epoch
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_full_disk_keeps_no_file_of_an_epoch(tmp_path: Path, *, is_committed: bool) -> None:
+    disk = Disk(1 << 30)
+    epoch = await filled_epoch(tmp_path, SmallStore(tmp_path, disk))
+    disk.free = 0
+    if is_committed:
+        with pytest.raises(OperatorError, match="the disk is full"):
+            await epoch.commit(summary(100, 200))
+    else:
+        await epoch.abort()
+    assert not left(tmp_path)
+    assert not still_open(tmp_path)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_isolated_what_can_not_be_removed_of_one_table_keeps_none_of_another(
+    tmp_path: Path, *, is_committed: bool
+) -> None:
+    disk = Disk(1 << 30)
+    epoch = await filled_epoch(tmp_path, StubbornStore(tmp_path, disk))
+    if is_committed:
+        disk.free = 0
+        with pytest.raises(OperatorError, match="the disk is full"):
+            await epoch.commit(summary(100, 200))
+    else:
+        with pytest.raises(OperatorError, match="permission denied"):
+            await epoch.abort()
+    assert {file.parent.name for file in left(tmp_path)} == {"a"}
+    assert not still_open(tmp_path)
