@@ -40,6 +40,7 @@ class OwningLake(Protocol):
 
     store: Store
     jobs: Jobs
+    file_jobs: Jobs
     buffer_bytes: int
     trimming: Trimming
     now: Callable[[], datetime]
@@ -181,7 +182,7 @@ class DeltaEpochWriter:
         writer = FragmentWriter(
             self._lake.store, raw.log.folder, columns, makes_folder=not raw.log.exists
         )
-        return FragmentSink(writer)
+        return FragmentSink(writer, jobs=self._lake.file_jobs)
 
     async def _spill(self) -> None:
         """Write the largest tables' rows until half of the budget is free."""

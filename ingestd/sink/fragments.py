@@ -203,13 +203,16 @@ class FragmentSink:
     Rows wait in memory until ROW_GROUP_BYTES of them make a row group, which a thread encodes while
     more come; beyond `buffer_bytes` the one who brings them waits as well. An owner that fills many
     of them has a budget of its own: `add` takes rows without waiting, `spill` writes what waits.
+    `jobs`: the owner's, in whose threads it is done.
     """
 
-    def __init__(self, writer: FragmentWriter, *, buffer_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self, writer: FragmentWriter, *, buffer_bytes: int = 64 << 20, jobs: Jobs | None = None
+    ) -> None:
         self._writer = writer
         self._buffer_bytes = buffer_bytes
         self._waiting: list[pa.RecordBatch] = []
-        self._jobs = Jobs(at_once=1)
+        self._jobs = Jobs(at_once=1, within=jobs)
         self._ahead: asyncio.Task[None] | None = None
         self._is_over = False
         self._queued_bytes = 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -16,27 +18,45 @@ T = TypeVar("T")
 
 
 class Jobs:
-    """Work begun by one owner, from one event loop."""
+    """Work begun by one owner, from one event loop, in at most `at_once` threads of its own.
 
-    def __init__(self, *, at_once: int) -> None:
+    `within`: another's threads instead, whose `settle` waits for this work too.
+    """
+
+    def __init__(self, *, at_once: int, within: Jobs | None = None) -> None:
         self._running: set[asyncio.Future[Any]] = set()
         self._slots = asyncio.Semaphore(at_once)
+        self._within = within
+        # Not the loop's, which decode: what is read would wait behind an epoch of many tables.
+        self._threads = ThreadPoolExecutor(at_once, "job") if within is None else None
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a thread, when one of `at_once` slots is free.
 
         Cancelled before that, it is not begun; after that, it goes on and keeps its slot.
         """
-        await self._slots.acquire()
-        future = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-        self._running.add(future)
-        future.add_done_callback(self._ended)
-        return await asyncio.shield(future)
+        call = partial(copy_context().run, work, *args, **kwargs)
+        return await asyncio.shield(await self.begin(call))
 
     async def settle(self) -> None:
         """Return when nothing begun is running any more; outcomes are not raised here."""
         while self._running:
             await asyncio.wait(self._running)
+
+    async def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Have a thread begin, when a slot is free; what is given ends with it, and not before."""
+        await self._slots.acquire()
+        try:
+            if self._within is None:
+                future = asyncio.get_running_loop().run_in_executor(self._threads, call)
+            else:
+                future = await self._within.begin(call)
+        except BaseException:
+            self._slots.release()
+            raise
+        self._running.add(future)
+        future.add_done_callback(self._ended)
+        return future
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
         self._slots.release()

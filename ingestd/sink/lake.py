@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -44,6 +45,8 @@ from ingestd.sink.writer import Writer
 
 WORKERS = 4
 """Tables committed at once: Parquet and fsync overlap, memory stays bounded."""
+FILE_WORKERS = min(32, (os.cpu_count() or 1) + 4)
+"""Tables whose files are written at once: they mostly wait for fsync, or for a store."""
 OPENING_WORKERS = 16
 
 
@@ -90,6 +93,7 @@ class DeltaLake:
         self.now = now
         self.before_commit = before_commit
         self.jobs = Jobs(at_once=WORKERS)
+        self.file_jobs = Jobs(at_once=FILE_WORKERS)
         self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
         self._writer = writer or Writer()
         self._is_claimed = is_claimed
@@ -282,6 +286,7 @@ class DeltaLake:
             if not writer.is_over:
                 await writer.abort()
         await self.jobs.settle()
+        await self.file_jobs.settle()
         await self.jobs.run(self._end_checkpoints)
 
     def _later(self, checkpoint: Callable[[], None]) -> None:

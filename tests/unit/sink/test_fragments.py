@@ -1,11 +1,13 @@
-"""Files of an epoch that is given up: none stays, whatever else fails."""
+"""Files of an epoch: who waits for them; and of one that is given up none stays."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import io
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -18,12 +20,14 @@ from ingestd.sink.durable import Fsync
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.store import LocalStore
+from tests.unit.run.fixtures import until
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from ingestd.ports import EpochWriter
+    from ingestd.sink.durable import Durability
 
 NAMES = ("a", "b", "c")
 
@@ -86,6 +90,61 @@ def still_open(root: Path) -> list[Path]:
     return [path for path in found if path.is_relative_to(root)]
 
 
+class SlowFsync(Fsync):
+    """Takes as long as a cloud's disk does, and longer when asked to."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.done_at_s: list[float] = []
+
+    def file(self, path: Path) -> None:
+        time.sleep(self.seconds)
+        super().file(path)
+        self.done_at_s.append(time.monotonic())
+
+
+async def test_what_is_decoded_does_not_wait_for_the_files_of_many_tables(tmp_path: Path) -> None:
+    durability = SlowFsync()
+    lake = await opened(tmp_path, durability)
+    epoch = lake.begin()
+    for n in range(100):
+        await epoch.append(inserts(make_table(f"t{n}", oid=n + 1), 100, 1))
+    durability.seconds = 0.05
+    durability.done_at_s.clear()
+    committing = asyncio.create_task(epoch.commit(summary(100, 200)))
+    await until(lambda: bool(durability.done_at_s))
+    decoded_at_s = await asyncio.to_thread(time.monotonic)
+    await committing
+    assert sum(at_s < decoded_at_s for at_s in durability.done_at_s) < 50
+
+
+async def test_one_writer_no_thread_writes_after_the_lake_is_closed(tmp_path: Path) -> None:
+    durability = SlowFsync()
+    lake = await opened(tmp_path, durability)
+    epoch = lake.begin()
+    await epoch.append(inserts(make_table("t"), 100, 1))
+    durability.seconds = 0.5
+    durability.done_at_s.clear()
+    committing = asyncio.create_task(epoch.commit(summary(100, 200)))
+    await until(lambda: bool(left(tmp_path)))
+    committing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await committing
+    await lake.close()
+    closed_at_s = time.monotonic()
+    await asyncio.sleep(1)
+    assert durability.done_at_s
+    assert max(durability.done_at_s) <= closed_at_s
+
+
+async def opened(root: Path, durability: Durability | None = None) -> DeltaLake:
+    lake = DeltaLake(str(root), "shop", buffer_bytes=400_000, durability=durability)
+    await lake.open()
+    await lake.fence()
+    await lake.adopt("1")
+    return lake
+
+
 @pytest.mark.parametrize("at", ["write", "finish"])
 def test_a_file_is_removed_though_its_end_can_not_be_written(tmp_path: Path, at: str) -> None:
     disk = Disk(1 << 30)
@@ -111,11 +170,8 @@ class StubbornStore(SmallStore):
 
 async def filled_epoch(root: Path, store: LocalStore) -> EpochWriter:
     """Begin an epoch of several tables, all with a file."""
-    lake = DeltaLake(str(root), "shop", buffer_bytes=400_000)
+    lake = await opened(root)
     lake.store = store
-    await lake.open()
-    await lake.fence()
-    await lake.adopt("1")
     epoch = lake.begin()
     for n, name in enumerate(NAMES):
         await epoch.append(inserts(make_table(name, oid=n + 1), 100, *range(20_000)))
