@@ -20,6 +20,7 @@ from ingestd.capture.wal import backlog_parts, catch_up, delivery, drain_slot, s
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.delivery import LATE_LOOKS
+from ingestd.capture.wal.drain_slot import DrainSlot
 from ingestd.capture.wal.stream import ReplicationStream
 from ingestd.errors import TransientError
 from ingestd.run.epoch import EpochPolicy
@@ -33,6 +34,7 @@ from tests.harness.waiting import await_until
 from tests.unit.run.fixtures import watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ingestd.demo.postgres import PostgresServer
@@ -344,19 +346,18 @@ async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY)")
     own_postgres.psql("CREATE TABLE other (note text)")
     policy = CatchUpPolicy(above_bytes=1 << 20, part_bytes=1 << 20)
-    capture = capture_of(own_postgres.dsn(), "only", policy)
     found: list[int] = []
     with psycopg.connect(own_postgres.dsn()) as old:
+        await (await prepared(own_postgres, policy)).close()
+        old.execute("INSERT INTO other VALUES ('open')")
+        for statement in (
+            "INSERT INTO other SELECT repeat('x', 300) FROM generate_series(1, 200000)",
+            "SELECT pg_replication_slot_advance('only', pg_current_wal_lsn())",
+            "INSERT INTO t SELECT generate_series(1, 30000)",
+        ):
+            own_postgres.psql(statement)
+        capture = await prepared(own_postgres, policy)
         try:
-            discovery = await capture.discover({})
-            await capture.prepare(discovery.tables)
-            old.execute("INSERT INTO other VALUES ('open')")
-            for statement in (
-                "INSERT INTO other SELECT repeat('x', 300) FROM generate_series(1, 200000)",
-                "SELECT pg_replication_slot_advance('only', pg_current_wal_lsn())",
-                "INSERT INTO t SELECT generate_series(1, 30000)",
-            ):
-                own_postgres.psql(statement)
             async with contextlib.aclosing(capture.live(None)) as chunks:
                 looking = asyncio.create_task(look_often(capture))
                 async with asyncio.timeout(LIMIT_S):
@@ -370,6 +371,18 @@ async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
             await capture.close()
     assert found == list(range(1, 30_001))
     assert (len(opened), policy.drained) == (1, 0)
+
+
+async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
+    """Give one with publication and slot."""
+    capture = capture_of(server.dsn(), "only", policy)
+    try:
+        discovery = await capture.discover({})
+        await capture.prepare(discovery.tables)
+    except BaseException:
+        await capture.close()
+        raise
+    return capture
 
 
 async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slot(
@@ -389,10 +402,6 @@ async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slo
     policy = CatchUpPolicy(above_bytes=100_000, part_bytes=100_000)
     capture = capture_of(database.dsn, database.name, policy)
 
-    def insert_rows(low: int) -> None:
-        rows = f"generate_series({low + 1}, {low + 2000}) n"
-        database.execute(f"INSERT INTO t SELECT n, repeat('x', 300) FROM {rows}")
-
     async def confirm_when_closing(position: Lsn) -> None:
         await closing.wait()
         await capture.confirm(position)
@@ -402,9 +411,9 @@ async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slo
         await capture.prepare(discovery.tables)
         async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
             await anext(chunks)
-            insert_rows(0)
+            insert_rows(database, 0)
             streamed = (await anext(chunks)).position
-            insert_rows(2000)
+            insert_rows(database, 2000)
             for _ in range(LATE_LOOKS):
                 await capture.lag()
             confirming = asyncio.create_task(confirm_when_closing(streamed))
@@ -412,7 +421,7 @@ async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slo
                 if policy.drained and chunk.position > streamed:
                     break
             await confirming
-            insert_rows(4000)
+            insert_rows(database, 4000)
             last = streamed
             while not (chunk := await anext(chunks)).batches:
                 pass
@@ -423,6 +432,66 @@ async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slo
                 lag = await capture.lag()
     finally:
         await capture.close()
+
+
+ADVANCE = "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+DROP = "SELECT pg_drop_replication_slot('{slot}')"
+MAKE = "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+
+
+@pytest.mark.parametrize(
+    ("done", "reason"),
+    [([ADVANCE], "slot_moved"), ([DROP, MAKE], "slot_moved"), ([DROP], "slot_missing")],
+    ids=["moved", "made anew", "dropped"],
+)
+@pytest.mark.parametrize("when", ["before", "copied", "drained"])
+async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_not_gone_on_from(
+    database: Database, monkeypatch: pytest.MonkeyPatch, done: list[str], reason: str, when: str
+) -> None:
+    """I1: what it skipped would be missing for ever, and nothing would tell."""
+
+    def meddle() -> None:
+        database.execute("INSERT INTO t VALUES (-1, 'late')")
+        database.execute(*(statement.format(slot=database.name) for statement in done))
+
+    open_slot = DrainSlot.open
+
+    async def open_late(*args: Any) -> DrainSlot:
+        if when == "copied":
+            await asyncio.to_thread(meddle)
+        return await open_slot(*args)
+
+    monkeypatch.setattr(DrainSlot, "open", open_late)
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=100_000, slots=1)
+    capture = capture_of(database.dsn, database.name, policy)
+    try:
+        discovery = await capture.discover({})
+        await capture.prepare(discovery.tables)
+        await (await capture.snapshot(discovery.tables)).close()
+        for low in range(0, 4000, 1000):
+            insert_rows(database, low)
+        if when == "before":
+            meddle()
+        with pytest.raises(TransientError) as raised:
+            await drain_all(capture, meddle if when == "drained" else None)
+        assert raised.value.reason == reason
+    finally:
+        await capture.close()
+
+
+async def drain_all(capture: WalCapture, meddle: Callable[[], None] | None) -> None:
+    async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
+        await anext(chunks)
+        if meddle is not None:
+            await asyncio.to_thread(meddle)
+        async for _ in chunks:
+            pass
+
+
+def insert_rows(database: Database, low: int) -> None:
+    rows = f"generate_series({low + 1}, {low + 1000}) n"
+    database.execute(f"INSERT INTO t SELECT n, repeat('x', 300) FROM {rows}")
 
 
 async def look_often(capture: WalCapture) -> None:

@@ -37,6 +37,7 @@ from ingestd.capture.wal.slot import (
     ExportedPoint,
     find_slot,
     missing_slot,
+    moved_slot,
     vanished_slot,
 )
 from ingestd.capture.wal.slot_making import prepare_slot, temporary_point
@@ -44,7 +45,7 @@ from ingestd.capture.wal.snapshot import TableSnapshot
 from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
 from ingestd.errors import OperatorError, TransientError
-from ingestd.ports import Continuity, Discovery, Lag, Snapshot
+from ingestd.ports import Continuity, Discovery, Lag, Resumed, Snapshot
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
 from ingestd.row_limit import row_limit_bytes
@@ -84,11 +85,13 @@ class WalCapture:
             source,
             settings,
             self._relations,
+            slot_position=self._slot_position,
             memory_bytes=memory_bytes,
             catch_up=catch_up,
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
         )
         self._is_live = False
+        self._reach: Lsn | None = None
         self._began = 0
         self._sent_whole: frozenset[int] = frozenset()
 
@@ -133,9 +136,11 @@ class WalCapture:
         control = await self._control.connection()
         with self._control.errors("continuity"):
             server = await self._checked_server(control)
-            return await continuity_of(
+            found = await continuity_of(
                 control, server, self._settings, committed, where=self._where
             )
+        self._reach = committed.position if isinstance(found, Resumed) else None
+        return found
 
     async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
         """Make or check publication and slot."""
@@ -154,6 +159,9 @@ class WalCapture:
                 exported = await prepare_slot(
                     control, self._settings, renew=renew, where=self._where
                 )
+                self._reach = exported.point if exported is not None else self._reach
+                if self._reach is None:  # one that serves wherever it stands
+                    self._reach = await self._slot_position()
                 if exported is not None:
                     # Making the slot has waited for whoever wrote before they were published.
                     self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
@@ -226,6 +234,9 @@ class WalCapture:
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
+        reach = max(self._reach or slot.confirmed_lsn, self._delivery.confirmed)
+        if slot.confirmed_lsn > reach:
+            raise moved_slot(self._slot, slot.confirmed_lsn, reach)
         start = max(after or ZERO, slot.confirmed_lsn)
         self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
         changes = self._delivery.changes(start, server)
@@ -289,6 +300,14 @@ class WalCapture:
         for fault in server.faults():
             raise OperatorError(f"{self._where}: {fault.what}", remedy=fault.remedy)
         return server
+
+    async def _slot_position(self) -> Lsn:
+        control = await self._control.connection()
+        with self._control.errors("slot"):
+            slot = await find_slot(control, self._slot)
+        if slot is None or slot.confirmed_lsn is None:
+            raise self._without_slot()
+        return slot.confirmed_lsn
 
     def _without_slot(self) -> OperatorError | TransientError:
         make = vanished_slot if self._settings.manage else missing_slot

@@ -31,6 +31,7 @@ from ingestd.capture.copy_out import Block
 from ingestd.capture.said import said
 from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
 from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Result
+from ingestd.capture.wal.slot import moved_slot, vanished_slot
 from ingestd.changes import Chunk
 from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import ProtocolError
@@ -147,7 +148,8 @@ class CatchUp:
     temporary slots. `again_bytes`: it was given up, as so much would be read anew for each part.
     """
 
-    def __init__(self, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
+    def __init__(self, slot: str, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
+        self._slot = slot
         self._slots = slots
         self._policy = policy
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -157,7 +159,10 @@ class CatchUp:
     async def begin(
         cls, dsn: str, slot: str, publication: str, policy: CatchUpPolicy, behind_bytes: int
     ) -> CatchUp:
-        """Copy the slot, as often as the policy says and the server lets, but once at least."""
+        """Copy the slot, as often as the policy says and the server lets, but once at least.
+
+        Raises TransientError if the slot is not there.
+        """
         parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
         slots: list[DrainSlot] = []
         try:
@@ -168,11 +173,13 @@ class CatchUp:
                     if not slots:
                         raise
                     break
+                except psycopg.errors.UndefinedObject as error:
+                    raise vanished_slot(slot) from error
         except BaseException:
             for opened in slots:
                 await opened.close()
             raise
-        return cls(slots, policy)
+        return cls(slot, slots, policy)
 
     async def chunks(
         self, start: Lsn, target: Lsn, decoder: StreamDecoder
@@ -180,8 +187,11 @@ class CatchUp:
         """Give the transactions from `start` up to `target`, or less if streaming is better then.
 
         While a block is decoded the next is read. After each part a chunk without changes tells
-        that all before its end are given.
+        that all before its end are given. Raises TransientError if the slot was beyond `start`.
         """
+        for slot in self._slots:
+            if slot.position > start:  # nobody holds the one that they were copied from
+                raise moved_slot(self._slot, slot.position, start)
         parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
         waiting = PartQueue(
             parts, part_bytes=self._policy.part_bytes, most_joined=self._policy.most_joined

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 import psycopg
@@ -36,6 +36,7 @@ from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
+from ingestd.capture.wal.slot import moved_slot
 from ingestd.capture.wal.slot_advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.capture.wal.stream import (
     STATUS_INTERVAL_S,
@@ -63,8 +64,9 @@ LATE_LOOKS = 2
 class Delivery:
     """One slot's changes, given once. `close` it always.
 
-    `memory_bytes`: for what is read and not decoded yet. `checkpoint_requested`: the server waits
-    for a reply with everything sent, or a backlog has been drained.
+    `slot_position`: asks where the slot is. `memory_bytes`: for what is read and not decoded yet.
+    `checkpoint_requested`: the server waits for a reply with everything sent, or a backlog has been
+    drained.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class Delivery:
         settings: WalSettings,
         relations: Relations,
         *,
+        slot_position: Callable[[], Awaitable[Lsn]],
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy,
     ) -> None:
         self._source = source
+        self._slot_position = slot_position
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
         self._publication = settings.publication
@@ -159,6 +163,9 @@ class Delivery:
         self._spool.connected()
         decoder, order = self._new_decoder(), self._new_order()
         try:
+            # Now that the slot is the stream's; before, anybody could move it.
+            if (confirmed := await self._slot_position()) > start:
+                raise moved_slot(self._slot, confirmed, start)
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
                 await reach_async("capture.receive.before")
@@ -195,6 +202,11 @@ class Delivery:
             finally:
                 self._is_letting_go = False
                 self._advance.begin(max(self._slot_at, self._confirmed))
+
+    @property
+    def confirmed(self) -> Lsn:
+        """What was confirmed last."""
+        return self._confirmed
 
     def delivered(self, position: Lsn) -> None:
         """Take that everything below `position` is delivered, by a snapshot's rows."""

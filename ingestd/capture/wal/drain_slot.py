@@ -172,6 +172,11 @@ class DrainSlot:
         return drain
 
     @property
+    def position(self) -> Lsn:
+        """Where it is: all that commits there or later is to come."""
+        return self._position
+
+    @property
     def again_bytes(self) -> int:
         """How much WAL the next call reads that this or an earlier one has read."""
         return max(0, self._position - self._restart)

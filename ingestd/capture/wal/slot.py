@@ -162,6 +162,15 @@ def vanished_slot(name: str) -> TransientError:
     )
 
 
+def moved_slot(name: str, confirmed: str | Lsn, wanted: Lsn) -> TransientError:
+    """Make the error for a slot that somebody else moved: the next start sees what that skipped."""
+    return TransientError(
+        f"slot {name!r} was moved to {confirmed} by another client, it was to go on from {wanted}",
+        reason="slot_moved",
+        remedy="look for who moves, or drops and makes, this slot: nobody but ingestd may",
+    )
+
+
 def busy_slot(name: str, slot: Slot) -> TransientError:
     """Make the error for a slot that another client reads."""
     return TransientError(

@@ -16,8 +16,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.faults import classify
+from ingestd.capture.said import said
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.failing import cut_off
+from ingestd.capture.wal.slot import moved_slot, vanished_slot
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
@@ -86,6 +88,10 @@ class SlotAdvance:
                 cursor = await connection.execute(_AGAIN, (self._slot,))
                 [again_bytes] = await cursor.fetchone() or [0]
                 self._next_bytes = step_after(again_bytes, self._least_bytes)
+        except psycopg.errors.UndefinedObject as error:
+            raise vanished_slot(self._slot) from error
+        except psycopg.errors.ObjectNotInPrerequisiteState as error:
+            raise moved_slot(self._slot, f"elsewhere ({said(error)})", position) from error
         except psycopg.Error as error:
             raise classify(error, f"{self._where}, confirm", self._dsn) from error
 

@@ -27,10 +27,11 @@ from ingestd.capture.faults import classify
 from ingestd.capture.session import connect, read_bytes_as_they_are
 from ingestd.capture.wal.copy_both import Collected, Reader
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
+from ingestd.capture.wal.slot import vanished_slot
 from ingestd.capture.wal.socket_reader import SocketReader, is_plain
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.frames import standby_status
-from ingestd.errors import IngestdError, TransientError
+from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
@@ -214,7 +215,12 @@ async def open_stream(
         await connection.close()
         raise
     try:
-        await stream.start(slot, publication, after, confirmed, takes_open=takes_open)
+        try:
+            await stream.start(slot, publication, after, confirmed, takes_open=takes_open)
+        except OperatorError as error:
+            if isinstance(error.__cause__, psycopg.errors.UndefinedObject):
+                raise vanished_slot(slot) from error
+            raise
         await reach_async("capture.stream_begin.after")
     except BaseException:
         await stream.close()
