@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 UNLIMITED_BYTES = 1 << 31
 """No server sends more in one message."""
 LEAST_BYTES = 1 << 20
+_RESTART = "restart: the table is read anew then"
+WITHOUT_ITS_COLUMN = f"leave its large column out (`exclude_columns`), and {_RESTART}"
+"""What helps where only that does."""
 READING_PART = 4
 """A connector may read ahead with one in so many of its source's share."""
 
@@ -32,7 +35,7 @@ def row_too_large(table: TableId, row_bytes: int, limit_bytes: int) -> TableErro
         f"a row of {_megabytes(row_bytes)} MB, sent as text, is more than the source may hold"
         f" ({_megabytes(limit_bytes)} MB, its share of limits.memory)",
         remedy="leave its large column out (`exclude_columns`) or raise `limits.memory`, and"
-        " restart: the table is read anew then",
+        f" {_RESTART}",
     )
 
 

@@ -37,6 +37,12 @@ _TRANSIENT_CODES = {
 """Code, or its class of two letters, to the reason."""
 
 
+UNSENDABLE = "a row is larger, as text, than the 1 GB that the server can send"
+"""A bytea has two characters for each byte; with REPLICA IDENTITY FULL the old row counts, too."""
+_LARGE_ALLOCATION = "invalid memory alloc request size"
+"""The server's own words, which it has in no other language."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Operator:
     """What a person must do; `{role}` and `{database}` are filled in, as SQL identifiers."""
@@ -165,7 +171,8 @@ def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> Ingest
     if _has_no_files(error):
         return none_left(where)
     meaning = _by_code(error) if error.sqlstate else _by_text(str(error))
-    what = f"{where}: {said(error)}"
+    told = f"{UNSENDABLE}: {said(error)}" if is_unsendable(error) else said(error)
+    what = f"{where}: {told}"
     if place:
         what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
     if isinstance(meaning, str):
@@ -177,6 +184,13 @@ def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> Ingest
         "database": identifier(place.get("database")) or "<database>",
     }
     return OperatorError(what, remedy=meaning.remedy.format(**names))
+
+
+def is_unsendable(error: BaseException | None) -> bool:
+    """Whether the server could not put a row together that it was to send."""
+    if isinstance(error, psycopg.errors.ProgramLimitExceeded):
+        return True
+    return isinstance(error, psycopg.errors.InternalError_) and _LARGE_ALLOCATION in str(error)
 
 
 def identifier(name: str | None) -> str | None:

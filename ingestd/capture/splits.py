@@ -15,12 +15,13 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.dsn import role_of
-from ingestd.capture.faults import classify, identifier
+from ingestd.capture.faults import UNSENDABLE, classify, identifier, is_unsendable
 from ingestd.capture.leaves import Leaf, leaves_of
 from ingestd.capture.said import said
 from ingestd.capture.session import connect
 from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
 from ingestd.ports import Split
+from ingestd.row_limit import WITHOUT_ITS_COLUMN
 from ingestd.schema import Table, TableId
 
 
@@ -106,6 +107,8 @@ def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
     what = said(error)
     if error.sqlstate in _GONE:
         return TableChangedError(table, f"changed while it was read: {what}")
+    if is_unsendable(error):
+        return TableError(table, f"{UNSENDABLE}: {what}", remedy=WITHOUT_ITS_COLUMN)
     fault = classify(error, f"table {table}, read", dsn)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
         is_its_own = (error.sqlstate or "")[:2] in _OF_THE_TABLE

@@ -134,3 +134,50 @@ def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
     await_state(daemon, lake, "big", "live")
     await_confirmed(shop, daemon)
     assert_lake_equals_source(shop, lake)
+
+
+@pytest.mark.parametrize("way", ["streamed", "drained"])
+def test_a_row_that_the_server_can_not_send_is_named_with_the_way_past_it(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, way: str
+) -> None:
+    """No plugin gives it, so the slot can't pass it; by a snapshot its table stops alone."""
+    source = "catch_up_above = 0" if way == "drained" else ""
+    daemon = make_daemon(config(shop, lake, source=source))
+    daemon.start_ready()
+    if way == "drained":
+        daemon.sigterm()
+    shop.execute(
+        "ALTER TABLE big ADD extra bytea",
+        "INSERT INTO big VALUES (2, '', convert_to(repeat('x', 540000000), 'UTF8'))",
+        "INSERT INTO small VALUES (1, 'after it')",
+    )
+    if way == "drained":
+        daemon.start()
+    [failed, *_] = await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
+    assert failed["state"] == "stopped"
+    assert "larger, as text, than the 1 GB" in failed["reason"]
+    assert f"pg_drop_replication_slot('{slot_of(shop)}')" in failed["remedy"]
+    # Without the column all is well; with it the table would stop alone.
+    daemon.sigterm()
+    shop.execute(f"SELECT pg_drop_replication_slot('{slot_of(shop)}')")
+    daemon.start()
+    stopped = await_state(daemon, lake, "big", "stopped")
+    assert "larger, as text, than the 1 GB" in stopped["reason"]
+    assert "exclude_columns" in str(daemon.events("table.stopped"))
+    await_confirmed(shop, daemon)
+    assert_lake_equals_source(shop, lake, tables=[SMALL])
+    daemon.sigterm()
+    daemon.write_config(config(shop, lake, 'exclude_columns = ["extra"]'))
+    daemon.start_ready()
+    await_state(daemon, lake, "big", "live")
+    shop.execute("UPDATE big SET body = 'longer' WHERE id = 2")
+    await_confirmed(shop, daemon)
+    assert_lake_equals_source(shop, lake, tables=[SMALL])
+
+
+def slot_of(shop: Database) -> str:
+    name: str = shop.value(
+        "SELECT slot_name FROM pg_replication_slots WHERE database = %s AND NOT temporary",
+        shop.name,
+    )
+    return name

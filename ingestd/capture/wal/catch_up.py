@@ -28,6 +28,7 @@ import psycopg
 from numpy.typing import NDArray
 
 from ingestd.capture.copy_out import Block
+from ingestd.capture.faults import is_unsendable
 from ingestd.capture.said import said
 from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
 from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Result
@@ -251,6 +252,8 @@ class CatchUp:
             await made
             return await slot.read_block()
         except psycopg.Error as error:
+            if is_unsendable(error):
+                raise
             is_too_large = isinstance(error, psycopg.errors.ConfigurationLimitExceeded)
             remedy = _SMALLER
             if slot.has_open and (is_too_large or not isinstance(error, psycopg.OperationalError)):

@@ -23,7 +23,7 @@ from dataclasses import replace
 import psycopg
 import structlog
 
-from ingestd.capture.faults import classify
+from ingestd.capture.faults import classify, is_unsendable
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import (
     PAUSE_S,
@@ -187,6 +187,8 @@ class Delivery:
                     self._position = decoder.position
                     return
         except (OperatorError, ProtocolError) as error:
+            if is_unsendable(error.__cause__):
+                raise OperatorError(error.what, remedy=self._past_it()) from error.__cause__
             # Servers to 18 fail at some transactions with DDL and savepoints, each time they send
             # them while open, and not after (could not map filenode ... to relation OID).
             if not takes_open:
@@ -356,6 +358,14 @@ class Delivery:
         """Say why a backlog is streamed."""
         log = structlog.get_logger("ingestd")
         log.warning("catch_up.refused", source=self._source, reason=reason, remedy=remedy)
+
+    def _past_it(self) -> str:
+        """Say how a row is got past that can't be sent: which table's is not known here."""
+        return (
+            "leave its large column out (`exclude_columns`), or its table. What is in the WAL is "
+            "sent as it was written, so then: stop ingestd, SELECT pg_drop_replication_slot("
+            f"'{self._slot}'); and start it: all tables are read anew"
+        )
 
     def _new_decoder(self) -> StreamDecoder:
         hold_bytes = min(8 << 20, self._memory_bytes // 8)
