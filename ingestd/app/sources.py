@@ -29,7 +29,7 @@ from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.redaction import Redactor
 from ingestd.run.epoch import EpochPolicy
-from ingestd.run.maintenance import CLEAN_INTERVAL_S, Maintainer, MaintenanceSchedule
+from ingestd.run.maintenance import Maintainer, MaintenanceSchedule
 from ingestd.run.maintenance_watch import MaintenanceWatch
 from ingestd.run.one_source import Supervised
 from ingestd.run.paused import Paused
@@ -143,16 +143,13 @@ def _supervised(  # noqa: PLR0917 - of one source
 
 def _maintainer(
     config: Config, name: str, watch: MaintenanceWatch, turn: asyncio.Semaphore
-) -> Maintainer | None:
+) -> Maintainer:
     settings = config.maintenance
-    if settings.compact is None and settings.retention is None:
-        return None
     policy = MaintenancePolicy(settings.target_bytes, settings.retention)
     lake = MaintenanceProcess(
         config.lake.uri, name, policy, storage_options=storage_options(config)
     )
-    cleans = None if settings.retention is None else CLEAN_INTERVAL_S
-    return Maintainer(lake, MaintenanceSchedule(settings.compact, cleans), watch, turn)
+    return Maintainer(lake, MaintenanceSchedule(settings.compact), watch, turn)
 
 
 def _references(  # noqa: PLR0917 - of one source

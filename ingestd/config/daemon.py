@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -65,6 +66,12 @@ class LakeSettings(Section):
             store_uri = uri.replace(":/", "://", 1)
             msg = f"is no path; write {store_uri!r} for a store"
             raise ValueError(msg)
+        if uri.startswith("~"):
+            try:
+                uri = str(Path(uri).expanduser())
+            except RuntimeError:
+                msg = "whose home that is, is not known; write the whole path"
+                raise ValueError(msg) from None
         if "%" in uri and scheme in (uri, "file"):
             msg = "deltalake can't use a local path with '%' in it; choose another"
             raise ValueError(msg)

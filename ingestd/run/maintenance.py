@@ -4,7 +4,7 @@
 what is due           when
 ====================  ===========================================================================
 joining small files   every `join_interval_s`, of all tables; of those with MANY new files at once
-cleaning logs         every CLEAN_INTERVAL_S
+cleaning logs         every CLEAN_INTERVAL_S; that counts small files too, though none be joined
 ====================  ===========================================================================
 
 Only while the source's pipeline runs: who holds its claim alone looks after the lake. Nothing here

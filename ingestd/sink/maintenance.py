@@ -114,14 +114,17 @@ class TableMaintenance:
         self._log = AppendLog(store, folder, "")
 
     def run(self, *, joins: bool = True, cleans: bool = True) -> Maintained:
-        """Do all that is due. Raises what `storage_fault` makes of an error."""
+        """Do all that is due; small files are counted in any case.
+
+        Raises what `storage_fault` makes of an error.
+        """
         self._log.load()
         if not self._log.exists or self._is_anothers():
             return Maintained()
         target = self._policy.target_bytes
         done = Maintained()
-        if joins and target is not None and self._log.is_plain:
-            done = self._join(target)
+        if target is not None and self._log.is_plain:
+            done = self._join(target) if joins else self._counted(target)
         retention_s = self._policy.retention_s
         if cleans and retention_s is not None:
             self._keep_tombstones(retention_s)
@@ -145,6 +148,9 @@ class TableMaintenance:
                 DataFile(path, size, statistics, written_ms)
                 for path, statistics, size, written_ms in list_actions(self._log.handle)
             ]
+
+    def _counted(self, target_bytes: int) -> Maintained:
+        return Maintained(small_files=len(small_files(self._files(), target_bytes)))
 
     # --- joining files ----------------------------------------------------------------------
 

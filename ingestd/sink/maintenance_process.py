@@ -182,7 +182,7 @@ def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             passes = isinstance(error, TransientError)
             yield {"table": name, "error": error.what, "remedy": error.remedy, "passes": passes}
         else:
-            yield {"table": name, **_line(done, knows_small=joins and order["joins"])}
+            yield {"table": name, **_line(done, knows_small=joins)}
 
 
 def _line(done: Maintained, *, knows_small: bool) -> dict[str, Any]:

@@ -60,6 +60,11 @@ def wal(config: Config, name: str = "shop") -> WalSettings:
     return source
 
 
+def test_a_lake_in_a_home(load: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/etl")
+    assert load(BASE.replace("./lake", "~/lake/")).lake.uri == "/home/etl/lake"
+
+
 def test_defaults_are_those_of_the_design(load: Callable[..., Config]) -> None:
     config = load(BASE)
     assert config.lake.uri == "./lake"
@@ -202,6 +207,7 @@ def test_a_missing_variable_of_a_typed_key_is_told_once(
         (('["public.*", "!', '["!'), "sources.shop.tables: only exclusions; add what to capture"),
         (('["public.*", ', '["orders", '), "sources.shop.tables[0]: write it as schema.table"),
         (('"./lake"', '"hdfs://x/y"'), "lake.uri: unknown scheme; use a path or one of s3, "),
+        (('"./lake"', '"~nobody-has-this/lake"'), "lake.uri: whose home that is, is not known"),
         (('"./lake"', '"s3:/b/lake"'), "lake.uri: is no path; write 's3://b/lake' for a store"),
         (('"./lake"', '"./100%"'), "lake.uri: deltalake can't use a local path with '%' in it"),
         (('"./lake"', '""'), "lake.uri: is empty"),

@@ -283,15 +283,16 @@ class WalCapture:
 
     async def close(self) -> None:
         """Close all connections; the lock and a temporary slot go with them."""
-        await self._delivery.close()
-        for snapshot in self._snapshots:
-            await snapshot.close()
-        await self._relations.close()
-        await self._drop_export()
-        monitor, self._monitor = self._monitor, None
-        if monitor is not None:
-            await monitor.close()
-        await self._control.close()
+        async with contextlib.AsyncExitStack() as last_first:  # all, whatever one of them raises
+            last_first.push_async_callback(self._control.close)
+            monitor, self._monitor = self._monitor, None
+            if monitor is not None:
+                last_first.push_async_callback(monitor.close)
+            last_first.push_async_callback(self._drop_export)
+            last_first.push_async_callback(self._relations.close)
+            for snapshot in reversed(self._snapshots):
+                last_first.push_async_callback(snapshot.close)
+            last_first.push_async_callback(self._delivery.close)
 
     # --- inside ------------------------------------------------------------------------------
 

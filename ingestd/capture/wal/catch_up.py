@@ -280,7 +280,9 @@ class CatchUp:
     async def close(self) -> None:
         """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
         await self._stop()  # a connection may not be closed under who uses it
-        await asyncio.gather(*(slot.close() for slot in self._slots))
+        closed = await asyncio.gather(*(s.close() for s in self._slots), return_exceptions=True)
+        for fault in filter(None, closed):
+            raise fault
 
     def _start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         task = asyncio.create_task(work)

@@ -347,7 +347,7 @@ class Delivery:
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
 
     def _tell_rereading(self, again_bytes: int) -> None:
-        reason = f"the server would read {again_bytes} bytes of WAL anew for each part"
+        reason = f"the server would read {again_bytes / 1e9:.1f} GB of WAL anew for each part"
         remedy = (
             "end transactions that are open for long: "
             "SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start;"

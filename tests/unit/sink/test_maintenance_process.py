@@ -8,6 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ingestd.sink.maintenance import MaintenancePolicy
 from ingestd.sink.maintenance_process import MaintenanceProcess
@@ -24,6 +25,19 @@ async def test_a_lake_is_maintained_table_by_table(tmp_path: Path) -> None:
     assert (told["public.a"].joined_files, told["public.a"].small_files) == (20, 1)
     assert told["_epochs"].joined_files == 20
     assert ids(tmp_path) == expected(20)
+
+
+@pytest.mark.parametrize("retention_s", [None, 3600.0])
+async def test_small_files_are_counted_where_none_are_joined(
+    tmp_path: Path, retention_s: float | None
+) -> None:
+    lake = await filled(tmp_path)
+    await lake.close()
+    made = MaintenanceProcess(str(tmp_path), "shop", MaintenancePolicy(1 << 20, retention_s))
+    told = {table.table: table async for table in made.run(joins=False, cleans=True)}
+    assert (told["public.a"].joined_files, told["public.a"].small_files) == (0, 20)
+    assert told["_epochs"].small_files == 20
+    assert len(live(tmp_path)) == 20
 
 
 async def test_isolated_a_damaged_table_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
