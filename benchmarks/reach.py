@@ -51,16 +51,16 @@ def drain_figures(rig: Rig, size: Size) -> list[Figure]:
     found = drain.measure(rig, rows=size.drain_rows, rounds=size.drain_rounds)
     plots.drain(rig, found, size.prefix)
     what = f"drain of {found.changes / 1e6:g}M changes"
-    packed, tcp, unix = (
+    drained, tcp, unix = (
         found.drained[run] for run in (drain.CATCH_UP, drain.STREAM, drain.STREAM_UNIX)
     )
     return [
-        _speed(f"{what}, TCP, against pg_recvlogical on a unix socket", packed, found.unix_s, 1.4),
-        _speed(f"{what}, TCP, against pg_recvlogical on TCP", packed, found.tcp_s, 2.4),
+        _speed(f"{what}, TCP, against pg_recvlogical on a unix socket", drained, found.unix_s, 1.4),
+        _speed(f"{what}, TCP, against pg_recvlogical on TCP", drained, found.tcp_s, 2.4),
         _speed(f"{what}, streaming only, TCP both", tcp, found.tcp_s, 0.95),
         _speed(f"{what}, streaming only, unix socket both", unix, found.unix_s, 0.95),
-        Figure(f"{what}, CPU", f"{packed.cpu_s:.1f} s", "<= 5 s", packed.cpu_s <= 5),
-        memory_figure(f"{what}, peak memory", packed.peak_mb, 512),
+        Figure(f"{what}, CPU", f"{drained.cpu_s:.1f} s", "<= 5 s", drained.cpu_s <= 5),
+        memory_figure(f"{what}, peak memory", drained.peak_mb, 512),
         memory_figure(f"{what}, streaming only, peak memory", max(tcp.peak_mb, unix.peak_mb), 512),
     ]
 

@@ -39,7 +39,7 @@ _TEXT = """\
 
 `make profile`: {changes:,} changes of ten columns drained over TCP by one daemon, {when}, with
 {load} processes that wanted a core. A stage is its functions' CPU time, in all threads, without the
-stages inside it; what is left after the first message came is `receive` (libpq, the event loop).
+stages inside it; what is left after the first message came is `receive` (sockets, cutting, the event loop).
 The rate is changes per CPU second: the stage with the lowest is the next bottleneck. fsync waits
 rather than computes: see its wall time, which others overlap.
 
@@ -146,7 +146,7 @@ def _lines(
 
 
 def _name(run: drain.Run) -> str:
-    return "streamed" if run.streaming else "packed"
+    return "streamed" if run.streaming else "drained"
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:

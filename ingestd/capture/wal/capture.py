@@ -38,6 +38,7 @@ from ingestd.capture.wal.slot import (
     find_slot,
     missing_slot,
     moved_slot,
+    skipped,
     vanished_slot,
 )
 from ingestd.capture.wal.slot_making import prepare_slot, temporary_point
@@ -91,7 +92,7 @@ class WalCapture:
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
         )
         self._is_live = False
-        self._reach: Lsn | None = None
+        self._reach: Lsn | None = None  # where the slot may be at most, before the stream
         self._began = 0
         self._sent_whole: frozenset[int] = frozenset()
 
@@ -236,7 +237,7 @@ class WalCapture:
             raise self._without_slot()
         reach = max(self._reach or slot.confirmed_lsn, self._delivery.confirmed)
         if slot.confirmed_lsn > reach:
-            raise moved_slot(self._slot, slot.confirmed_lsn, reach)
+            raise moved_slot(self._slot, skipped(slot.confirmed_lsn, reach))
         start = max(after or ZERO, slot.confirmed_lsn)
         self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
         changes = self._delivery.changes(start, server)

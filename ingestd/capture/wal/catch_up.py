@@ -32,7 +32,7 @@ from ingestd.capture.faults import is_unsendable
 from ingestd.capture.said import said
 from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
 from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Result
-from ingestd.capture.wal.slot import moved_slot, vanished_slot
+from ingestd.capture.wal.slot import moved_slot, skipped, vanished_slot
 from ingestd.changes import Chunk
 from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import ProtocolError
@@ -192,7 +192,7 @@ class CatchUp:
         """
         for slot in self._slots:
             if slot.position > start:  # nobody holds the one that they were copied from
-                raise moved_slot(self._slot, slot.position, start)
+                raise moved_slot(self._slot, skipped(slot.position, start))
         parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
         waiting = PartQueue(
             parts, part_bytes=self._policy.part_bytes, most_joined=self._policy.most_joined

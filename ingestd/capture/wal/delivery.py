@@ -36,7 +36,7 @@ from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
-from ingestd.capture.wal.slot import moved_slot
+from ingestd.capture.wal.slot import moved_slot, skipped
 from ingestd.capture.wal.slot_advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.capture.wal.stream import (
     STATUS_INTERVAL_S,
@@ -165,7 +165,7 @@ class Delivery:
         try:
             # Now that the slot is the stream's; before, anybody could move it.
             if (confirmed := await self._slot_position()) > start:
-                raise moved_slot(self._slot, confirmed, start)
+                raise moved_slot(self._slot, skipped(confirmed, start))
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
                 await reach_async("capture.receive.before")
@@ -352,7 +352,7 @@ class Delivery:
             "end transactions that are open for long: "
             "SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start;"
         )
-        self._tell_streaming(f"{reason}: from where a transaction began that is open", remedy)
+        self._tell_streaming(f"{reason}, from the slot's restart_lsn on", remedy)
 
     def _tell_streaming(self, reason: str, remedy: str | None) -> None:
         """Say why a backlog is streamed."""

@@ -162,13 +162,18 @@ def vanished_slot(name: str) -> TransientError:
     )
 
 
-def moved_slot(name: str, confirmed: str | Lsn, wanted: Lsn) -> TransientError:
+def moved_slot(name: str, what: str) -> TransientError:
     """Make the error for a slot that somebody else moved: the next start sees what that skipped."""
     return TransientError(
-        f"slot {name!r} was moved to {confirmed} by another client, it was to go on from {wanted}",
+        f"slot {name!r} is not where ingestd left it: {what}",
         reason="slot_moved",
-        remedy="look for who moves, or drops and makes, this slot: nobody but ingestd may",
+        remedy="look for who moves this slot, or drops it and makes it anew: only ingestd may",
     )
+
+
+def skipped(confirmed: Lsn, wanted: Lsn) -> str:
+    """Say how a slot was moved too far."""
+    return f"it is at {confirmed}, and was to go on from {wanted}"
 
 
 def busy_slot(name: str, slot: Slot) -> TransientError:

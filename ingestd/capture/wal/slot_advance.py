@@ -91,7 +91,7 @@ class SlotAdvance:
         except psycopg.errors.UndefinedObject as error:
             raise vanished_slot(self._slot) from error
         except psycopg.errors.ObjectNotInPrerequisiteState as error:
-            raise moved_slot(self._slot, f"elsewhere ({said(error)})", position) from error
+            raise moved_slot(self._slot, said(error)) from error
         except psycopg.Error as error:
             raise classify(error, f"{self._where}, confirm", self._dsn) from error
 
