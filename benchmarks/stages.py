@@ -39,7 +39,7 @@ _TEXT = """\
 
 `make profile`: {changes:,} changes of ten columns drained over TCP by one daemon, {when}, with
 {load} processes that wanted a core. A stage is its functions' CPU time, in all threads, without the
-stages inside it; what is left after the first message came is `receive` (sockets, cutting, the event loop).
+stages inside it; what is left after the first message came is `receive` (sockets, the event loop).
 The rate is changes per CPU second: the stage with the lowest is the next bottleneck. fsync waits
 rather than computes: see its wall time, which others overlap.
 
