@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from ingestd.errors import OperatorError
 from ingestd.sink.durable import Fsync
 from ingestd.sink.fragments import FragmentWriter
-from ingestd.sink.lake import DeltaLake
+from ingestd.sink.lake import FILE_WORKERS, DeltaLake
 from ingestd.sink.store import LocalStore
 from tests.unit.run.fixtures import until
 from tests.unit.sink.rows import inserts, make_table, summary
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ingestd.sink.durable import Durability
 
 NAMES = ("a", "b", "c")
+LIMIT_S = 10.0
 
 
 @dataclass
@@ -90,51 +92,56 @@ def still_open(root: Path) -> list[Path]:
     return [path for path in found if path.is_relative_to(root)]
 
 
-class SlowFsync(Fsync):
-    """Takes as long as a cloud's disk does, and longer when asked to."""
+class GatedFsync(Fsync):
+    """Waits before a data file is durable, while its gate is closed."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.done_at_s: list[float] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = 0
 
     def file(self, path: Path) -> None:
-        time.sleep(self.seconds)
+        if path.suffix == ".parquet":
+            self.waiting += 1
+            self.gate.wait(6 * LIMIT_S)
+            self.waiting -= 1
         super().file(path)
-        self.done_at_s.append(time.monotonic())
 
 
 async def test_what_is_decoded_does_not_wait_for_the_files_of_many_tables(tmp_path: Path) -> None:
-    durability = SlowFsync()
+    durability = GatedFsync()
     lake = await opened(tmp_path, durability)
     epoch = lake.begin()
-    for n in range(100):
+    for n in range(2 * FILE_WORKERS):
         await epoch.append(inserts(make_table(f"t{n}", oid=n + 1), 100, 1))
-    durability.seconds = 0.05
-    durability.done_at_s.clear()
+    durability.gate.clear()
     committing = asyncio.create_task(epoch.commit(summary(100, 200)))
-    await until(lambda: bool(durability.done_at_s))
-    decoded_at_s = await asyncio.to_thread(time.monotonic)
+    try:
+        await until(lambda: durability.waiting == FILE_WORKERS)
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.to_thread(time.monotonic)  # as what is read is decoded
+    finally:
+        durability.gate.set()
     await committing
-    assert sum(at_s < decoded_at_s for at_s in durability.done_at_s) < 50
 
 
 async def test_one_writer_no_thread_writes_after_the_lake_is_closed(tmp_path: Path) -> None:
-    durability = SlowFsync()
+    durability = GatedFsync()
     lake = await opened(tmp_path, durability)
     epoch = lake.begin()
     await epoch.append(inserts(make_table("t"), 100, 1))
-    durability.seconds = 0.5
-    durability.done_at_s.clear()
+    durability.gate.clear()
     committing = asyncio.create_task(epoch.commit(summary(100, 200)))
-    await until(lambda: bool(left(tmp_path)))
+    await until(lambda: durability.waiting == 1)
     committing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await committing
-    await lake.close()
-    closed_at_s = time.monotonic()
-    await asyncio.sleep(1)
-    assert durability.done_at_s
-    assert max(durability.done_at_s) <= closed_at_s
+    closing = asyncio.create_task(lake.close())
+    await asyncio.wait([closing], timeout=0.5)
+    assert not closing.done()
+    durability.gate.set()
+    await closing
+    assert durability.waiting == 0
 
 
 async def opened(root: Path, durability: Durability | None = None) -> DeltaLake:
