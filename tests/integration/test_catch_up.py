@@ -399,39 +399,43 @@ async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slo
 
     monkeypatch.setattr(ReplicationStream, "close", close_slowly)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000, part_bytes=100_000)
+    policy = CatchUpPolicy(above_bytes=1 << 20, part_bytes=1 << 20)
     capture = capture_of(database.dsn, database.name, policy)
 
-    async def confirm_when_closing(position: Lsn) -> None:
+    seen: list[Lsn] = []
+
+    async def confirm_when_closing() -> None:
         await closing.wait()
-        await capture.confirm(position)
+        await capture.confirm(seen[-1])
 
     try:
         discovery = await capture.discover({})
         await capture.prepare(discovery.tables)
         async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
-            await anext(chunks)
-            insert_rows(database, 0)
-            streamed = (await anext(chunks)).position
-            insert_rows(database, 2000)
+            await anext(chunks)  # it streams, and nobody reads on
+            for low in range(0, 60_000, 5000):
+                insert_rows(database, low, 5000)
             for _ in range(LATE_LOOKS):
                 await capture.lag()
-            confirming = asyncio.create_task(confirm_when_closing(streamed))
+            confirming = asyncio.create_task(confirm_when_closing())
             async for chunk in chunks:
-                if policy.drained and chunk.position > streamed:
+                seen.append(chunk.position)
+                if policy.drained:
                     break
             await confirming
-            insert_rows(database, 4000)
-            last = streamed
+            insert_rows(database, 60_000)
             while not (chunk := await anext(chunks)).batches:
                 pass
-            last = chunk.position
-            await capture.confirm(last)
-            lag = await capture.lag()
-            while lag.confirmed_lsn is None or lag.confirmed_lsn < last:
-                lag = await capture.lag()
+            await capture.confirm(chunk.position)
+            while not await is_confirmed(capture, chunk.position):
+                pass
     finally:
         await capture.close()
+
+
+async def is_confirmed(capture: WalCapture, position: Lsn) -> bool:
+    confirmed = (await capture.lag()).confirmed_lsn
+    return confirmed is not None and confirmed >= position
 
 
 ADVANCE = "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
@@ -489,8 +493,8 @@ async def drain_all(capture: WalCapture, meddle: Callable[[], None] | None) -> N
             pass
 
 
-def insert_rows(database: Database, low: int) -> None:
-    rows = f"generate_series({low + 1}, {low + 1000}) n"
+def insert_rows(database: Database, low: int, count: int = 1000) -> None:
+    rows = f"generate_series({low + 1}, {low + count}) n"
     database.execute(f"INSERT INTO t SELECT n, repeat('x', 300) FROM {rows}")
 
 
