@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ingestd.decode.relation import table_of
 from ingestd.decode.stream import StreamDecoder
 
-INSERTS, TRANSACTIONS, UPDATES = 1_000_000, 100, 500_000
+TRANSACTIONS, INSERTS_EACH = 100, 10_000
 FEED_BYTES = 4 << 20
 PASSES = 3
 OID = 16_384
@@ -66,19 +66,18 @@ def _row(n: int) -> bytes:
     )
 
 
-def _messages() -> Iterator[bytes]:
-    per_transaction = INSERTS // TRANSACTIONS
-    for t in range(TRANSACTIONS):
+def _messages(transactions: int) -> Iterator[bytes]:
+    for t in range(transactions):
         lsn = 1000 * (t + 1)
         yield struct.pack(">cQqI", b"B", lsn, t, t)
         if t == 0:
             yield _relation(COLUMNS)
-        for n in range(t * per_transaction, (t + 1) * per_transaction):
+        for n in range(t * INSERTS_EACH, (t + 1) * INSERTS_EACH):
             yield struct.pack(">cI", b"I", OID) + b"N" + _row(n)
         yield struct.pack(">cBQQq", b"C", 0, lsn, lsn + 500, t)
-    lsn = 1000 * (TRANSACTIONS + 1)
-    yield struct.pack(">cQqI", b"B", lsn, 0, TRANSACTIONS)
-    for n in range(UPDATES):
+    lsn = 1000 * (transactions + 1)
+    yield struct.pack(">cQqI", b"B", lsn, 0, transactions)
+    for n in range(transactions * INSERTS_EACH // 2):
         yield struct.pack(">cI", b"U", OID) + b"N" + _row(n)
     yield struct.pack(">cBQQq", b"C", 0, lsn, lsn + 500, 0)
 
@@ -104,15 +103,16 @@ def _joined(parts: list[bytes]) -> Feed:
     return b"".join(b"w" * 25 + p for p in parts), ends - lengths, ends
 
 
-def measure() -> dict[str, float]:
+def measure(transactions: int = TRANSACTIONS) -> dict[str, float]:
     """Decode the workload on one core: rows, bytes, CPU seconds, rows per second of it.
 
-    The seconds are the median of three times in one process: the first has its memory to get.
+    `transactions`: of 10,000 inserts; half as many updates follow. The seconds are the median of
+    three times in one process: the first has its memory to get.
     """
     pa.set_cpu_count(1)
-    feeds = list(_laid_out(_messages()))
+    feeds = list(_laid_out(_messages(transactions)))
     nbytes = sum(len(f[0]) for f in feeds)
-    rows = INSERTS + UPDATES
+    rows = transactions * INSERTS_EACH * 3 // 2
     seconds = median(_decoded_s(feeds, rows) for _ in range(PASSES))
     return {"rows": rows, "bytes": nbytes, "seconds": seconds, "rows_per_s": rows / seconds}
 
@@ -134,14 +134,15 @@ def _decoded_s(feeds: Sequence[Feed], wanted: int) -> float:
 AS_DAEMON = """
 from ingestd.allocation import give_back_early
 give_back_early()
+import sys
 from benchmarks import decode
-print(decode.measure()["rows_per_s"])
+print(decode.measure(int(sys.argv[1]))["rows_per_s"])
 """
 
 
-def rows_per_s_as_daemon() -> float:
+def rows_per_s_as_daemon(transactions: int = TRANSACTIONS) -> float:
     """Measure in a process that gets its memory as the daemon does."""
-    command = [sys.executable, "-c", AS_DAEMON]
+    command = [sys.executable, "-c", AS_DAEMON, str(transactions)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout)
 
