@@ -269,7 +269,9 @@ class FragmentSink:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             await ahead
-        return await self._write_by(self._writer.finish)
+        fragments = await self._write_by(self._writer.finish)
+        await self._jobs.settle()
+        return fragments
 
     async def abort(self) -> None:
         """Remove what was written."""
@@ -280,7 +282,10 @@ class FragmentSink:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             await asyncio.gather(ahead, return_exceptions=True)
-        await self._jobs.run(self._writer.abort)
+        try:
+            await self._jobs.run(self._writer.abort)
+        finally:
+            await self._jobs.settle()
 
     async def _write(self) -> None:
         if self._waiting:

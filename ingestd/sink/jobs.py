@@ -26,9 +26,9 @@ class Jobs:
     def __init__(self, *, at_once: int, within: Jobs | None = None) -> None:
         self._running: set[asyncio.Future[Any]] = set()
         self._slots = asyncio.Semaphore(at_once)
+        self._at_once = at_once
         self._within = within
-        # Not the loop's, which decode: what is read would wait behind an epoch of many tables.
-        self._threads = ThreadPoolExecutor(at_once, "job") if within is None else None
+        self._threads: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a thread, when one of `at_once` slots is free.
@@ -39,18 +39,26 @@ class Jobs:
         return await asyncio.shield(await self.begin(call))
 
     async def settle(self) -> None:
-        """Return when nothing begun is running any more; outcomes are not raised here."""
+        """Return when nothing begun is running any more; outcomes are not raised here.
+
+        Its threads end then; what is begun later has new ones.
+        """
         while self._running:
             await asyncio.wait(self._running)
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
 
     async def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Have a thread begin, when a slot is free; what is given ends with it, and not before."""
         await self._slots.acquire()
         try:
-            if self._within is None:
-                future = asyncio.get_running_loop().run_in_executor(self._threads, call)
-            else:
+            if self._within is not None:
                 future = await self._within.begin(call)
+            else:
+                # Not the loop's threads, which decode: that would wait for an epoch of many tables.
+                self._threads = self._threads or ThreadPoolExecutor(self._at_once, "job")
+                future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         except BaseException:
             self._slots.release()
             raise

@@ -285,9 +285,10 @@ class DeltaLake:
         for writer in writers:
             if not writer.is_over:
                 await writer.abort()
-        await self.jobs.settle()
         await self.file_jobs.settle()
+        await self.jobs.settle()  # nobody asks for a checkpoint after that
         await self.jobs.run(self._end_checkpoints)
+        await self.jobs.settle()
 
     def _later(self, checkpoint: Callable[[], None]) -> None:
         self._checkpoints.submit(checkpoint)

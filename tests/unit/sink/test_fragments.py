@@ -144,6 +144,18 @@ async def test_one_writer_no_thread_writes_after_the_lake_is_closed(tmp_path: Pa
     assert durability.waiting == 0
 
 
+async def test_a_lake_that_is_closed_keeps_no_thread(tmp_path: Path) -> None:
+    """A source that fails opens one after another."""
+    before = set(threading.enumerate())
+    lake = await opened(tmp_path)
+    epoch = lake.begin()
+    for n in range(3):
+        await epoch.append(inserts(make_table(f"t{n}", oid=n + 1), 100, 1))
+    await epoch.commit(summary(100, 200))
+    await lake.close()
+    await until(lambda: all("job" not in t.name for t in set(threading.enumerate()) - before))
+
+
 async def opened(root: Path, durability: Durability | None = None) -> DeltaLake:
     lake = DeltaLake(str(root), "shop", buffer_bytes=400_000, durability=durability)
     await lake.open()
