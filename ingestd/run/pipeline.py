@@ -5,6 +5,9 @@ States, and what moves them::
     starting ----> streaming ----> closed (stop)
                        any fault: raised to the supervisor, which makes a new pipeline
 
+An epoch that is being committed is finished first, unless that takes too long: where the slot is
+lost with what failed (a failover), nothing brings again what some tables lack of it.
+
 Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `Follower` the rows of
 tables that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that
 fills and closes it.
@@ -105,7 +108,8 @@ class Pipeline:
         """Run until `stop` is set. Raises what ended it otherwise; leaves nothing running.
 
         A stop finishes the open epoch if it can be closed, within the drain limit; a start or a
-        snapshot is abandoned at once.
+        snapshot is abandoned at once. A fault drops the open epoch, and waits as long for the one
+        that is being committed.
         """
         async with AsyncExitStack() as cleaning:
             # Backwards: the claim is let go when no thread writes to the lake any more.
@@ -120,6 +124,8 @@ class Pipeline:
             if stop.is_set() and self._is_streaming:
                 await asyncio.wait([work], timeout=self._policy.drain_limit_s)
             if work.done():
+                if self._commit is not None:
+                    await asyncio.wait([self._commit], timeout=self._policy.drain_limit_s)
                 work.result()
 
     async def _abandon(self) -> None:

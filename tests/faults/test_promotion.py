@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
+from ingestd.failpoints import VARIABLE
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
 from tests.harness.shop_servers import LIMIT_S, SLOT, config, loss, shop_on, slot, stopped_for
 from tests.harness.standbys import (
@@ -166,7 +167,9 @@ def test_a_failover_to_a_standby_without_the_slot_is_told_while_others_write(
         ):
             dsn = either(shop, standby)
             lost = f'slot_lost = "{policy}"'
-            daemon = make_daemon(config(shop, lake, dsn=dsn, source_extra=lost))
+            # So that the primary dies while some tables have an epoch and others have not.
+            slow = {VARIABLE: "sink.raw_commit.before=delay:0.1@1+"}
+            daemon = make_daemon(config(shop, lake, dsn=dsn, source_extra=lost), "daemon", slow)
             daemon.start_ready()
             await_epochs(daemon, lake)
             fail_over(primary, standby, workload)

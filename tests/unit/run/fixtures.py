@@ -16,6 +16,7 @@ from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceStatus
+from ingestd.ports import Sink
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.run.watch import Watch
@@ -69,12 +70,13 @@ async def running(
     settings: PipelinePolicy | None = None,
     watching: Watch | None = None,
     capture: FakeCapture | None = None,
+    sink: Sink | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run a pipeline; at the end it is stopped as by SIGTERM, unless it has ended by itself."""
     stop = asyncio.Event()
     pipeline = Pipeline(
         capture or FakeCapture(base, rows_per_chunk=rows_per_chunk),
-        MemoryLake(disk, before_commit=before_commit),
+        sink or MemoryLake(disk, before_commit=before_commit),
         settings or policy(),
         watching or watch(),
     )

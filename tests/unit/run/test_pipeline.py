@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from ingestd.changes import CommittedEpoch, EpochSummary
 from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
 from ingestd.fakes.snapshot import FakeSnapshot
 from ingestd.observe.status import SourceState
 from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem
@@ -22,7 +25,9 @@ from ingestd.recorded import Committed, RegisteredTable, TableState
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import Column, Table, TableId, with_before
+from ingestd.sink.lake import DeltaLake
 from tests.unit.run.fixtures import (
+    LIMIT_S,
     A,
     B,
     C,
@@ -59,6 +64,12 @@ class AuditedCapture(FakeCapture):
         assert position <= durable(self.disk), f"{position} is not durable"
         self.confirmed.append(position)
         await super().confirm(position)
+
+
+def fail(base: FakeDatabase) -> None:
+    """End the capture, which looks whether the claim is its own, with a fault."""
+    base.holder = None
+    base.commit()
 
 
 class CrashError(Exception):
@@ -334,6 +345,58 @@ async def test_stop_finishes_the_open_epoch() -> None:
         await until(lambda: (watching._status.received_lsn or 0) >= made.end_lsn)
     assert lake_rows(disk, A) == source_rows(base, A)
     assert base.slot == durable(disk) == base.current
+
+
+async def test_whole_transactions_a_fault_of_the_source_leaves_the_epoch_that_is_committed(
+    tmp_path: Path,
+) -> None:
+    """A standby that is promoted without the slot would not bring what one table lacks of it."""
+    base = FakeDatabase([A, B])
+    watching, steps = watch(), list[str]()
+    blocked, goes_on = threading.Event(), threading.Event()
+
+    def before_commit(step: str) -> None:
+        steps.append(step)
+        if step == "public.b" and steps.count(step) > 1:  # the first has what the tables held
+            blocked.set()
+            assert goes_on.wait(LIMIT_S)
+
+    lake = DeltaLake(str(tmp_path), "shop", before_commit=before_commit)
+    async with running(base, MemoryDisk(), sink=lake, watching=watching) as task:
+        await until(lambda: watching._status.state is SourceState.STREAMING)
+        made = base.commit(put(A, 1), put(B, 1))
+        await until(blocked.is_set)
+        fail(base)
+        await asyncio.sleep(0.05)  # in which it would be given up
+        goes_on.set()
+        await until(task.done)
+    with pytest.raises(TransientError, match="claim"):
+        task.result()
+    assert steps[-1] == "_epochs"
+    found = await DeltaLake(str(tmp_path), "shop").open()
+    assert found.position == made.end_lsn
+
+
+async def test_a_fault_of_the_source_does_not_wait_for_ever_for_the_lake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base, disk, begun = FakeDatabase([A]), MemoryDisk(), asyncio.Event()
+
+    async def hang(writer: MemoryEpochWriter, _: EpochSummary) -> CommittedEpoch:
+        writer.is_committing = True
+        begun.set()
+        return await asyncio.Future()
+
+    brief = replace(policy(), drain_limit_s=0.05)
+    async with running(base, disk, settings=brief) as task:
+        await until(lambda: settled(base, disk))
+        monkeypatch.setattr("ingestd.fakes.sink.MemoryEpochWriter.commit", hang)
+        base.commit(put(A, 1))
+        await begun.wait()
+        fail(base)
+        await until(task.done)
+    with pytest.raises(TransientError, match="claim"):
+        task.result()
 
 
 async def test_one_writer_waits_for_the_claim() -> None:
