@@ -60,6 +60,7 @@ class RegisteredColumn:
 
 def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
     """Give the table's columns as `_tables` would have them: to see whether something is new."""
+    key = table.captured_key
     return tuple(
         RegisteredColumn(
             name=c.lake_name,
@@ -69,7 +70,7 @@ def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
             delta_type=delta_type(c.type),
             missing=c.missing,
             identity=c.identity,
-            key=c.name in table.captured_key,
+            key=c.name in key,
         )
         for c in table.columns
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
 from ingestd.capture.catalog import ColumnRow
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage, difference
+from ingestd.capture.watched import WatchedConnection
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import Table
 
 LOCK_TIMEOUT_S = 2.0
 """How long a look at a table waits for somebody who holds it."""
+
+Difference = Callable[[int, Storage | None, Storage], Awaitable[str | None]]
+"""Says, of the OID of a table and of how it was stored then and is now, why its rows have other
+values than the changes told; None if they have not. Raises psycopg.Error."""
 
 
 class Looks:
@@ -36,16 +42,25 @@ class Looks:
         """Take that this was looked at, and that what differed is told of."""
         self._seen |= seen
 
-    async def difference(self, oid: int, then: Storage | None, now: Storage) -> str | None:
-        """Say why a table's rows have other values than the changes told; None if they have not.
+    @contextlib.asynccontextmanager
+    async def looking(self) -> AsyncIterator[Difference]:
+        """Give `Difference`, which looks at all tables on one connection, if it has to look at any.
 
-        Raises psycopg.Error.
+        It may look through a table or partition: nobody else waits for that connection.
         """
-        if then is None or then == now:
-            return None
-        # It may look through a table or partition: on a connection that nobody waits for.
-        async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as own:
-            return await difference(own, oid, then, now)
+        async with contextlib.AsyncExitStack() as stack:
+            own: WatchedConnection | None = None
+
+            async def look(oid: int, then: Storage | None, now: Storage) -> str | None:
+                nonlocal own
+                if then is None or then == now:
+                    return None
+                if own is None:
+                    connection = await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S)
+                    own = await stack.enter_async_context(connection)
+                return await difference(own, oid, then, now)
+
+            yield look
 
 
 def to_record(now: Storage, oid: int, known: RegisteredTable | None, *, files: bool = False) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from psycopg import AsyncConnection, sql
-from psycopg.rows import class_row
+from psycopg.rows import args_row, class_row
 
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.decode.types import BUILT_IN, Attribute, PgType, Types, lake_type
@@ -130,7 +130,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRow:
-    """A column as pg_attribute has it."""
+    """A column as pg_attribute has it; in the order of `_COLUMNS`, of which there are many."""
 
     relation: int
     number: int
@@ -174,7 +174,7 @@ async def list_columns(
     `generated`: by OID the names of generated columns that it sends too. The others are left out of
     the lake: better than a null for a value that exists.
     """
-    async with connection.cursor(row_factory=class_row(ColumnRow)) as cursor:
+    async with connection.cursor(row_factory=args_row(ColumnRow)) as cursor:
         await cursor.execute(_COLUMNS, (list(tables),))
         columns = await cursor.fetchall()
     by_table: dict[int, list[ColumnRow]] = {}

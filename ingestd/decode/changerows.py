@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ingestd.changes import TableBatch
+from ingestd.decode.joint import Wanted, cast_jointly
 from ingestd.decode.messages import DELETE, INSERT, TRUNCATE, UPDATE, Ints, Messages, Transactions
 from ingestd.decode.relation import Relation
 from ingestd.decode.rows import Fields, Places, Tuples, table_batch
@@ -38,14 +39,34 @@ class Changes:
     seq: Ints
 
 
-def change_batch(
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """One table's changes, their columns found: `new` and `old` as in `table_batch`."""
+
+    table: Table
+    places: Places
+    new: Tuples
+    old: Tuples | None
+    nbytes: int
+
+    def batch(self) -> TableBatch:
+        """Cast what is not cast yet, and build the rows."""
+        return table_batch(self.table, self.places, self.new, self.old, self.nbytes)
+
+
+def walk_changes(
     messages: Messages,
     transactions: Transactions,
     relation: Relation,
     table: Table,
     changes: Changes,
-) -> TableBatch:
-    """Decode these changes. Raises ProtocolError."""
+    *,
+    is_small: bool,
+) -> Walked:
+    """Find the columns of these changes; if `is_small`, in `messages` itself (`only`).
+
+    Raises ProtocolError.
+    """
     at = changes.messages
     types = messages.types[at]
     of = transactions.of[at]
@@ -56,17 +77,31 @@ def change_batch(
         transactions.xids[of],
         transactions.commit_times[of],
     )
-    nbytes = int((messages.ends[at] - messages.starts[at]).sum())
+    nbytes = messages.nbytes(at)
     rows = None
     if (types == TRUNCATE).any():
         rows = np.flatnonzero(types != TRUNCATE)
         at = at[rows]
-    new, old = _walk(messages.only(at), relation)
+    new, old = _walk(messages.only(at, may_copy=not is_small), relation)
     if rows is not None:
         new = Tuples(new.fields, rows)
         if old is not None and old.rows is not None:
             old = Tuples(old.fields, rows[old.rows])
-    return table_batch(table, places, new, old, nbytes)
+    return Walked(table, places, new, old, nbytes)
+
+
+def batches_of(small: Sequence[Walked]) -> list[TableBatch]:
+    """Build the rows of small tables: their columns are cast together."""
+    wanted: list[Wanted] = []
+    for walked in small:
+        table = walked.table
+        wanted.append((walked.new, table.columns))
+        if walked.old is not None:
+            wanted.append((walked.old, [table.column(name) for name in table.before]))
+    cast = iter(cast_jointly(wanted))
+    return [
+        replace(w, new=next(cast), old=None if w.old is None else next(cast)).batch() for w in small
+    ]
 
 
 def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) -> int:

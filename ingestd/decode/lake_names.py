@@ -62,7 +62,10 @@ def allocate(
     is a name that, compared without case, no lake column has and no other source column: of two
     new columns whose names differ only by case, the first in the source's order gets its own.
     """
-    settled = {c.name: _kept(c, known) for c in columns}
+    own: dict[str, dict[str, str]] = {}
+    for name, entry in known.items():
+        own.setdefault(entry.source_name, {})[entry.delta_type] = name
+    settled = {c.name: _kept(c, own.get(c.name, {})) for c in columns}
     waiting = [c for c in columns if settled[c.name] is None]
     taken = {folded(name) for name in known}
     for column in sorted(waiting, key=lambda c: column_name(c.name) != c.name):
@@ -78,9 +81,8 @@ def allocate(
     return tuple(c for c in settled.values() if c is not None)
 
 
-def _kept(column: Column, known: Mapping[str, RegisteredColumn]) -> Column | None:
-    """Give the column with the lake column it has already, if there is one that holds it."""
-    own = {c.delta_type: name for name, c in known.items() if c.source_name == column.name}
+def _kept(column: Column, own: Mapping[str, str]) -> Column | None:
+    """Give the column with the one of its `own` lake columns, by Delta type, that holds it."""
     wanted = delta_type(column.type)
     if wanted in own:
         return _stored(column, own[wanted])

@@ -69,20 +69,24 @@ class Messages:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def only(self, at: Ints) -> Messages:
+    def only(self, at: Ints, *, may_copy: bool = True) -> Messages:
         """Give these messages (ascending).
 
         What lies between them is left out where it is most of the buffer: Arrow's `take` reserves
         memory by it, for each column, so the few values of each of many tables would lie far apart,
-        in pages of their own.
+        in pages of their own. Not so if they `may_copy` nothing: all have one source then.
         """
         starts, ends = self.starts[at], self.ends[at]
         source, lengths = self.source, ends - starts
-        if 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
+        if may_copy and 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
             source = Source(Texts(source, starts, lengths).gather().buffers()[2].to_pybytes())
             ends = np.cumsum(lengths)
             starts = ends - lengths
         return Messages(source, starts, ends, self.types[at], self.heads[at])
+
+    def nbytes(self, at: Ints) -> int:
+        """How many bytes these messages have."""
+        return int((self.ends[at] - self.starts[at]).sum())
 
     def content(self, index: int) -> bytes:
         """One message, type byte included."""

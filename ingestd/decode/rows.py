@@ -38,12 +38,20 @@ class Places:
         return len(self.op)
 
 
+Cast = tuple[pa.Array, Rows]
+"""A column's values, and the rows of those that it could not hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tuples:
-    """Walked tuples, and the row (ascending) that each belongs to; None: one for each row."""
+    """Walked tuples, and the row (ascending) that each belongs to; None: one for each row.
+
+    `values`: of the columns that were cast already, by name.
+    """
 
     fields: Fields
     rows: Rows | None = None
+    values: Mapping[str, Cast] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -104,6 +112,8 @@ def _column(column: Column, tuples: Tuples, count: int, raw: _Raw, prefix: str) 
     texts = walked.texts
     if column.mask is not None:
         array, refused = masked(texts, column.mask), _NONE
+    elif column.name in tuples.values:
+        array, refused = tuples.values[column.name]
     else:
         array, refused = cast(texts, column.type, is_override=column.is_override)
     if len(refused):

@@ -7,14 +7,20 @@ Message Formats", protocol version 1, values as text.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.changes import Chunk, TableBatch, idle_chunk
-from ingestd.decode.changerows import Changes, captured_bytes, change_batch
+from ingestd.decode.changerows import (
+    Changes,
+    Walked,
+    batches_of,
+    captured_bytes,
+    walk_changes,
+)
 from ingestd.decode.messages import (
     BEGIN,
     COMMIT,
@@ -37,6 +43,8 @@ from ingestd.schema import Table, TableId
 _MAX_FEED_BYTES = 1 << 31
 """Offsets of an Arrow binary array are 32 bits."""
 _TRUNCATED = struct.Struct(">iB")
+SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
+"""A table with no more changes in a feed shares its casts, and so buffers, with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +201,7 @@ class StreamDecoder:
         # what was counted before each transaction began; of the open one, less than nothing
         carried = 0 if self._open is None else self._open.changes
         bases = np.append([-carried], total[transactions.begun])
-        batches = tuple(
-            _batch(messages, transactions, f, counts, total - bases[transactions.of]) for f in found
-        )
+        batches = _batches(messages, transactions, found, counts, total - bases[transactions.of])
         captured = np.diff(np.append(bases, total[-1]))
         return self._close(transactions, batches, captured)
 
@@ -331,13 +337,28 @@ def _with_truncates(
     return _Found(relation, table, messages[order], ranks[order])
 
 
-def _batch(
-    messages: Messages, transactions: Transactions, found: _Found, counts: Ints, reached: Ints
-) -> TableBatch:
-    """Decode one table's changes; `reached` is the last `_cdc_seq` given with each message."""
-    at = found.messages
-    seq = reached[at] - counts[at] + found.rank + 1
-    return change_batch(messages, transactions, found.relation, found.table, Changes(at, seq))
+def _batches(
+    messages: Messages,
+    transactions: Transactions,
+    found: Sequence[_Found],
+    counts: Ints,
+    reached: Ints,
+) -> tuple[TableBatch, ...]:
+    """Decode each table's changes; `reached` is the last `_cdc_seq` given with each message."""
+    batches: list[TableBatch | None] = []
+    small: list[Walked] = []
+    for part in found:
+        at = part.messages
+        is_small = len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES
+        changes = Changes(at, reached[at] - counts[at] + part.rank + 1)
+        walked = walk_changes(
+            messages, transactions, part.relation, part.table, changes, is_small=is_small
+        )
+        if is_small:
+            small.append(walked)
+        batches.append(None if is_small else walked.batch())
+    joint = iter(batches_of(small))
+    return tuple(next(joint) if batch is None else batch for batch in batches)
 
 
 def _grouped(oids: Ints, at: Ints) -> Iterator[tuple[int, Ints]]:

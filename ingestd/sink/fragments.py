@@ -41,6 +41,9 @@ _DISTINCT_SHARE = 0.2
 _LONG_BYTES = 1 << 10
 """Values of this length on average get no dictionary."""
 
+_TINY_ROWS, _TINY_BYTES = 100, 64 << 10
+"""A file of no more, as each of many tables has in an epoch, is not compressed."""
+
 _CONSTANT = frozenset({"_cdc_op", "_cdc_lsn", "_cdc_xid", "_cdc_ts", "_cdc_epoch"})
 """Few different values by nature."""
 
@@ -102,8 +105,10 @@ class FragmentWriter:
     def finish(self, tables: Iterable[pa.Table] = ()) -> list[Fragment]:
         """Write these, close the last file, make all of them durable and give them."""
         with storage_faults(self.store.uri(self.folder)):
+            tables = list(tables)
+            is_plain = self._open is None and len(tables) == 1 and is_tiny(tables[0])
             for table in tables:
-                self._write(table)
+                self._write(table, is_plain=is_plain)
             if self._open is not None:
                 self._close()
             if self._done:
@@ -128,11 +133,11 @@ class FragmentWriter:
             if fault is not None:
                 raise fault
 
-    def _write(self, table: pa.Table) -> None:
+    def _write(self, table: pa.Table, *, is_plain: bool = False) -> None:
         if self._open is not None and not self._open.schema.equals(table.schema):
             self._close()
         if self._open is None:
-            self._open = self._create(table)
+            self._open = self._create(table, is_plain=is_plain)
         reach("sink.parquet.before")
         self._open.writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         reach("sink.parquet.after")
@@ -141,20 +146,20 @@ class FragmentWriter:
         if self._open.sink.tell() > self.file_bytes:
             self._close()
 
-    def _create(self, table: pa.Table) -> _OpenFile:
+    def _create(self, table: pa.Table, *, is_plain: bool) -> _OpenFile:
         if not self._made and self.makes_folder:
             self.store.make_folder(self.folder)
         name = f"part-{uuid.uuid4()}.parquet"
         self._made.append(name)
         statistics = [n for n in self.statistics if n in table.schema.names]
-        dictionary = dictionary_columns(table)
+        dictionary = [] if is_plain else dictionary_columns(table)
         sink = self.store.create(f"{self.folder}/{name}")
         try:
             writer = pq.ParquetWriter(
                 sink,
                 table.schema,
-                compression="zstd",
-                compression_level=1,
+                compression="none" if is_plain else "zstd",
+                compression_level=None if is_plain else 1,
                 use_dictionary=dictionary or False,
                 write_statistics=statistics or False,
                 store_schema=False,
@@ -179,6 +184,11 @@ class FragmentWriter:
                 modification_time_ms=time.time_ns() // 1_000_000,
             )
         )
+
+
+def is_tiny(table: pa.Table) -> bool:
+    """Whether to compress its columns would take longer than to write them, and save little."""
+    return bool(table.num_rows <= _TINY_ROWS and table.nbytes <= _TINY_BYTES)
 
 
 def dictionary_columns(table: pa.Table) -> list[str]:

@@ -56,21 +56,22 @@ class PolledTables:
         polled: dict[TableId, PolledTable] = {}
         refused = missing_tables(self._settings, catalog.present)
         interrupted, rewritten, seen = set(), {}, {}
-        for row in catalog.rows:
-            found = describe(row, catalog, self._definitions, self._settings, server.role)
-            if isinstance(found, Refused):
-                refused.append(found)
-                continue
-            was = known.get(row.id)
-            then, now = self._looks.last(row.oid, was), catalog.storage(row)
-            now = seen[row.oid] = now if then is None else now.after(then)
-            reason = await self._looks.difference(row.oid, then, now)
-            if reason is not None:
-                rewritten[row.id] = reason
-            if self._is_interrupted(found, catalog, was):
-                interrupted.add(row.id)
-            storage = to_record(now, row.oid, was, files=True)
-            polled[row.id] = replace(found, table=replace(found.table, storage=storage))
+        async with self._looks.looking() as difference:
+            for row in catalog.rows:
+                found = describe(row, catalog, self._definitions, self._settings, server.role)
+                if isinstance(found, Refused):
+                    refused.append(found)
+                    continue
+                was = known.get(row.id)
+                then, now = self._looks.last(row.oid, was), catalog.storage(row)
+                now = seen[row.oid] = now if then is None else now.after(then)
+                reason = await difference(row.oid, then, now)
+                if reason is not None:
+                    rewritten[row.id] = reason
+                if self._is_interrupted(found, catalog, was):
+                    interrupted.add(row.id)
+                storage = to_record(now, row.oid, was, files=True)
+                polled[row.id] = replace(found, table=replace(found.table, storage=storage))
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
         self._catalog, self._polled = catalog, polled

@@ -53,21 +53,21 @@ class SourceTables:
         rewritten = {}
         absent = set()
         seen = {}
-        for row in catalog.rows:
-            found = self._described(row, catalog, server.role)
-            if isinstance(found, Refused):
-                refused.append(found)
-                continue
-            then = self._looks.last(row.oid, known.get(row.id))
-            if then and self._is_put_back(then.membership, catalog.storage(row).membership):
-                absent.add(row.oid)
-            now = catalog.storage(row)
-            now = seen[row.oid] = now if then is None else now.after(then)
-            reason = await self._looks.difference(row.oid, then, now)
-            if reason is not None:
-                rewritten[row.id] = reason
-            storage = to_record(now, row.oid, known.get(row.id))
-            accepted.append(replace(found, storage=storage))
+        async with self._looks.looking() as difference:
+            for row in catalog.rows:
+                found = self._described(row, catalog, server.role)
+                if isinstance(found, Refused):
+                    refused.append(found)
+                    continue
+                then, now = self._looks.last(row.oid, known.get(row.id)), catalog.storage(row)
+                if then and self._is_put_back(then.membership, now.membership):
+                    absent.add(row.oid)
+                now = seen[row.oid] = now if then is None else now.after(then)
+                reason = await difference(row.oid, then, now)
+                if reason is not None:
+                    rewritten[row.id] = reason
+                storage = to_record(now, row.oid, known.get(row.id))
+                accepted.append(replace(found, storage=storage))
         interrupted = frozenset(
             t.id
             for t in accepted

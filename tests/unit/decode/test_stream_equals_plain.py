@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ingestd.changes import Chunk, change_schema
 from ingestd.decode.messages import SPARSE
 from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.stream import StreamDecoder
+from ingestd.decode.stream import SMALL_ROWS, StreamDecoder
 from ingestd.errors import ProtocolError
 from ingestd.schema import Table, with_before
 from tests.unit.decode import pgoutput
@@ -227,14 +227,18 @@ CUTS = st.lists(st.integers(0, 60), max_size=6)
     CUTS,
     st.sampled_from([0, 60, 300, 1 << 20]),
     st.sampled_from([1, SPARSE, 1 << 20]),  # a table's messages are copied together or not
+    st.sampled_from([0, 2, SMALL_ROWS]),  # columns are cast by themselves or with others
 )
 def test_decoder_equals_plain_one(
-    messages: list[bytes], cuts: list[int], hold: int, sparse: int
+    messages: list[bytes], cuts: list[int], hold: int, sparse: int, small: int
 ) -> None:
     plain = Plain(resolve)
     for message in messages:
         plain.feed(message)
-    with mock.patch("ingestd.decode.messages.SPARSE", sparse):
+    with (
+        mock.patch("ingestd.decode.messages.SPARSE", sparse),
+        mock.patch("ingestd.decode.stream.SMALL_ROWS", small),
+    ):
         chunks = decode(messages, cuts, hold)
     found = sorted(rows_of(chunks).items())
     assert repr(found) == repr(sorted(plain.rows.items()))  # in repr NaN is NaN, -0.0 not 0.0

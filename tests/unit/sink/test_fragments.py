@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import io
+import json
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ingestd.errors import OperatorError
@@ -162,6 +164,25 @@ async def opened(root: Path, durability: Durability | None = None) -> DeltaLake:
     await lake.fence()
     await lake.adopt("1")
     return lake
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "compression"),
+    [([], 20, "UNCOMPRESSED"), ([], 2000, "ZSTD"), ([20], 20, "ZSTD"), ([2000], 20, "ZSTD")],
+)
+def test_only_a_whole_file_that_is_tiny_is_not_compressed(
+    tmp_path: Path, before: list[int], last: int, compression: str
+) -> None:
+    """One that is begun with a few rows may grow."""
+    tables = [rows(count) for count in [*before, last]]
+    writer = FragmentWriter(SmallStore(tmp_path, Disk(1 << 30)), "t", ["id"])
+    writer.write(tables[:-1])
+    [fragment] = writer.finish(tables[-1:])
+    written = pq.ParquetFile(tmp_path / "t" / fragment.path)
+    assert written.read() == pa.concat_tables(tables)
+    groups = [written.metadata.row_group(n) for n in range(written.metadata.num_row_groups)]
+    assert {g.column(n).compression for g in groups for n in range(2)} == {compression}
+    assert json.loads(fragment.stats_json)["maxValues"] == {"id": max([*before, last]) - 1}
 
 
 @pytest.mark.parametrize("at", ["write", "finish"])
