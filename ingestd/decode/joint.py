@@ -59,8 +59,12 @@ def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list
     array = array.take(pa.array(rank))
     refused = np.sort(order[refused])
     cuts = np.searchsorted(refused, bounds).tolist()
+    # Each its own copy: of what they shared, nothing would be free before all are written.
     return [
-        (array.slice(start, end - start), refused[cuts[i] : cuts[i + 1]] - start)
+        (
+            pa.concat_arrays([array.slice(start, end - start)]),
+            refused[cuts[i] : cuts[i + 1]] - start,
+        )
         for i, (start, end) in enumerate(pairwise(bounds.tolist()))
     ]
 

@@ -44,7 +44,7 @@ _MAX_FEED_BYTES = 1 << 31
 """Offsets of an Arrow binary array are 32 bits."""
 _TRUNCATED = struct.Struct(">iB")
 SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
-"""A table with no more changes in a feed shares its casts, and so buffers, with others."""
+"""The columns of a table with no more changes in a feed are cast with those of others."""
 
 
 @dataclass(frozen=True, slots=True)
