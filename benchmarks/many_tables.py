@@ -62,17 +62,32 @@ PER_SECOND = 4
 """Transactions, each with a row for every table."""
 
 
-def changing(rig: Rig, tables: int) -> dict[str, float]:
+TYPES = {
+    "int": "17",
+    "text": "'a note'",
+    "numeric(12,2)": "12.34",
+    "timestamptz": "now()",
+    "boolean": "true",
+    "float8": "1.5",
+    "date": "current_date",
+    "uuid": "gen_random_uuid()",
+}
+"""Of the columns beside the key, in turn, with their defaults."""
+
+
+def changing(rig: Rig, tables: int, columns: int = 2) -> dict[str, float]:
     """Change every table in every transaction; give what the epochs' commits take.
 
     An epoch grows while the one before commits: `transactions` is the most that one had.
     """
     name = f"changing_{tables}"
+    types = list(TYPES.items()) * columns
+    rest = ", ".join(f"c{n} {t} DEFAULT {v}" for n, (t, v) in enumerate(types[: columns - 1]))
     rig.psql(f"CREATE DATABASE {name}")
     with rig.server.connect(name) as connection:
         for number in range(tables):
-            connection.execute(f"CREATE TABLE t{number} (id bigserial PRIMARY KEY, note text)")
-    statement = "; ".join(f"INSERT INTO t{n} (note) VALUES ('a note')" for n in range(tables))
+            connection.execute(f"CREATE TABLE t{number} (id bigserial PRIMARY KEY, {rest})")
+    statement = "; ".join(f"INSERT INTO t{n} DEFAULT VALUES" for n in range(tables))
 
     def write(connection: psycopg.Connection[tuple[Any, ...]], _: random.Random) -> None:
         connection.execute(statement)

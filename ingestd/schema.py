@@ -119,6 +119,12 @@ class Table:
         raise KeyError(name)
 
     @property
+    def before_columns(self) -> tuple[Column, ...]:
+        """The columns of `_cdc_before`, in their order."""
+        names = set(self.before)
+        return tuple(c for c in self.columns if c.name in names)
+
+    @property
     def captured_key(self) -> tuple[str, ...]:
         """The primary key, if all its columns are captured: else it does not tell rows apart."""
         names = {c.name for c in self.columns}

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingestd.changes import TableBatch
 from ingestd.decode.joint import Wanted, cast_jointly
 from ingestd.decode.messages import DELETE, INSERT, TRUNCATE, UPDATE, Ints, Messages, Transactions
 from ingestd.decode.relation import Relation
 from ingestd.decode.rows import Fields, Places, Tuples, table_batch
-from ingestd.decode.tuples import Field, walk_tuples
+from ingestd.decode.tuples import Field, Part, walk_tuples
 from ingestd.errors import ProtocolError
 from ingestd.schema import Table
 
@@ -35,12 +36,37 @@ for _type, _op in ((INSERT, "c"), (UPDATE, "u"), (DELETE, "d"), (TRUNCATE, "t"))
 class Changes:
     """Captured changes of one table: message of each (ascending), and its place in transaction."""
 
+    relation: Relation
+    table: Table
     messages: Ints
     seq: Ints
 
 
+def change_batch(messages: Messages, transactions: Transactions, changes: Changes) -> TableBatch:
+    """Decode the changes of a table. Raises ProtocolError."""
+    [walked] = _walk_changes(messages, transactions, [changes], may_copy=True)
+    return walked.batch()
+
+
+def change_batches(
+    messages: Messages, transactions: Transactions, changes: Sequence[Changes]
+) -> list[TableBatch]:
+    """Decode the few changes that each of these tables has, together. Raises ProtocolError."""
+    walked = _walk_changes(messages, transactions, changes, may_copy=False)
+    wanted: list[Wanted] = []
+    for each in walked:
+        wanted.append((each.new, each.table.columns))
+        if each.old is not None:
+            wanted.append((each.old, each.table.before_columns))
+    cast = iter(cast_jointly(wanted))
+    return [
+        replace(w, new=next(cast), old=None if w.old is None else next(cast)).batch()
+        for w in walked
+    ]
+
+
 @dataclass(frozen=True, slots=True)
-class Walked:
+class _Walked:
     """One table's changes, their columns found: `new` and `old` as in `table_batch`."""
 
     table: Table
@@ -50,58 +76,52 @@ class Walked:
     nbytes: int
 
     def batch(self) -> TableBatch:
-        """Cast what is not cast yet, and build the rows."""
         return table_batch(self.table, self.places, self.new, self.old, self.nbytes)
 
 
-def walk_changes(
-    messages: Messages,
-    transactions: Transactions,
-    relation: Relation,
-    table: Table,
-    changes: Changes,
-    *,
-    is_small: bool,
-) -> Walked:
-    """Find the columns of these changes; if `is_small`, in `messages` itself (`only`).
+def _walk_changes(
+    messages: Messages, transactions: Transactions, changes: Sequence[Changes], *, may_copy: bool
+) -> list[_Walked]:
+    """Find the columns; `may_copy`: see `Messages.only`, not for several tables."""
+    rows = [_tuple_rows(messages.types[each.messages]) for each in changes]
+    with_tuples = [
+        (messages.only(c.messages if r is None else c.messages[r], may_copy=may_copy), c.relation)
+        for c, r in zip(changes, rows, strict=True)
+    ]
+    return [
+        _Walked(
+            each.table,
+            _places(messages, transactions, each),
+            _among(new, at),
+            None if old is None else _among(old, at),
+            messages.nbytes(each.messages),
+        )
+        for each, at, (new, old) in zip(changes, rows, _walk(with_tuples), strict=True)
+    ]
 
-    Raises ProtocolError.
-    """
-    at = changes.messages
-    types = messages.types[at]
-    of = transactions.of[at]
-    places = Places(
-        _ops[types],
+
+def _tuple_rows(types: NDArray[np.uint8]) -> Ints | None:
+    """Give the changes that have tuples: all but truncates; None for all."""
+    has_none = types == TRUNCATE
+    return np.flatnonzero(~has_none) if has_none.any() else None
+
+
+def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
+    """Give the tuples of some rows as what these are of all."""
+    if rows is None:
+        return tuples
+    return Tuples(tuples.fields, rows if tuples.rows is None else rows[tuples.rows])
+
+
+def _places(messages: Messages, transactions: Transactions, changes: Changes) -> Places:
+    of = transactions.of[changes.messages]
+    return Places(
+        _ops[messages.types[changes.messages]],
         transactions.commit_lsns[of],
         changes.seq,
         transactions.xids[of],
         transactions.commit_times[of],
     )
-    nbytes = messages.nbytes(at)
-    rows = None
-    if (types == TRUNCATE).any():
-        rows = np.flatnonzero(types != TRUNCATE)
-        at = at[rows]
-    new, old = _walk(messages.only(at, may_copy=not is_small), relation)
-    if rows is not None:
-        new = Tuples(new.fields, rows)
-        if old is not None and old.rows is not None:
-            old = Tuples(old.fields, rows[old.rows])
-    return Walked(table, places, new, old, nbytes)
-
-
-def batches_of(small: Sequence[Walked]) -> list[TableBatch]:
-    """Build the rows of small tables: their columns are cast together."""
-    wanted: list[Wanted] = []
-    for walked in small:
-        table = walked.table
-        wanted.append((walked.new, table.columns))
-        if walked.old is not None:
-            wanted.append((walked.old, [table.column(name) for name in table.before]))
-    cast = iter(cast_jointly(wanted))
-    return [
-        replace(w, new=next(cast), old=None if w.old is None else next(cast)).batch() for w in small
-    ]
 
 
 def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) -> int:
@@ -128,37 +148,74 @@ def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) 
     return total
 
 
-def _walk(messages: Messages, relation: Relation) -> tuple[Tuples, Tuples | None]:
-    """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`."""
-    source, count = messages.source, len(relation.columns)
-    types, ends = messages.types, messages.ends
-    first = messages.starts + _TUPLE
-    kinds = (messages.heads >> 16).astype(np.uint8)
-    is_new = kinds == _NEW
-    is_old = (kinds == _KEY) | (kinds == _OLD)
-    is_delete = types == DELETE
-    good = np.where(types == INSERT, is_new, np.where(is_delete, is_old, is_new | is_old))
-    if not good.all():
-        msg = f"unexpected kind of tuple in a change of {relation.id}"
-        raise ProtocolError(msg)
-    main, old = first + 1, None
-    if is_old.any():
-        which = np.flatnonzero(is_old)
-        fields, stops = walk_tuples(source, first[which] + 1, ends[which], count)
-        updated = ~is_delete[which]
-        follows = stops[updated]
-        if (follows >= ends[which][updated]).any() or (source.bytes_at(follows) != _NEW).any():
-            msg = f"update of {relation.id} without a new tuple"
+def _walk(parts: Sequence[tuple[Messages, Relation]]) -> list[tuple[Tuples, Tuples | None]]:
+    """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`.
+
+    The messages of all parts are of one source.
+    """
+    source = parts[0][0].source
+    starts = [_TupleStarts.of(messages, relation) for messages, relation in parts]
+    with_old = [n for n, start in enumerate(starts) if len(start.old)]
+    walked_old = walk_tuples(source, [starts[n].old_part() for n in with_old]) if with_old else []
+    old: dict[int, Tuples | None] = {}
+    for n, (fields, stops) in zip(with_old, walked_old, strict=True):
+        old[n] = starts[n].take_old(fields, stops)
+    found = []
+    for n, (fields, stops) in enumerate(walk_tuples(source, [s.main_part() for s in starts])):
+        start = starts[n]
+        if (stops != start.messages.ends).any():
+            msg = f"bytes after the tuple in a change of {start.relation.id}"
             raise ProtocolError(msg)
-        main[which[updated]] = follows + 1
-        sent = np.flatnonzero(updated | (kinds[which] == _OLD))
-        if len(sent):
-            old = Tuples(_named(relation, [f[sent] for f in fields]), which[sent])
-    fields, stops = walk_tuples(source, main, ends, count)
-    if (stops != ends).any():
-        msg = f"bytes after the tuple in a change of {relation.id}"
-        raise ProtocolError(msg)
-    return Tuples(_named(relation, fields)), old
+        found.append((Tuples(_named(start.relation, fields)), old.get(n)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _TupleStarts:
+    """Where the tuples of one relation's changes are.
+
+    `old`: the messages that begin with an old one. `main`: where the main tuple begins, where that
+    is known (of updates with an old one: since `take_old`).
+    """
+
+    messages: Messages
+    relation: Relation
+    kinds: NDArray[np.uint8]
+    old: Ints
+    main: Ints
+
+    @classmethod
+    def of(cls, messages: Messages, relation: Relation) -> _TupleStarts:
+        types = messages.types
+        kinds = (messages.heads >> 16).astype(np.uint8)
+        is_new = kinds == _NEW
+        is_old = (kinds == _KEY) | (kinds == _OLD)
+        good = np.where(types == INSERT, is_new, np.where(types == DELETE, is_old, is_new | is_old))
+        if not good.all():
+            msg = f"unexpected kind of tuple in a change of {relation.id}"
+            raise ProtocolError(msg)
+        return cls(messages, relation, kinds, np.flatnonzero(is_old), messages.starts + _TUPLE + 1)
+
+    def old_part(self) -> Part:
+        ends = self.messages.ends[self.old]
+        return Part(self.main[self.old], ends, len(self.relation.columns))
+
+    def main_part(self) -> Part:
+        return Part(self.main, self.messages.ends, len(self.relation.columns))
+
+    def take_old(self, fields: list[Field], stops: Ints) -> Tuples | None:
+        """Note where the new tuples of updates follow; give what `_cdc_before` is to have."""
+        messages, old = self.messages, self.old
+        updated = messages.types[old] != DELETE
+        follows, ends = stops[updated], messages.ends[old][updated]
+        if (follows >= ends).any() or (messages.source.bytes_at(follows) != _NEW).any():
+            msg = f"update of {self.relation.id} without a new tuple"
+            raise ProtocolError(msg)
+        self.main[old[updated]] = follows + 1
+        sent = np.flatnonzero(updated | (self.kinds[old] == _OLD))
+        if len(sent) == 0:
+            return None
+        return Tuples(_named(self.relation, [field[sent] for field in fields]), old[sent])
 
 
 def _named(relation: Relation, fields: list[Field]) -> Fields:

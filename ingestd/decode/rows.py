@@ -136,7 +136,7 @@ def _before(
 ) -> pa.Array:
     if old is None or not table.before:
         return pa.nulls(count, kind)
-    columns = [_column(table.column(n), old, count, raw, _BEFORE) for n in table.before]
+    columns = [_column(c, old, count, raw, _BEFORE) for c in table.before_columns]
     absent = np.zeros(count, np.bool_)
     if old.rows is not None:
         absent[:] = True

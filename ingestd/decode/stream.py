@@ -14,13 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.changes import Chunk, TableBatch, idle_chunk
-from ingestd.decode.changerows import (
-    Changes,
-    Walked,
-    batches_of,
-    captured_bytes,
-    walk_changes,
-)
+from ingestd.decode.changerows import Changes, captured_bytes, change_batch, change_batches
 from ingestd.decode.messages import (
     BEGIN,
     COMMIT,
@@ -346,18 +340,17 @@ def _batches(
 ) -> tuple[TableBatch, ...]:
     """Decode each table's changes; `reached` is the last `_cdc_seq` given with each message."""
     batches: list[TableBatch | None] = []
-    small: list[Walked] = []
+    small: list[Changes] = []
     for part in found:
         at = part.messages
-        is_small = len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES
-        changes = Changes(at, reached[at] - counts[at] + part.rank + 1)
-        walked = walk_changes(
-            messages, transactions, part.relation, part.table, changes, is_small=is_small
-        )
-        if is_small:
-            small.append(walked)
-        batches.append(None if is_small else walked.batch())
-    joint = iter(batches_of(small))
+        seq = reached[at] - counts[at] + part.rank + 1
+        changes = Changes(part.relation, part.table, at, seq)
+        if len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES:
+            small.append(changes)
+            batches.append(None)
+        else:
+            batches.append(change_batch(messages, transactions, changes))
+    joint = iter(change_batches(messages, transactions, small) if small else ())
     return tuple(next(joint) if batch is None else batch for batch in batches)
 
 

@@ -6,7 +6,9 @@ Format", Tuples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,42 +26,66 @@ class Field:
     texts: Texts
     unchanged: NDArray[np.bool_] | None = None
 
-    def __getitem__(self, rows: NDArray[np.int64]) -> Field:
+    def __getitem__(self, rows: NDArray[np.int64] | slice) -> Field:
         unchanged = None if self.unchanged is None else self.unchanged[rows]
         return Field(self.texts[rows], unchanged)
 
 
-def walk_tuples(
-    source: Source, at: NDArray[np.int64], ends: NDArray[np.int64], columns: int
-) -> tuple[list[Field], NDArray[np.int64]]:
-    """Read TupleData at `at`, all of `columns` columns; give the fields and where each stops.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tuples of one relation: where each begins, where its message ends, how many columns."""
 
-    No tuple reaches beyond its message's end. Raises ProtocolError.
+    at: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    columns: int
+
+
+def walk_tuples(
+    source: Source, parts: Sequence[Part]
+) -> list[tuple[list[Field], NDArray[np.int64]]]:
+    """Read TupleData, all columns; give for each part the fields, and where each tuple stops.
+
+    The n-th columns of all parts are read together: what a step takes hardly depends on how many
+    there are. No tuple reaches beyond its message's end. Raises ProtocolError.
     """
-    at = _check_counts(source, at, columns)
-    fields = []
-    for _ in range(columns):
-        heads = source.int64_at(at)  # the kind, the length, the first three bytes
-        lengths = heads << 8
-        lengths >>= 32
-        starts = at + 5
-        if (heads >> 48 == _TEXT << 8).all():  # each a text shorter than 16 MB
-            fields.append(Field(Texts(source, starts, lengths, heads=heads)))
-            at = starts + lengths
-            continue
-        kinds = heads >> 56
-        is_text = kinds == _TEXT
-        unchanged = kinds == _UNCHANGED
-        if not (is_text | unchanged | (kinds == _NULL)).all():
-            msg = "tuple column that is neither text, null nor unchanged"
-            raise ProtocolError(msg)
-        lengths = np.where(is_text, lengths, 0)
-        _check_lengths(lengths)
-        texts = Texts(source, np.where(is_text, starts, at + 1), lengths, is_text, heads)
-        fields.append(Field(texts, unchanged if unchanged.any() else None))
-        at = texts.starts + lengths
-    _check_ends(at, ends)
-    return fields, at
+    order = sorted(range(len(parts)), key=lambda n: parts[n].columns, reverse=True)
+    sorted_parts = [parts[n] for n in order]
+    bounds = list(accumulate((len(part.at) for part in sorted_parts), initial=0))
+    slices = [slice(start, end) for start, end in pairwise(bounds)]
+    counts = np.repeat([part.columns for part in sorted_parts], np.diff(bounds))
+    at = _check_counts(source, np.concatenate([part.at for part in sorted_parts]), counts)
+    found: list[list[Field]] = [[] for _ in sorted_parts]
+    going_on = len(sorted_parts)
+    for column in range(sorted_parts[0].columns):
+        while sorted_parts[going_on - 1].columns <= column:
+            going_on -= 1
+        here = at[: bounds[going_on]]
+        field = _walk_column(source, here)
+        np.add(field.texts.starts, field.texts.lengths, out=here)
+        for fields, rows in zip(found, slices[:going_on], strict=False):
+            fields.append(field[rows])
+    _check_ends(at, np.concatenate([part.ends for part in sorted_parts]))
+    walked = dict(zip(order, zip(found, slices, strict=True), strict=True))
+    return [(fields, at[rows]) for fields, rows in (walked[n] for n in range(len(parts)))]
+
+
+def _walk_column(source: Source, at: NDArray[np.int64]) -> Field:
+    heads = source.int64_at(at)  # the kind, the length, the first three bytes
+    lengths = heads << 8
+    lengths >>= 32
+    starts = at + 5
+    if (heads >> 48 == _TEXT << 8).all():  # each a text shorter than 16 MB
+        return Field(Texts(source, starts, lengths, heads=heads))
+    kinds = heads >> 56
+    is_text = kinds == _TEXT
+    unchanged = kinds == _UNCHANGED
+    if not (is_text | unchanged | (kinds == _NULL)).all():
+        msg = "tuple column that is neither text, null nor unchanged"
+        raise ProtocolError(msg)
+    lengths = np.where(is_text, lengths, 0)
+    _check_lengths(lengths)
+    texts = Texts(source, np.where(is_text, starts, at + 1), lengths, is_text, heads)
+    return Field(texts, unchanged if unchanged.any() else None)
 
 
 def walk_copy_rows(
@@ -84,12 +110,16 @@ def walk_copy_rows(
     return found
 
 
-def _check_counts(source: Source, at: NDArray[np.int64], columns: int) -> NDArray[np.int64]:
-    """Every tuple must have the relation's number of columns; give where the first begins."""
+def _check_counts(
+    source: Source, at: NDArray[np.int64], columns: int | NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Every tuple must have its relation's number of columns; give where the first begins."""
     counts = source.int16_at(at)
-    if (counts != columns).any():
-        wrong = int(counts[(counts != columns).argmax()])
-        msg = f"tuple of {wrong} columns where the relation has {columns}"
+    wrong = counts != columns
+    if wrong.any():
+        row = wrong.argmax()
+        expected = np.broadcast_to(columns, counts.shape)
+        msg = f"tuple of {counts[row]} columns where the relation has {expected[row]}"
         raise ProtocolError(msg)
     return at + 2
 
