@@ -115,11 +115,11 @@ def _check_counts(
 ) -> NDArray[np.int64]:
     """Every tuple must have its relation's number of columns; give where the first begins."""
     counts = source.int16_at(at)
-    wrong = counts != columns
-    if wrong.any():
-        row = wrong.argmax()
-        expected = np.broadcast_to(columns, counts.shape)
-        msg = f"tuple of {counts[row]} columns where the relation has {expected[row]}"
+    differs = counts != columns
+    if differs.any():
+        row = differs.argmax()
+        wrong, columns = int(counts[row]), int(np.broadcast_to(columns, counts.shape)[row])
+        msg = f"tuple of {wrong} columns where the relation has {columns}"
         raise ProtocolError(msg)
     return at + 2
 
