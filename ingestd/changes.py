@@ -46,8 +46,8 @@ MARKER_SEQ = -1
 def change_schema(table: Table) -> pa.Schema:
     """Arrow schema of a capture's batches of this table (all fields nullable)."""
     columns = [pa.field(c.lake_name, c.type) for c in table.columns]
-    by_name = {c.name: f for c, f in zip(table.columns, columns, strict=True)}
-    before = pa.field("_cdc_before", pa.struct([by_name[n] for n in table.before]))
+    old = [pa.field(c.lake_name, c.type) for c in table.before_columns]
+    before = pa.field("_cdc_before", pa.struct(old))
     return pa.schema([*columns, _OP, _LSN, _SEQ, _XID, _TS, before, _UNCHANGED, _RAW])
 
 

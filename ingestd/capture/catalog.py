@@ -130,7 +130,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRow:
-    """A column as pg_attribute has it; in the order of `_COLUMNS`, of which there are many."""
+    """A column as pg_attribute has it: what `_COLUMNS` gives, in its order."""
 
     relation: int
     number: int

@@ -1,4 +1,4 @@
-"""One relation's changes in a feed, walked together in message order.
+"""One relation's changes in a feed, or a few of each of several, walked together.
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete.
 """

@@ -74,7 +74,7 @@ class Messages:
 
         What lies between them is left out where it is most of the buffer: Arrow's `take` reserves
         memory by it, for each column, so the few values of each of many tables would lie far apart,
-        in pages of their own. Not so if they `may_copy` nothing: all have one source then.
+        in pages of their own. Never where `may_copy` is False: all that is taken has one source.
         """
         starts, ends = self.starts[at], self.ends[at]
         source, lengths = self.source, ends - starts

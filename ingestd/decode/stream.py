@@ -38,7 +38,9 @@ _MAX_FEED_BYTES = 1 << 31
 """Offsets of an Arrow binary array are 32 bits."""
 _TRUNCATED = struct.Struct(">iB")
 SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
-"""The columns of a table with no more changes in a feed are cast with those of others."""
+"""A table with no more changes in a feed is decoded together with others."""
+JOINT_VALUES = 50_000
+"""So many at a time: each takes up to 100 bytes until its column is cast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +352,24 @@ def _batches(
             batches.append(None)
         else:
             batches.append(change_batch(messages, transactions, changes))
-    joint = iter(change_batches(messages, transactions, small) if small else ())
-    return tuple(next(joint) if batch is None else batch for batch in batches)
+    together = (
+        batch for group in _groups(small) for batch in change_batches(messages, transactions, group)
+    )
+    return tuple(next(together) if batch is None else batch for batch in batches)
+
+
+def _groups(small: Sequence[Changes]) -> Iterator[list[Changes]]:
+    """Part the tables so that no part has many more than `JOINT_VALUES`."""
+    group: list[Changes] = []
+    values = 0
+    for changes in small:
+        group.append(changes)
+        values += len(changes.messages) * len(changes.relation.columns)
+        if values >= JOINT_VALUES:
+            yield group
+            group, values = [], 0
+    if group:
+        yield group
 
 
 def _grouped(oids: Ints, at: Ints) -> Iterator[tuple[int, Ints]]:

@@ -6,7 +6,8 @@ States, and what moves them::
                        any fault: raised to the supervisor, which makes a new pipeline
 
 An epoch that is being committed is finished first, unless that takes too long: where the slot is
-lost with what failed (a failover), nothing brings again what some tables lack of it.
+lost with what failed (a failover), nothing brings again what some tables lack of it. It is not
+confirmed: a connection that is made now may be to another server, which has not got all of it.
 
 Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `Follower` the rows of
 tables that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that
@@ -65,7 +66,8 @@ class PipelinePolicy:
     `idle_interval_s`: how often a position without captured changes is recorded and confirmed at
     the most seldom. The first time after an epoch is when the epoch's delay has passed, the next
     after twice that, and so on: whoever waits for the lake to come up mostly has just written.
-    `drain_limit_s`: how long a stop may take to finish the open epoch.
+    `drain_limit_s`: how long a stop may take to finish the open epoch; a fault, the one that is
+    being committed.
     """
 
     epoch: EpochPolicy
@@ -97,6 +99,7 @@ class Pipeline:
         self._idle_until = 0.0
         self._idle_s = policy.idle_interval_s
         self._is_streaming = False
+        self._may_confirm = True
         self._follower: Follower | None = None
         self._gate = Gate()
         self._epoch: FillingEpoch | None = None
@@ -121,12 +124,21 @@ class Pipeline:
             work = asyncio.create_task(self._run(stop))
             cleaning.push_async_callback(_cancel, work)
             await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
-            if stop.is_set() and self._is_streaming:
-                await asyncio.wait([work], timeout=self._policy.drain_limit_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.drain_limit_s):
+                    await self._finish(work, stop)
             if work.done():
-                if self._commit is not None:
-                    await asyncio.wait([self._commit], timeout=self._policy.drain_limit_s)
                 work.result()
+
+    async def _finish(self, work: asyncio.Task[None], stop: asyncio.Event) -> None:
+        """Wait for what a stop, or a fault, is to finish."""
+        if stop.is_set() and self._is_streaming:
+            await asyncio.wait([work])
+        if work.done() and self._commit is not None:
+            # Nothing is confirmed: who knows to whom by now. What this ends with the next start
+            # meets as well.
+            self._may_confirm = False
+            await asyncio.wait([self._commit])
 
     async def _abandon(self) -> None:
         """End what runs, and drop the epoch that fills."""
@@ -385,6 +397,8 @@ class Pipeline:
     async def _confirm(self, position: Lsn) -> None:
         """Pass on a position that has just become durable (I1)."""
         self._durable = position
+        if not self._may_confirm:
+            return
         await self._capture.confirm(position)
         self._watch.confirmed(position)
 

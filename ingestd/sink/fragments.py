@@ -106,7 +106,7 @@ class FragmentWriter:
         """Write these, close the last file, make all of them durable and give them."""
         with storage_faults(self.store.uri(self.folder)):
             tables = list(tables)
-            is_plain = self._open is None and len(tables) == 1 and is_tiny(tables[0])
+            is_plain = self._open is None and len(tables) == 1 and _is_tiny(tables[0])
             for table in tables:
                 self._write(table, is_plain=is_plain)
             if self._open is not None:
@@ -186,7 +186,7 @@ class FragmentWriter:
         )
 
 
-def is_tiny(table: pa.Table) -> bool:
+def _is_tiny(table: pa.Table) -> bool:
     """Whether to compress its columns would take longer than to write them, and save little."""
     return bool(table.num_rows <= _TINY_ROWS and table.nbytes <= _TINY_BYTES)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ingestd.changes import Chunk, change_schema
 from ingestd.decode.messages import SPARSE
 from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.stream import SMALL_ROWS, StreamDecoder
+from ingestd.decode.stream import JOINT_VALUES, SMALL_ROWS, StreamDecoder
 from ingestd.errors import ProtocolError
 from ingestd.schema import Table, with_before
 from tests.unit.decode import pgoutput
@@ -227,17 +227,21 @@ CUTS = st.lists(st.integers(0, 60), max_size=6)
     CUTS,
     st.sampled_from([0, 60, 300, 1 << 20]),
     st.sampled_from([1, SPARSE, 1 << 20]),  # a table's messages are copied together or not
-    st.sampled_from([0, 2, SMALL_ROWS]),  # columns are cast by themselves or with others
+    # tables are decoded by themselves, or with others, of which there may be many
+    st.sampled_from(
+        [(0, 1), (2, 10), (SMALL_ROWS, 1), (SMALL_ROWS, 10), (SMALL_ROWS, JOINT_VALUES)]
+    ),
 )
 def test_decoder_equals_plain_one(
-    messages: list[bytes], cuts: list[int], hold: int, sparse: int, small: int
+    messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
 ) -> None:
     plain = Plain(resolve)
     for message in messages:
         plain.feed(message)
     with (
         mock.patch("ingestd.decode.messages.SPARSE", sparse),
-        mock.patch("ingestd.decode.stream.SMALL_ROWS", small),
+        mock.patch("ingestd.decode.stream.SMALL_ROWS", together[0]),
+        mock.patch("ingestd.decode.stream.JOINT_VALUES", together[1]),
     ):
         chunks = decode(messages, cuts, hold)
     found = sorted(rows_of(chunks).items())
@@ -270,9 +274,9 @@ def test_whole_transactions_chunks_end_with_transactions_unless_open(
 
 
 @settings(max_examples=300, deadline=None)
-@given(streams(), CUTS, st.data(), st.sampled_from([1, SPARSE]))
+@given(streams(), CUTS, st.data(), st.sampled_from([1, SPARSE]), st.sampled_from([0, SMALL_ROWS]))
 def test_damaged_bytes_give_protocol_error_and_nothing_else(
-    messages: list[bytes], cuts: list[int], data: st.DataObject, sparse: int
+    messages: list[bytes], cuts: list[int], data: st.DataObject, sparse: int, small: int
 ) -> None:
     damaged = list(messages)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -288,7 +292,10 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(
         put = {"drop": 0, "twice": 2}.get(how, 1)
         damaged[at : at + 1] = [bytes(message)] * put
         damaged = damaged or messages
-    with mock.patch("ingestd.decode.messages.SPARSE", sparse):
+    with (
+        mock.patch("ingestd.decode.messages.SPARSE", sparse),
+        mock.patch("ingestd.decode.stream.SMALL_ROWS", small),
+    ):
         _decodes_or_refuses(damaged, cuts)
 
 
