@@ -10,10 +10,16 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CatchUpPolicy
+from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
+from ingestd.capture.wal.server import inspect_server
+from ingestd.capture.wal.slot_advance import SlotAdvance
+from ingestd.capture.wal.stream import StreamLimits, open_stream
+from ingestd.errors import TransientError
 from ingestd.failpoints import VARIABLE
+from ingestd.positions import Lsn
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
 from tests.harness.shop_servers import LIMIT_S, SLOT, config, loss, shop_on, slot, stopped_for
 from tests.harness.standbys import (
@@ -192,6 +198,55 @@ def test_a_failover_to_a_standby_without_the_slot_is_told_while_others_write(
             assert "timeline 1, now 2" in loss(daemon)
             assert "it has no slot" in loss(daemon)
             assert daemon.sigterm() == 0
+
+
+@pytest.mark.parametrize("major", [17, 18])
+async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_connections(
+    major: int,
+) -> None:
+    """It never got all that the lake has, and wrote something else from there on."""
+    needs(major)
+    with server_of(major) as primary:
+        shop = shop_on(primary)
+        with primary.connect() as connection:
+            connection.execute("CREATE DATABASE shop")
+        shop.execute("CREATE TABLE t (id int PRIMARY KEY)", f"{PUBLISH}")
+        shop.execute(
+            f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput', failover => true)"
+        )
+        with syncing_standby(primary, shop) as standby:
+            shop.execute(f"SELECT pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())")
+            await_copied(shop, standby)
+            dsn = either(shop, standby)
+            async with await connect(dsn) as control:
+                lineage = (await inspect_server(control, dsn)).lineage
+            standby.stop()
+            shop.execute("INSERT INTO t SELECT generate_series(1, 5000)")
+            lake = Lsn.parse(str(shop.value("SELECT pg_current_wal_flush_lsn()::text")))
+            primary.kill()
+            standby.start()
+            promote(standby)
+            other = shop_on(standby)
+            other.execute("INSERT INTO t SELECT generate_series(100001, 120000)")
+            before = slot(other, "confirmed_flush_lsn::text")
+            assert Lsn.parse(before) < lake
+            policy = CatchUpPolicy(above_bytes=10_000)
+            limits = StreamLimits(limit_bytes=1 << 20, status_interval_s=1.0)
+            advance = SlotAdvance(dsn, SLOT, "source s", step_bytes=1)
+            advance.lineage = lineage
+            try:
+                await advance.confirm(lake)
+                with pytest.raises(TransientError, match="another server"):
+                    await advance.settle()
+            finally:
+                await advance.close()
+            with pytest.raises(TransientError, match="another server"):
+                await CatchUp.begin(dsn, SLOT, SLOT, policy, 1 << 20, lineage=lineage)
+            with pytest.raises(TransientError, match="another server"):
+                await open_stream(
+                    dsn, SLOT, SLOT, lake, lake, where="source s", limits=limits, lineage=lineage
+                )
+            assert slot(other, "confirmed_flush_lsn::text") == before
 
 
 @pytest.mark.parametrize("major", [17, 18])

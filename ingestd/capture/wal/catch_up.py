@@ -158,18 +158,29 @@ class CatchUp:
 
     @classmethod
     async def begin(
-        cls, dsn: str, slot: str, publication: str, policy: CatchUpPolicy, behind_bytes: int
+        cls,
+        dsn: str,
+        slot: str,
+        publication: str,
+        policy: CatchUpPolicy,
+        behind_bytes: int,
+        *,
+        lineage: str | None = None,
     ) -> CatchUp:
         """Copy the slot, as often as the policy says and the server lets, but once at least.
 
-        Raises TransientError if the slot is not there.
+        `lineage`: see `refuse_other`. Raises TransientError if the slot is not there.
         """
         parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
         slots: list[DrainSlot] = []
         try:
             for _ in range(max(1, min(policy.slots, len(parts)))):
                 try:
-                    slots.append(await DrainSlot.open(dsn, slot, publication, policy.packing))
+                    slots.append(
+                        await DrainSlot.open(
+                            dsn, slot, publication, policy.packing, lineage=lineage
+                        )
+                    )
                 except psycopg.OperationalError:  # no free slot or connection
                     if not slots:
                         raise

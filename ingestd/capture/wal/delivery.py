@@ -113,6 +113,7 @@ class Delivery:
         """
         self._slot_at = self._position = start
         self._advance.begin(max(start, self._confirmed))
+        self._advance.lineage = server.lineage
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
                 async for chunk in chunks:
@@ -159,6 +160,7 @@ class Delivery:
                 takes_open=takes_open,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
+                lineage=server.lineage,
             )
         self._spool.connected()
         decoder, order = self._new_decoder(), self._new_order()
@@ -305,7 +307,12 @@ class Delivery:
         self, start: Lsn, target: Lsn, decoder: StreamDecoder
     ) -> AsyncGenerator[Chunk, None]:
         backlog = self._draining = await CatchUp.begin(
-            self._dsn, self._slot, self._publication, self._catch_up, target - start
+            self._dsn,
+            self._slot,
+            self._publication,
+            self._catch_up,
+            target - start,
+            lineage=self._advance.lineage,
         )
         try:
             async with contextlib.aclosing(backlog.chunks(start, target, decoder)) as chunks:

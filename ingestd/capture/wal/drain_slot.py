@@ -36,6 +36,7 @@ from ingestd.capture.wal.drain_queries import (
     SINGLE,
 )
 from ingestd.capture.wal.failing import cut_off
+from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import temporary_name
 from ingestd.capture.wal.socket_copy import SocketCopy
 from ingestd.capture.wal.socket_reader import is_plain
@@ -145,8 +146,10 @@ class DrainSlot:
         self._position = self._restart = Lsn(0)
 
     @classmethod
-    async def open(cls, dsn: str, slot: str, publication: str, packing: Packing) -> DrainSlot:
-        """Connect and copy the slot. Closing drops the copy."""
+    async def open(
+        cls, dsn: str, slot: str, publication: str, packing: Packing, *, lineage: str | None
+    ) -> DrainSlot:
+        """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`."""
         connection = await connect(dsn)
         try:
             name = temporary_name(slot, "catch_up")
@@ -158,6 +161,7 @@ class DrainSlot:
             await connection.execute(CLEAR_SETTINGS)
             await connection.execute(f"SET work_mem = '{SORT_MEMORY}'")
             await raise_decoding_memory(connection)
+            await refuse_other(connection, lineage)
             await reach_async("capture.slot_copy.before", cut_off)
             await connection.execute(
                 "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)

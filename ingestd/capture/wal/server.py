@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from ingestd.capture.session import connect
-from ingestd.errors import OperatorError
+from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
 
 OLDEST_VERSION = 140000
@@ -21,8 +21,15 @@ they go on when it is promoted. One whose catalog rows went is invalidated, not 
 
 # The control file says which timeline a server is on only after the next checkpoint; of a standby
 # the walsender tells.
+_TIMELINE: LiteralString = """
+CASE WHEN pg_is_in_recovery() THEN 0
+     ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
+"""
+_LINEAGE: LiteralString = f"""
+SELECT (SELECT system_identifier::text FROM pg_control_system()) || '/' || {_TIMELINE}
+"""  # noqa: S608 - a constant
 # Managed services grant replication by membership of a role instead of the attribute.
-_SERVER = """
+_SERVER: LiteralString = f"""
 SELECT current_setting('server_version_num')::int AS version,
        current_setting('server_version') AS version_text,
        current_setting('wal_level') AS wal_level,
@@ -34,16 +41,14 @@ SELECT current_setting('server_version_num')::int AS version,
                        AND pg_has_role(current_user, oid, 'member')) AS may_replicate,
        has_database_privilege(current_database(), 'CREATE') AS may_create,
        (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
-       CASE WHEN pg_is_in_recovery() THEN 0
-            ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
-        END AS timeline,
+       {_TIMELINE} AS timeline,
        current_setting('max_replication_slots')::int AS max_slots,
        (SELECT count(*)::int FROM pg_replication_slots) AS used_slots,
        current_setting('max_wal_senders')::int AS max_senders,
        (SELECT extract(epoch FROM setting::int * interval '1 ms')::float8 FROM pg_settings
          WHERE name = 'wal_sender_timeout') AS sender_timeout_s,
        current_setting('hot_standby_feedback')::bool AS feedback
-"""
+"""  # noqa: S608 - a constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,11 @@ class Server:
     def origin(self) -> str:
         """What the lake remembers of the server: LSNs mean the same only there."""
         return f"{self.system_identifier}/{self.timeline}"
+
+    @property
+    def lineage(self) -> str:
+        """What `refuse_other` compares: a standby's timeline may change, and does not count."""
+        return f"{self.system_identifier}/{0 if self.in_recovery else self.timeline}"
 
     def faults(self) -> list[OperatorError]:
         """Give everything that makes capture impossible here."""
@@ -121,6 +131,26 @@ async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:
         assert row is not None
         return replace(server, timeline=int(row[1]))
     return server
+
+
+async def refuse_other(connection: AsyncConnection[Any], lineage: str | None) -> None:
+    """Raise TransientError where it does not lead to the server of that lineage, or no more.
+
+    A DSN may name several servers, or an address that moves to the one that is promoted. What that
+    one has is for `continuity` to judge: taken for the first one's, it would lack what lies between
+    the promotion and where the first one was read to. None: any will do. Raises psycopg.Error.
+    """
+    if lineage is None:
+        return
+    row = await (await connection.execute(_LINEAGE)).fetchone()
+    assert row is not None
+    if row[0] != lineage:
+        raise TransientError(
+            "the connection leads to another server than before, or it was promoted (system "
+            f"identifier and timeline {row[0]}, before {lineage})",
+            reason="other_server",
+            remedy="nothing: the source begins anew, and says so if changes are missing",
+        )
 
 
 async def switch_points(dsn: str, timeline: int) -> dict[int, Lsn]:

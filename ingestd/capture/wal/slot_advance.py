@@ -19,6 +19,7 @@ from ingestd.capture.faults import classify
 from ingestd.capture.said import said
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.failing import cut_off
+from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import moved_slot, vanished_slot
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
@@ -46,6 +47,8 @@ class SlotAdvance:
         self._where = where
         self._reached = ZERO
         self._moving: asyncio.Task[None] | None = None
+        self.lineage: str | None = None
+        """The server that it is on (`refuse_other`)."""
 
     def begin(self, position: Lsn) -> None:
         """Take that the slot is at `position`."""
@@ -82,6 +85,7 @@ class SlotAdvance:
         try:
             async with await connect(self._dsn) as connection:
                 await end_without_client(connection)
+                await refuse_other(connection, self.lineage)
                 await reach_async("capture.slot_advance.before", cut_off)
                 await self._advance(connection, position)
                 await reach_async("capture.slot_advance.after", cut_off)

@@ -27,6 +27,7 @@ from ingestd.capture.faults import classify
 from ingestd.capture.session import connect, read_bytes_as_they_are
 from ingestd.capture.wal.copy_both import Collected, Reader
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
+from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import vanished_slot
 from ingestd.capture.wal.socket_reader import SocketReader, is_plain
 from ingestd.capture.watched import WatchedConnection
@@ -193,12 +194,14 @@ async def open_stream(
     takes_open: bool = False,
     where: str,
     limits: StreamLimits,
+    lineage: str | None = None,
 ) -> ReplicationStream:
     """Connect and start to stream transactions with commit_lsn >= `after`.
 
     `confirmed` is what the first status update tells: a durable position, not above `after`.
     `takes_open`: large transactions are to be sent while they are open (`decode.streamed`).
-    Raises TransientError (the slot is active for another pid, the server is away), OperatorError.
+    `lineage`: see `refuse_other`. Raises TransientError (the slot is active for another pid, the
+    server is away), OperatorError.
     """
     await reach_async("capture.stream_begin.before")
     try:
@@ -206,6 +209,7 @@ async def open_stream(
     except psycopg.Error as error:
         raise classify(error, where, dsn) from error
     try:
+        await refuse_other(connection, lineage)
         await read_bytes_as_they_are(connection)
         stream = ReplicationStream(connection, await _reader(connection), where, limits)
     except psycopg.Error as error:
