@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from itertools import cycle, islice
 from typing import Any
 
 import psycopg
@@ -63,8 +64,8 @@ PER_SECOND = 4
 
 
 TYPES = {
-    "int": "17",
     "text": "'a note'",
+    "int": "17",
     "numeric(12,2)": "12.34",
     "timestamptz": "now()",
     "boolean": "true",
@@ -81,8 +82,8 @@ def changing(rig: Rig, tables: int, columns: int = 2) -> dict[str, float]:
     An epoch grows while the one before commits: `transactions` is the most that one had.
     """
     name = f"changing_{tables}"
-    types = list(TYPES.items()) * columns
-    rest = ", ".join(f"c{n} {t} DEFAULT {v}" for n, (t, v) in enumerate(types[: columns - 1]))
+    types = islice(cycle(TYPES.items()), columns - 1)
+    rest = ", ".join(f"c{n} {t} DEFAULT {v}" for n, (t, v) in enumerate(types))
     rig.psql(f"CREATE DATABASE {name}")
     with rig.server.connect(name) as connection:
         for number in range(tables):

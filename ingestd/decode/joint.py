@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ingestd.decode.cast import cast
-from ingestd.decode.rows import Cast, Tuples
+from ingestd.decode.rows import CastColumn, Tuples
 from ingestd.decode.texts import Texts
 from ingestd.schema import Column
 
@@ -37,7 +38,7 @@ def cast_jointly(wanted: Sequence[Wanted]) -> list[Tuples]:
             if walked is not None and column.mask is None:
                 group = groups.setdefault((column.type, column.is_override), [])
                 group.append((index, column.name, walked.texts))
-    found: list[dict[str, Cast]] = [{} for _ in wanted]
+    found: list[dict[str, CastColumn]] = [{} for _ in wanted]
     for (to, is_override), members in groups.items():
         casts = _cast([texts for *_, texts in members], to, is_override=is_override)
         for (index, name, _), values in zip(members, casts, strict=True):
@@ -47,7 +48,7 @@ def cast_jointly(wanted: Sequence[Wanted]) -> list[Tuples]:
     ]
 
 
-def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list[Cast]:
+def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list[CastColumn]:
     """Cast them as one column, in the order in which they lie in the source; give each its part."""
     if len(parts) == 1:
         return [cast(parts[0], to, is_override=is_override)]
@@ -69,7 +70,7 @@ def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list
     ]
 
 
-def _joined(parts: Sequence[Texts]) -> tuple[Texts, np.ndarray]:
+def _joined(parts: Sequence[Texts]) -> tuple[Texts, NDArray[np.int64]]:
     """Give all values one after another, and where each part begins, and the last ends."""
     present = heads = None
     if any(part.present is not None for part in parts):

@@ -38,7 +38,7 @@ class Places:
         return len(self.op)
 
 
-Cast = tuple[pa.Array, Rows]
+CastColumn = tuple[pa.Array, Rows]
 """A column's values, and the rows of those that it could not hold."""
 
 
@@ -51,7 +51,7 @@ class Tuples:
 
     fields: Fields
     rows: Rows | None = None
-    values: Mapping[str, Cast] = field(default_factory=dict)
+    values: Mapping[str, CastColumn] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -49,24 +49,23 @@ def walk_tuples(
     there are. No tuple reaches beyond its message's end. Raises ProtocolError.
     """
     order = sorted(range(len(parts)), key=lambda n: parts[n].columns, reverse=True)
-    sorted_parts = [parts[n] for n in order]
-    bounds = list(accumulate((len(part.at) for part in sorted_parts), initial=0))
-    slices = [slice(start, end) for start, end in pairwise(bounds)]
-    counts = np.repeat([part.columns for part in sorted_parts], np.diff(bounds))
-    at = _check_counts(source, np.concatenate([part.at for part in sorted_parts]), counts)
-    found: list[list[Field]] = [[] for _ in sorted_parts]
-    going_on = len(sorted_parts)
-    for column in range(sorted_parts[0].columns):
-        while sorted_parts[going_on - 1].columns <= column:
+    widths = [parts[n].columns for n in order]
+    bounds = list(accumulate((len(parts[n].at) for n in order), initial=0))
+    rows_of = {n: slice(*ends) for n, ends in zip(order, pairwise(bounds), strict=True)}
+    at = np.concatenate([parts[n].at for n in order])
+    at = _check_counts(source, at, np.repeat(widths, np.diff(bounds)))
+    found: list[list[Field]] = [[] for _ in parts]
+    going_on = len(parts)
+    for column in range(widths[0]):
+        while widths[going_on - 1] <= column:
             going_on -= 1
         here = at[: bounds[going_on]]
         field = _walk_column(source, here)
         np.add(field.texts.starts, field.texts.lengths, out=here)
-        for fields, rows in zip(found, slices[:going_on], strict=False):
-            fields.append(field[rows])
-    _check_ends(at, np.concatenate([part.ends for part in sorted_parts]))
-    walked = dict(zip(order, zip(found, slices, strict=True), strict=True))
-    return [(fields, at[rows]) for fields, rows in (walked[n] for n in range(len(parts)))]
+        for n in order[:going_on]:
+            found[n].append(field[rows_of[n]])
+    _check_ends(at, np.concatenate([parts[n].ends for n in order]))
+    return [(fields, at[rows_of[n]]) for n, fields in enumerate(found)]
 
 
 def _walk_column(source: Source, at: NDArray[np.int64]) -> Field:

@@ -91,6 +91,7 @@ class Delivery:
         self._catch_up = catch_up
         self._spool = spool
         self._position = self._slot_at = ZERO
+        self._lineage: str | None = None
         self._stream: ReplicationStream | None = None
         self._draining: CatchUp | None = None
         self._decoder: StreamDecoder | None = None
@@ -112,8 +113,8 @@ class Delivery:
         After `server_is_at`. Raises TransientError, OperatorError, ProtocolError.
         """
         self._slot_at = self._position = start
+        self._lineage = self._advance.lineage = server.lineage
         self._advance.begin(max(start, self._confirmed))
-        self._advance.lineage = server.lineage
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
                 async for chunk in chunks:
@@ -160,7 +161,7 @@ class Delivery:
                 takes_open=takes_open,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
-                lineage=server.lineage,
+                lineage=self._lineage,
             )
         self._spool.connected()
         decoder, order = self._new_decoder(), self._new_order()
@@ -312,7 +313,7 @@ class Delivery:
             self._publication,
             self._catch_up,
             target - start,
-            lineage=self._advance.lineage,
+            lineage=self._lineage,
         )
         try:
             async with contextlib.aclosing(backlog.chunks(start, target, decoder)) as chunks:
