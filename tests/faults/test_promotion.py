@@ -21,6 +21,7 @@ from ingestd.errors import TransientError
 from ingestd.failpoints import VARIABLE
 from ingestd.positions import Lsn
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
+from tests.harness.pausing import paused
 from tests.harness.shop_servers import LIMIT_S, SLOT, config, loss, shop_on, slot, stopped_for
 from tests.harness.standbys import (
     STANDBY,
@@ -247,6 +248,46 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
                     dsn, SLOT, SLOT, lake, lake, where="source s", limits=limits, lineage=lineage
                 )
             assert slot(other, "confirmed_flush_lsn::text") == before
+
+
+@pytest.mark.parametrize("major", [pytest.param(17, marks=pytest.mark.long), 18])
+def test_a_failover_in_mid_drain_to_a_standby_that_is_behind_is_told(
+    lake: Path, make_daemon: MakeDaemon, major: int, seed: int
+) -> None:
+    """I6: it has the slot, and nothing kept the daemon from what the standby had not got."""
+    needs(major)
+    with server_of(major) as primary:
+        shop = with_workload_tables(primary)
+        with syncing_standby(primary, shop) as standby:
+            dsn = either(shop, standby)
+            drains = 'catch_up_above = "0"\ncatch_up_part = "100kB"'
+            daemon = make_daemon(config(shop, lake, dsn=dsn, source_extra=drains))
+            daemon.start_ready()
+            await_copied(shop, standby)
+            assert daemon.sigterm() == 0
+            standby.stop()
+            with writing(dsn, seed) as workload:
+                await_written(workload, 400)
+                workload.stop()
+            daemon.environment[VARIABLE] = "capture.drain.before=delay:0.3@3+"
+            daemon.start()
+            await_epochs(daemon, lake)
+            other = shop_on(standby)
+            with paused(daemon):  # with more of the backlog in its hands
+                ends_at = Lsn(epochs(lake)[-1]["end_lsn"])
+                primary.kill()
+                standby.start()
+                promote(standby)
+                assert Lsn.parse(slot(other, "confirmed_flush_lsn::text")) < ends_at
+                # What looks as if it had been read is written here, beyond where the lake ends.
+                other.execute("INSERT INTO visits VALUES (1000)")
+                other.execute("SELECT pg_switch_wal()", "INSERT INTO visits VALUES (1001)")
+            await_until(lambda: daemon.events("source.slot_lost"), LIMIT_S, daemon.tail)
+            daemon.await_ready()
+            assert_lake_equals_source(other, lake, limit_s=LIMIT_S)
+            assert_change_log_is_sound(other, lake)
+            assert "this server never got" in loss(daemon)
+            assert daemon.sigterm() == 0
 
 
 @pytest.mark.parametrize("major", [17, 18])
