@@ -29,15 +29,13 @@ _STATUS = struct.Struct(">cQQQqB")
 class Frames:
     """What a block of CopyData messages holds.
 
-    `starts`, `ends` (int64): where in the buffer each XLogData's payload is. `wal_end`: the highest
-    that any keepalive told, 0 if none. `keepalive`: the wal_end of a keepalive after the last data,
-    so that nothing captured lies before it; None if there is none. `reply_requested`: the server
-    waits for a status update.
+    `starts`, `ends` (int64): where in the buffer each XLogData's payload is. `keepalive`: the
+    highest position that a keepalive after the last data told, so that nothing captured lies before
+    it; None if there is none. `reply_requested`: the server waits for a status update.
     """
 
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
-    wal_end: int
     keepalive: int | None
     reply_requested: bool
 
@@ -45,7 +43,7 @@ class Frames:
 def split_frames(buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Frames:
     """Find the data in CopyData messages, which ascend in `buffer`. Raises ProtocolError."""
     if len(ends) == 0:
-        return Frames(ends, ends, 0, None, reply_requested=False)
+        return Frames(ends, ends, None, reply_requested=False)
     lengths = ends - starts
     if lengths.min() <= 0 or starts[0] < 0 or ends[-1] > len(buffer):
         msg = "CopyData messages empty or outside their buffer"
@@ -57,16 +55,15 @@ def split_frames(buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int6
         raise ProtocolError(msg)
     others = np.flatnonzero(~is_data)
     last_data = len(kinds) - 1 - int(is_data[::-1].argmax()) if is_data.any() else -1
-    wal_end, idle, asked = 0, None, False
+    idle, asked = None, False
     for i in others.tolist():  # a keepalive comes once in seconds
-        told, wants_reply = _keepalive(buffer[int(starts[i]) : int(ends[i])])
-        wal_end = max(wal_end, told)
+        wal_end, wants_reply = _keepalive(buffer[int(starts[i]) : int(ends[i])])
         asked |= wants_reply
         if i > last_data:
-            idle = wal_end
+            idle = max(wal_end, idle or 0)
     if len(others):
         starts, ends = starts[is_data], ends[is_data]
-    return Frames(starts + _XLOG_DATA_HEADER, ends, wal_end, idle, reply_requested=asked)
+    return Frames(starts + _XLOG_DATA_HEADER, ends, idle, reply_requested=asked)
 
 
 def _keepalive(message: bytes) -> tuple[int, bool]:

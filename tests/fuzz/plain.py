@@ -33,10 +33,10 @@ def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | Non
     return found, None, at
 
 
-def frames(messages: Iterable[bytes]) -> tuple[list[bytes], int, int | None, bool]:
-    """Give the payloads, the highest wal_end, that of an idle stream, whether a reply is wanted."""
+def frames(messages: Iterable[bytes]) -> tuple[list[bytes], int | None, bool]:
+    """Give the payloads, the highest wal_end after them, whether a reply is wanted."""
     found: list[bytes] = []
-    highest, idle, asked = 0, None, False
+    idle, asked = None, False
     for message in messages:
         if message[:1] == b"w" and len(message) >= 25:
             found.append(message[25:])
@@ -45,11 +45,10 @@ def frames(messages: Iterable[bytes]) -> tuple[list[bytes], int, int | None, boo
             told, _, reply = struct.unpack(">QqB", message[1:])
             if told >= 1 << 63:
                 raise Refused
-            highest = max(highest, told)
-            idle, asked = highest, asked or reply != 0
+            idle, asked = max(told, idle or 0), asked or reply != 0
         else:
             raise Refused
-    return found, highest, idle, asked
+    return found, idle, asked
 
 
 def copied_rows(messages: Sequence[bytes], columns: int) -> list[list[bytes | None]]:
