@@ -58,9 +58,9 @@ def change_batches(
         wanted.append((each.new, each.table.columns))
         if each.old is not None:
             wanted.append((each.old, each.table.before_columns))
-    cast = iter(cast_jointly(wanted))
+    found = iter(cast_jointly(wanted))
     return [
-        replace(w, new=next(cast), old=None if w.old is None else next(cast)).batch()
+        replace(w, new=next(found), old=None if w.old is None else next(found)).batch()
         for w in walked
     ]
 
@@ -170,12 +170,12 @@ def _walk(parts: Sequence[tuple[Messages, Relation]]) -> list[tuple[Tuples, Tupl
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _TupleStarts:
     """Where the tuples of one relation's changes are.
 
-    `old`: the messages that begin with an old one. `main`: where the main tuple begins, where that
-    is known (of updates with an old one: since `take_old`).
+    `old`: the messages that begin with an old one. `main`: where the main tuple begins; of updates
+    with an old one, since `take_old`.
     """
 
     messages: Messages

@@ -49,7 +49,10 @@ def cast_jointly(wanted: Sequence[Wanted]) -> list[Tuples]:
 
 
 def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list[CastColumn]:
-    """Cast them as one column, in the order in which they lie in the source; give each its part."""
+    """Cast them as one column, give each its part.
+
+    In the order in which they lie in the source: where texts begin must grow.
+    """
     if len(parts) == 1:
         return [cast(parts[0], to, is_override=is_override)]
     texts, bounds = _joined(parts)

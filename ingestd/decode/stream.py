@@ -39,8 +39,8 @@ _MAX_FEED_BYTES = 1 << 31
 _TRUNCATED = struct.Struct(">iB")
 SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
 """A table with no more changes in a feed is decoded together with others."""
-JOINT_VALUES = 50_000
-"""So many at a time: each takes up to 100 bytes until its column is cast."""
+JOINT_VALUES, JOINT_BYTES = 50_000, 4 << 20
+"""So many at a time: each takes up to 100 bytes until its column is cast, and its text twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,21 +353,24 @@ def _batches(
         else:
             batches.append(change_batch(messages, transactions, changes))
     together = (
-        batch for group in _groups(small) for batch in change_batches(messages, transactions, group)
+        batch
+        for group in _groups(messages, small)
+        for batch in change_batches(messages, transactions, group)
     )
     return tuple(next(together) if batch is None else batch for batch in batches)
 
 
-def _groups(small: Sequence[Changes]) -> Iterator[list[Changes]]:
-    """Part the tables so that no part has many more than `JOINT_VALUES`."""
+def _groups(messages: Messages, small: Sequence[Changes]) -> Iterator[list[Changes]]:
+    """Part the tables; a part ends with the table by which it has enough values or bytes."""
     group: list[Changes] = []
-    values = 0
+    values = nbytes = 0
     for changes in small:
         group.append(changes)
         values += len(changes.messages) * len(changes.relation.columns)
-        if values >= JOINT_VALUES:
+        nbytes += messages.nbytes(changes.messages)
+        if values >= JOINT_VALUES or nbytes >= JOINT_BYTES:
             yield group
-            group, values = [], 0
+            group, values, nbytes = [], 0, 0
     if group:
         yield group
 

@@ -138,6 +138,8 @@ class Pipeline:
             # Nothing is confirmed: who knows to whom by now. What this ends with the next start
             # meets as well.
             self._may_confirm = False
+            self._follower = None
+            await _cancel(*self._background)
             await asyncio.wait([self._commit])
 
     async def _abandon(self) -> None:

@@ -153,8 +153,7 @@ class EpochTable:
             ],
         }
         writer = FragmentWriter(self._log.store, self._log.folder, _STATISTICS, makes_folder=False)
-        writer.write([pa.Table.from_pylist([row], SCHEMA)])
-        fragments = writer.finish()
+        fragments = writer.finish([pa.Table.from_pylist([row], SCHEMA)])
         self._before_commit("_epochs")
         reach("sink.epochs_commit.before", lost)
         self._log.append(fragments, int(summary.end_lsn))

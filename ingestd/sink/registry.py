@@ -110,8 +110,7 @@ class RegistryTable:
             last[row["table"]] = row
             rows.append(row)
         writer = FragmentWriter(self._log.store, self._log.folder, (), makes_folder=False)
-        writer.write([pa.Table.from_pylist(rows, SCHEMA)])
-        fragments = writer.finish()
+        fragments = writer.finish([pa.Table.from_pylist(rows, SCHEMA)])
         self._before_commit("_tables")
         reach("sink.tables_commit.before", lost)
         self._log.append(fragments)

@@ -10,17 +10,16 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
-from ingestd.capture.wal.server import inspect_server
 from ingestd.capture.wal.slot_advance import SlotAdvance
 from ingestd.capture.wal.stream import StreamLimits, open_stream
 from ingestd.errors import TransientError
 from ingestd.failpoints import VARIABLE
 from ingestd.positions import Lsn
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
+from tests.harness.databases import lineage_of
 from tests.harness.pausing import paused
 from tests.harness.shop_servers import LIMIT_S, SLOT, config, loss, shop_on, slot, stopped_for
 from tests.harness.standbys import (
@@ -219,8 +218,7 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
             shop.execute(f"SELECT pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())")
             await_copied(shop, standby)
             dsn = either(shop, standby)
-            async with await connect(dsn) as control:
-                lineage = (await inspect_server(control, dsn)).lineage
+            lineage = await lineage_of(dsn)
             standby.stop()
             shop.execute("INSERT INTO t SELECT generate_series(1, 5000)")
             lake = Lsn.parse(str(shop.value("SELECT pg_current_wal_flush_lsn()::text")))
@@ -245,7 +243,7 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
                 await CatchUp.begin(dsn, SLOT, SLOT, policy, 1 << 20, lineage=lineage)
             with pytest.raises(TransientError, match="another server"):
                 await open_stream(
-                    dsn, SLOT, SLOT, lake, lake, where="source s", limits=limits, lineage=lineage
+                    dsn, SLOT, SLOT, lake, lake, lineage=lineage, where="source s", limits=limits
                 )
             assert slot(other, "confirmed_flush_lsn::text") == before
 

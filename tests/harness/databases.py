@@ -9,6 +9,8 @@ from uuid import uuid4
 
 from psycopg import sql
 
+from ingestd.capture.session import connect
+from ingestd.capture.wal.server import inspect_server
 from ingestd.demo.waiting import await_until
 
 if TYPE_CHECKING:
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 Connection = "psycopg.Connection[tuple[Any, ...]]"
 _LIMIT_S = 15
+
+
+async def lineage_of(dsn: str) -> str:
+    """What connections to the same server are told by (`refuse_other`)."""
+    async with await connect(dsn) as connection:
+        return (await inspect_server(connection, dsn)).lineage
 
 
 @dataclass(frozen=True)

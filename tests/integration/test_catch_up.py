@@ -16,11 +16,19 @@ from pydantic import SecretStr
 
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal import backlog_parts, catch_up, delivery, drain_slot, stream
+from ingestd.capture.wal import (
+    backlog_parts,
+    catch_up,
+    delivery,
+    drain_slot,
+    slot_advance,
+    stream,
+)
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.delivery import LATE_LOOKS
 from ingestd.capture.wal.drain_slot import DrainSlot
+from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.stream import ReplicationStream
 from ingestd.errors import TransientError
 from ingestd.run.epoch import EpochPolicy
@@ -28,6 +36,7 @@ from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from tests.harness.compare import assert_change_log_is_sound, raw_rows
+from tests.harness.databases import lineage_of
 from tests.harness.encrypted import as_if_encrypted
 from tests.harness.open_transactions import given_in_segments
 from tests.harness.waiting import await_until
@@ -37,6 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from psycopg import AsyncConnection
+
+    from ingestd.capture.wal.backlog_parts import Part
     from ingestd.demo.postgres import PostgresServer
     from ingestd.positions import Lsn
     from tests.harness.databases import Database
@@ -460,7 +472,7 @@ async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_no
 
     open_slot = DrainSlot.open
 
-    async def open_late(*args: Any, lineage: str | None) -> DrainSlot:
+    async def open_late(*args: Any, lineage: str) -> DrainSlot:
         if when == "copied":
             await asyncio.to_thread(meddle)
         return await open_slot(*args, lineage=lineage)
@@ -482,6 +494,44 @@ async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_no
         assert raised.value.reason == reason
     finally:
         await capture.close()
+
+
+async def test_each_connection_that_touches_the_slot_asks_which_server_it_leads_to(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first one did, which read where the slot is: it may be another by now."""
+    lineage = await lineage_of(database.dsn)
+    async with await connect(database.dsn) as connection:
+        await refuse_other(connection, lineage)
+        with pytest.raises(TransientError) as raised:
+            await refuse_other(connection, f"{lineage}1")
+    assert raised.value.reason == "other_server"
+    asked: set[tuple[str, str]] = set()
+    modules = (drain_slot, slot_advance, stream)
+    for module in modules:
+
+        async def ask(
+            connection: AsyncConnection[Any], of: str, where: str = module.__name__
+        ) -> None:
+            asked.add((where, of))
+            await refuse_other(connection, of)
+
+        monkeypatch.setattr(module, "refuse_other", ask)
+    make_part = DrainSlot.make
+
+    async def make_slowly(slot: DrainSlot, part: Part, **options: bool) -> None:
+        await asyncio.sleep(0.3)  # what came before is durable meanwhile
+        await make_part(slot, part, **options)
+
+    monkeypatch.setattr(DrainSlot, "make", make_slowly)
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=1, slots=1, part_bytes=300_000)
+    for lows in ([0], [1000, 2000, 3000, 4000]):  # the first are there before the slot
+        for low in lows:
+            insert_rows(database, low)
+        pipeline = make_pipeline(database.dsn, database.name, tmp_path, policy)
+        await run_until_rows(pipeline, tmp_path, lows[-1] + 1001)  # with the snapshot's `t`
+    assert asked == {(module.__name__, lineage) for module in modules}
 
 
 async def drain_all(capture: WalCapture, meddle: Callable[[], None] | None) -> None:

@@ -15,6 +15,7 @@ from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
 from ingestd.capture.wal.drain_slot import Packing
 from ingestd.decode import commits_ahead
 from ingestd.positions import Lsn
+from tests.harness.databases import lineage_of
 from tests.harness.encrypted import as_if_encrypted
 from tests.harness.open_transactions import OpenWriters, given_in_segments, meanings
 
@@ -98,7 +99,9 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
     begin, end = Lsn.parse(start), Lsn.parse(target)
     messages = Messages()
     messages.range = begin, end
-    backlog = await CatchUp.begin(database.dsn, database.name, database.name, policy, end - begin)
+    lineage = await lineage_of(database.dsn)
+    name = database.name
+    backlog = await CatchUp.begin(database.dsn, name, name, policy, end - begin, lineage=lineage)
     try:
         async for _ in backlog.chunks(begin, end, cast("StreamDecoder", messages)):
             pass

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ingestd.capture.wal.slot_advance import SlotAdvance, step_after
 from ingestd.positions import Lsn
+from tests.harness.databases import lineage_of
 
 if TYPE_CHECKING:
     from tests.harness.databases import Database
@@ -28,6 +29,7 @@ async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) 
     advance = SlotAdvance(database.dsn, database.name, "source s", step_bytes=100_000)
     start = confirmed(database)
     advance.begin(start)
+    advance.lineage = await lineage_of(database.dsn)
 
     async def moved(nbytes: int) -> bool:
         position = Lsn(start + nbytes)

@@ -25,6 +25,7 @@ from ingestd.capture.wal.stream import ReplicationStream, StreamLimits, open_str
 from ingestd.decode.frames import split_frames
 from ingestd.errors import TransientError
 from ingestd.positions import ZERO
+from tests.harness.databases import lineage_of
 from tests.harness.flaky_network import STREAM, FlakyNetwork
 
 if TYPE_CHECKING:
@@ -321,7 +322,14 @@ async def streamed(database: Database, dsn: str) -> AsyncIterator[ReplicationStr
         f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
     )
     stream = await open_stream(
-        dsn, name, name, ZERO, ZERO, where="source shop, stream", limits=StreamLimits(1 << 20)
+        dsn,
+        name,
+        name,
+        ZERO,
+        ZERO,
+        lineage=await lineage_of(database.dsn),
+        where="source shop, stream",
+        limits=StreamLimits(1 << 20),
     )
     try:
         yield stream

@@ -165,7 +165,7 @@ class CatchUp:
         policy: CatchUpPolicy,
         behind_bytes: int,
         *,
-        lineage: str | None = None,
+        lineage: str,
     ) -> CatchUp:
         """Copy the slot, as often as the policy says and the server lets, but once at least.
 

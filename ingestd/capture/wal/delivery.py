@@ -91,7 +91,7 @@ class Delivery:
         self._catch_up = catch_up
         self._spool = spool
         self._position = self._slot_at = ZERO
-        self._lineage: str | None = None
+        self._lineage = ""
         self._stream: ReplicationStream | None = None
         self._draining: CatchUp | None = None
         self._decoder: StreamDecoder | None = None

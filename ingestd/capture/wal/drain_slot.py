@@ -147,7 +147,7 @@ class DrainSlot:
 
     @classmethod
     async def open(
-        cls, dsn: str, slot: str, publication: str, packing: Packing, *, lineage: str | None
+        cls, dsn: str, slot: str, publication: str, packing: Packing, *, lineage: str
     ) -> DrainSlot:
         """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`."""
         connection = await connect(dsn)

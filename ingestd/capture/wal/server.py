@@ -133,15 +133,13 @@ async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:
     return server
 
 
-async def refuse_other(connection: AsyncConnection[Any], lineage: str | None) -> None:
+async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
     """Raise TransientError where it does not lead to the server of that lineage, or no more.
 
     A DSN may name several servers, or an address that moves to the one that is promoted. What that
     one has is for `continuity` to judge: taken for the first one's, it would lack what lies between
-    the promotion and where the first one was read to. None: any will do. Raises psycopg.Error.
+    the promotion and where the first one was read to. Raises psycopg.Error.
     """
-    if lineage is None:
-        return
     row = await (await connection.execute(_LINEAGE)).fetchone()
     assert row is not None
     if row[0] != lineage:

@@ -47,7 +47,7 @@ class SlotAdvance:
         self._where = where
         self._reached = ZERO
         self._moving: asyncio.Task[None] | None = None
-        self.lineage: str | None = None
+        self.lineage = ""
         """The server that it is on (`refuse_other`)."""
 
     def begin(self, position: Lsn) -> None:

@@ -191,10 +191,10 @@ async def open_stream(
     after: Lsn,
     confirmed: Lsn,
     *,
+    lineage: str,
     takes_open: bool = False,
     where: str,
     limits: StreamLimits,
-    lineage: str | None = None,
 ) -> ReplicationStream:
     """Connect and start to stream transactions with commit_lsn >= `after`.
 

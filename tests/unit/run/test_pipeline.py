@@ -68,9 +68,16 @@ class AuditedCapture(FakeCapture):
 
 
 class EndingCapture(FakeCapture):
-    """Tells when its stream has ended."""
+    """Tells when its stream has ended; its looks at the catalog fail when they are to."""
 
-    has_ended = False
+    def __init__(self, database: FakeDatabase) -> None:
+        super().__init__(database)
+        self.has_ended = False
+        self.loses_catalog = asyncio.Event()
+
+    async def tables_changed(self) -> None:
+        await self.loses_catalog.wait()
+        raise TransientError("the claim's connection is lost", reason="connection_lost")
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         try:
@@ -362,12 +369,14 @@ async def test_stop_finishes_the_open_epoch() -> None:
     assert base.slot == durable(disk) == base.current
 
 
+@pytest.mark.parametrize("lost", ["stream", "catalog"])
 async def test_whole_transactions_a_fault_of_the_source_leaves_the_epoch_that_is_committed(
-    tmp_path: Path,
+    tmp_path: Path, lost: str
 ) -> None:
     """A standby that is promoted without the slot would not bring what one table lacks of it.
 
-    One that has the slot may have been promoted before it had that epoch: nothing is confirmed.
+    One that has the slot may have been promoted before it had that epoch: nothing is confirmed. All
+    else ends at once.
     """
     base = FakeDatabase([A, B])
     capture = EndingCapture(base)
@@ -386,7 +395,10 @@ async def test_whole_transactions_a_fault_of_the_source_leaves_the_epoch_that_is
         made = base.commit(put(A, 1), put(B, 1))
         await until(blocked.is_set)
         confirmed = base.slot
-        fail(base)
+        if lost == "stream":
+            fail(base)
+        else:
+            capture.loses_catalog.set()
         await until(lambda: capture.has_ended)
         for _ in range(20):  # turns in which it would be given up
             await asyncio.sleep(0)
