@@ -32,8 +32,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,6 +41,7 @@ from ingestd.demo.daemon import Daemon
 from ingestd.demo.installations import find_bindirs
 from ingestd.demo.postgres import PostgresServer
 from tests.harness.databases import Database, fresh_database
+from tests.harness.servers import running_server
 from tests.harness.workload import create_schema
 
 if TYPE_CHECKING:
@@ -110,27 +109,15 @@ def postgres_bindir() -> Path:
     return found[0]
 
 
-@contextmanager
-def running_server(bindir: Path) -> Iterator[PostgresServer]:
-    # Not below tmp_path: each pytest that starts closes that folder to the server's own account.
-    with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
-        server = PostgresServer(Path(folder) / "data", bindir=bindir, settings=_FAST)
-        try:
-            with server:
-                yield server
-        finally:
-            server.remove()
-
-
 @pytest.fixture(scope="session")
 def postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
-    with running_server(postgres_bindir) as server:
+    with running_server(postgres_bindir, _FAST) as server:
         yield server
 
 
 @pytest.fixture
 def own_postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
-    with running_server(postgres_bindir) as server:
+    with running_server(postgres_bindir, _FAST) as server:
         yield server
 
 

@@ -16,6 +16,7 @@ import pytest
 from ingestd.demo.accounts import account_for_server, open_way
 from ingestd.demo.installations import find_bindirs
 from ingestd.demo.postgres import PostgresServer
+from tests.harness.servers import running_server
 from tests.harness.shop_servers import shop_on, slot
 from tests.harness.waiting import await_until
 
@@ -66,15 +67,8 @@ def _major(bindir: Path) -> int:
 @contextmanager
 def server_of(major: int, settings: Mapping[str, str] | None = None) -> Iterator[PostgresServer]:
     """Run a server of this version."""
-    with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
-        server = PostgresServer(
-            Path(folder) / "data", bindir=bindir_of(major), settings={**FAST, **(settings or {})}
-        )
-        try:
-            with server:
-                yield server
-        finally:
-            server.remove()
+    with running_server(bindir_of(major), {**FAST, **(settings or {})}) as server:
+        yield server
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from ingestd.demo.daemon import Daemon, module_environment
 from ingestd.demo.postgres import PostgresServer
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
+from tests.harness.servers import FAST, running_server
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -180,18 +181,11 @@ def test_one_wrong_dsn_does_not_hide_what_the_others_have(tmp_path: Path, shop: 
 
 
 @pytest.fixture(scope="module")
-def strict_postgres(
-    postgres_bindir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PostgresServer]:
+def strict_postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
     """A server that asks for passwords, without logical replication."""
-    folder = tmp_path_factory.mktemp("strict")
-    settings = {"fsync": "off", "wal_level": "replica"}
-    server = PostgresServer(
-        folder / "data", bindir=postgres_bindir, settings=settings, password=PASSWORD
-    )
-    with server:
+    settings = {**FAST, "wal_level": "replica"}
+    with running_server(postgres_bindir, settings, password=PASSWORD) as server:
         yield server
-    server.remove()
 
 
 def test_a_wrong_password_is_named_and_never_shown(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,9 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.demo.postgres import PostgresServer
 from ingestd.schema import TableId
 from tests.harness.compare import assert_lake_equals_source
+from tests.harness.servers import FAST, running_server
 from tests.integration.test_least_privilege import attributes, granted, run_script
 
 if TYPE_CHECKING:
@@ -270,22 +269,15 @@ def test_a_password_is_asked_for_and_a_server_as_it_is_installed_is_polled(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PGPASSWORD", "")
-    settings = {"wal_level": "replica", "fsync": "off"}
-    with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
-        server = PostgresServer(
-            Path(folder) / "data", bindir=postgres_bindir, settings=settings, password="hunter2"
-        )
-        try:
-            with server:
-                dsn = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
-                with server.connect() as connection:
-                    connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
-                told = CliRunner().invoke(cli.app, ["init"], input=f"{dsn}\nhunter2\nmine\n\n\n")
-                checked = check(tmp_path / "ingestd.toml")
-                given = ["init", "other", "--yes", "--force", "--dsn", dsn]
-                refused = CliRunner().invoke(cli.app, given)
-        finally:
-            server.remove()
+    settings = {**FAST, "wal_level": "replica"}
+    with running_server(postgres_bindir, settings, password="hunter2") as server:
+        dsn = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
+        with server.connect() as connection:
+            connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        told = CliRunner().invoke(cli.app, ["init"], input=f"{dsn}\nhunter2\nmine\n\n\n")
+        checked = check(tmp_path / "ingestd.toml")
+        given = ["init", "other", "--yes", "--force", "--dsn", dsn]
+        refused = CliRunner().invoke(cli.app, given)
     assert told.exit_code == 0, told.output
     assert "hunter2" not in told.output
     assert "hunter2" in (tmp_path / "mine.dsn").read_text()

@@ -23,6 +23,7 @@ from ingestd.demo.ports import free_port
 from ingestd.demo.postgres import PostgresServer
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
+from tests.harness.servers import running_server
 from tests.harness.waiting import await_until
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
@@ -370,10 +371,7 @@ CHAPTERS: dict[str, tuple[Fault, ...]] = {
 @pytest.fixture
 def world(postgres_bindir: Path, tmp_path: Path) -> Iterator[World]:
     settings = {"fsync": "off", "max_replication_slots": "4"}
-    server = PostgresServer(
-        tmp_path / "data", bindir=postgres_bindir, settings=settings, password=PASSWORD
-    )
-    with server:
+    with running_server(postgres_bindir, settings, password=PASSWORD) as server:
         with server.connect() as connection:
             connection.execute("CREATE DATABASE shop")
         world = World(server, tmp_path)
@@ -382,7 +380,6 @@ def world(postgres_bindir: Path, tmp_path: Path) -> Iterator[World]:
             f"CREATE ROLE limited LOGIN PASSWORD '{PASSWORD}'",
         )
         yield world
-    server.remove()
 
 
 def _as_an_example(world: World, text: str) -> str:

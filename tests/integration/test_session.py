@@ -14,6 +14,7 @@ from ingestd.capture.session import connect
 from ingestd.demo.ports import free_port
 from ingestd.demo.postgres import PostgresServer
 from ingestd.errors import IngestdError, OperatorError, TransientError
+from tests.harness.servers import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,20 +26,13 @@ SECRET = "geheim-17"
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    postgres_bindir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PostgresServer]:
+def guarded(postgres_bindir: Path) -> Iterator[PostgresServer]:
     """A server that asks for passwords, with a role `plain` of no rights and one of no login."""
-    folder = tmp_path_factory.mktemp("guarded")
-    server = PostgresServer(
-        folder / "data", bindir=postgres_bindir, settings={"fsync": "off"}, password=SECRET
-    )
-    with server:
+    with running_server(postgres_bindir, password=SECRET) as server:
         with server.connect() as connection:
             connection.execute(f"CREATE ROLE plain LOGIN PASSWORD '{SECRET}'".encode())
             connection.execute(f"CREATE ROLE sleeper PASSWORD '{SECRET}'".encode())
         yield server
-    server.remove()
 
 
 async def failure(dsn: str, **options: Any) -> IngestdError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.postgres import PostgresServer
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
 from spark_jobs.history import as_of, main
@@ -19,6 +17,7 @@ from tests.harness.audited import Audited, Rows, as_row
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.databases import Database, fresh_database
+from tests.harness.servers import FAST, running_server
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -41,14 +40,9 @@ class KilledError(Exception):
 @pytest.fixture
 def database(postgres_bindir: Path) -> Iterator[Database]:
     """On a server that tells when a transaction committed."""
-    settings = {"fsync": "off", "track_commit_timestamp": "on"}
-    with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
-        server = PostgresServer(Path(folder) / "data", bindir=postgres_bindir, settings=settings)
-        try:
-            with server, fresh_database(server) as made:
-                yield made
-        finally:
-            server.remove()
+    settings = {**FAST, "track_commit_timestamp": "on"}
+    with running_server(postgres_bindir, settings) as server, fresh_database(server) as made:
+        yield made
 
 
 def history(spark: SparkSession, target: Path, table: str, at: datetime) -> Rows:
