@@ -37,6 +37,7 @@ from ingestd.cli.options import (
     size_in,
 )
 from ingestd.cli.running import daemon_address, daemon_status, meant_daemon
+from ingestd.importing import sparing
 
 
 def run(config: ConfigFile, *, debug: Debug = False) -> None:
@@ -46,7 +47,7 @@ def run(config: ConfigFile, *, debug: Debug = False) -> None:
         signal.signal(number, lambda *_: os._exit(0))
     give_back_early()
     with reporting(debug=debug, config=config):
-        with keeping_all():
+        with keeping_all(), sparing():
             from ingestd.app import daemon  # noqa: PLC0415
 
         raise typer.Exit(daemon.run(config))
