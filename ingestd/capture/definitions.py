@@ -30,6 +30,7 @@ from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.indexes import IndexRow, list_indexes
 from ingestd.capture.positions import insert_position
 from ingestd.capture.published import (
+    WITH_GENERATED,
     Publication,
     Published,
     find_publication,
@@ -54,7 +55,8 @@ class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
     `present`: every table, asked for or not. `columns`, `files` and `places` by OID, `types`
-    by theirs; `published` by name; `unsent`: generated columns, sent or not, by OID of the table.
+    by theirs; `published` by name; `unsent`: generated columns, sent or not, by OID of the table;
+    `minds_unsent`: the server refuses UPDATE and DELETE where whole rows lack one (18+).
     `lsn`: all of it holds at that position. Where no publication says what is sent: `indexes`, the
     unique ones by OID of the table; `hiding`, the OIDs of the tables of which row security hides
     rows from this role; `ended`, the transaction id below which all had ended.
@@ -69,10 +71,18 @@ class Catalog:
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
     unsent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    minds_unsent: bool = False
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
     hiding: frozenset[int] = frozenset()
     ended: int = field(default=0, compare=False)
     lsn: Lsn = field(default=Lsn(0), compare=False)
+
+    def unsent_of(self, row: TableRow) -> frozenset[str]:
+        """Name the generated columns without which the server does not take whole rows."""
+        if not self.minds_unsent:
+            return frozenset()
+        sent = self.published.get(row.id, WHOLE).generated
+        return frozenset(self.unsent.get(row.oid, ())) - sent
 
     def storage(self, row: TableRow) -> Storage:
         """Give how a table's rows are stored."""
@@ -148,6 +158,7 @@ async def _with_publication(
         catalog,
         published={table: how for table, how in sent.items() if table in names},
         publication=await find_publication(connection, name),
+        minds_unsent=connection.info.server_version >= WITH_GENERATED,
     )
 
 

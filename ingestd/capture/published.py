@@ -6,6 +6,7 @@ Replication", "Row Filters" and "Column Lists".
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,8 @@ _PARTS = """CASE WHEN r.prattrs IS NOT NULL THEN
          ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
                   AND a.attnum = ANY(r.prattrs::int2[]) ORDER BY a.attnum) END, t.rowfilter"""
 _WHOLE = "NULL::text[], NULL::text"
-_WITH_GENERATED = 180000
+WITH_GENERATED = 180000
+"""PostgreSQL 18 can send generated columns, and refuses what follows where it does not."""
 _GENERATED = """ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
                   AND a.attgenerated <> '' AND a.attname = ANY(t.attnames))"""
 _NO_GENERATED = "'{}'::text[]"
@@ -90,7 +92,7 @@ async def published(
 ) -> dict[TableId, Published]:
     """Give every table it publishes, however it came to (list, schema, all tables), and how."""
     parts = _PARTS if server_version >= FIRST_WITH_PARTS else _WHOLE
-    generated = _GENERATED if server_version >= _WITH_GENERATED else _NO_GENERATED
+    generated = _GENERATED if server_version >= WITH_GENERATED else _NO_GENERATED
     entry = _ENTRY if server_version >= FIRST_WITH_PARTS else _ENTRY_OR_ALL
     query = sql.SQL(_PUBLISHED).format(
         entry=sql.SQL(entry), parts=sql.SQL(parts), generated=sql.SQL(generated)
@@ -108,13 +110,16 @@ async def published(
     }
 
 
-def only_inserts(table: Table, found: Published | None) -> str | None:
+def only_inserts(table: Table, found: Published | None, unsent: Collection[str] = ()) -> str | None:
     """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
 
-    `table` as the catalog has it. Source: PostgreSQL, CheckCmdReplicaIdentity.
+    `table` as the catalog has it. `unsent`: see `Catalog.unsent_of`. Source: PostgreSQL,
+    CheckCmdReplicaIdentity.
     """
     if not table.identity:
         return "no usable replica identity"
+    if table.replica_identity == "f" and unsent:
+        return f"REPLICA IDENTITY FULL, with generated column {min(unsent)!r} that is not published"
     if found is not None and found.columns is not None:
         hidden = [n for n in table.identity if n not in found.columns]
         if hidden:
@@ -122,9 +127,17 @@ def only_inserts(table: Table, found: Published | None) -> str | None:
     return None
 
 
-def identify(table: Table, name: str = "", found: Published | None = None) -> str:
+def identify(
+    table: Table,
+    name: str = "",
+    found: Published | None = None,
+    unsent: Collection[str] = (),
+) -> str:
     """Write what gives the table an identity, or publication `name` the columns of it."""
     quoted = sql.Identifier(table.id.schema, table.id.name).as_string(None)
+    if unsent and (table.replica_identity == "f" or not table.key):
+        key = "" if table.key else "add a primary key without generated columns; then "
+        return f"{key}ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
     if table.identity and found is not None and found.columns is not None:
         whole = "ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1};"
         return whole.format(sql.Identifier(name).as_string(None), quoted)
@@ -133,15 +146,21 @@ def identify(table: Table, name: str = "", found: Published | None = None) -> st
     return f"add a primary key, or ALTER TABLE {quoted} REPLICA IDENTITY FULL;"
 
 
-def unidentified(table: Table, found: Published | None, *, manage: bool) -> TableError | None:
+def unidentified(
+    table: Table, found: Published | None, *, manage: bool, unsent: Collection[str] = ()
+) -> TableError | None:
     """Refuse a table that publishing would break, unless others publish it already.
 
-    Then the harm is theirs, and only inserts and truncates can come: they are captured.
+    Then the harm is theirs, and only inserts and truncates can come: they are captured. `unsent`:
+    see `Catalog.unsent_of`.
     """
-    if table.identity or (found is not None and not (manage and found.membership is not None)):
+    if found is not None and not (manage and found.membership is not None):
+        return None
+    why = only_inserts(table, None, unsent)
+    if why is None:
         return None
     return TableError(
         table.id,
-        "no usable replica identity: publishing it would make its own UPDATE and DELETE fail",
-        remedy=identify(table),
+        f"{why}: publishing it would make its own UPDATE and DELETE fail",
+        remedy=identify(table, unsent=unsent),
     )

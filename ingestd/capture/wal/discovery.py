@@ -133,7 +133,8 @@ class SourceTables:
         if no is not None:
             return no
         is_ours = settings.manage and (catalog.publication is None or catalog.publication.owned)
-        unidentifiable = unidentified(table, published, manage=is_ours)
+        unsent = catalog.unsent_of(row)
+        unidentifiable = unidentified(table, published, manage=is_ours, unsent=unsent)
         if unidentifiable is not None:
             return Refused(table, unidentifiable)
         if published is None:

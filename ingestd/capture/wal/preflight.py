@@ -122,18 +122,21 @@ async def _tables(
             found.note(subject, "fail", error.reason, error.remedy)
             continue
         refused = refusal(row, table, server.role)
-        fault = refused.error if refused else unidentified(plain, sent, manage=is_ours)
+        unsent = catalog.unsent_of(row)
+        fault = (
+            refused.error if refused else unidentified(plain, sent, manage=is_ours, unsent=unsent)
+        )
         if fault is not None:
             found.note(subject, "fail", fault.reason, fault.remedy)
             continue
         good.append(table)
         detail = _captured(plain, table, settings, is_ours=is_ours)
-        lacking = only_inserts(plain, None if is_ours else sent)
+        lacking = only_inserts(plain, None if is_ours else sent, unsent)
         if lacking is None:
             found.note(subject, "ok", detail)
         else:
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
-            remedy = identify(plain, settings.publication, sent)
+            remedy = identify(plain, settings.publication, sent, unsent)
             found.note(subject, "warn", detail, remedy)
     for pattern in unmatched(settings, catalog.present):
         found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
