@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from tests.harness.command_line import run_command
-from tests.harness.config import wal_config
-from tests.harness.shop_servers import shop_on
+from tests.harness.shop_servers import config, with_shop
 from tests.harness.standbys import needs, server_of
 from tests.harness.waiting import await_until
 
@@ -33,9 +32,7 @@ def test_tables_that_publishing_would_break_are_left_out(
 ) -> None:
     needs(18)
     with server_of(18) as server:
-        with server.connect() as connection:
-            connection.execute("CREATE DATABASE shop")
-        shop = shop_on(server)
+        shop = with_shop(server)
         shop.execute(
             "CREATE TABLE stored_whole (a int, g int GENERATED ALWAYS AS (a * 2) STORED)",
             "CREATE TABLE virtual_whole (a int, g int GENERATED ALWAYS AS (a * 2) VIRTUAL)",
@@ -45,7 +42,7 @@ def test_tables_that_publishing_would_break_are_left_out(
             *(f"INSERT INTO {table} VALUES (1)" for table in TABLES),
         )
         extra = 'discover_interval = "500ms"'
-        daemon = make_daemon(wal_config(lake=lake, dsn=shop.dsn, source_extra=extra))
+        daemon = make_daemon(config(shop, lake, source_extra=extra))
         checked = run_command(daemon.folder / "ingestd.toml", "check")
         for table in TABLES[:2]:
             [line] = [line for line in checked.stdout.splitlines() if f"public.{table} " in line]
@@ -72,6 +69,7 @@ def test_tables_that_publishing_would_break_are_left_out(
 
         await_until(is_written, LIMIT_S, daemon.tail)
         shop.execute("ALTER TABLE keyed REPLICA IDENTITY DEFAULT")
-        await_until(lambda: shop.rows("SELECT 1 FROM pg_publication_tables"), LIMIT_S, daemon.tail)
+        published = "SELECT 1 FROM pg_publication_tables WHERE tablename = 'keyed'"
+        await_until(lambda: shop.rows(published), LIMIT_S, daemon.tail)
         write_all(shop)
         assert daemon.sigterm() == 0
