@@ -27,6 +27,7 @@ from ingestd.capture.catalog import (
     table_of,
 )
 from ingestd.capture.columns import as_published, controlled
+from ingestd.capture.identity import Identifying, PartitionIdentity, list_partitions
 from ingestd.capture.indexes import IndexRow, list_indexes
 from ingestd.capture.positions import insert_position
 from ingestd.capture.published import (
@@ -57,9 +58,10 @@ class Catalog:
     `present`: every table, asked for or not. `columns`, `files` and `places` by OID, `types`
     by theirs; `published` by name; `unsent`: generated columns, sent or not, by OID of the table;
     `minds_unsent`: the server refuses UPDATE and DELETE where whole rows lack one (18+).
-    `lsn`: all of it holds at that position. Where no publication says what is sent: `indexes`, the
-    unique ones by OID of the table; `hiding`, the OIDs of the tables of which row security hides
-    rows from this role; `ended`, the transaction id below which all had ended.
+    `partitions`: their replica identities, by OID of the root. `lsn`: all of it holds at that
+    position. Where no publication says what is sent: `indexes`, the unique ones by OID of the
+    table; `hiding`, the OIDs of the tables of which row security hides rows from this role;
+    `ended`, the transaction id below which all had ended.
     """
 
     present: tuple[TableId, ...] = field(default=(), compare=False)
@@ -72,17 +74,19 @@ class Catalog:
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
     unsent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     minds_unsent: bool = False
+    partitions: Mapping[int, tuple[PartitionIdentity, ...]] = field(default_factory=dict)
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
     hiding: frozenset[int] = frozenset()
     ended: int = field(default=0, compare=False)
     lsn: Lsn = field(default=Lsn(0), compare=False)
 
-    def unsent_of(self, row: TableRow) -> frozenset[str]:
-        """Name the generated columns without which the server does not take whole rows."""
-        if not self.minds_unsent:
-            return frozenset()
-        sent = self.published.get(row.id, WHOLE).generated
-        return frozenset(self.unsent.get(row.oid, ())) - sent
+    def beside(self, row: TableRow) -> Identifying:
+        """Give what beside a table's own replica identity decides which changes can come."""
+        unsent: frozenset[str] = frozenset()
+        if self.minds_unsent:
+            sent = self.published.get(row.id, WHOLE).generated
+            unsent = frozenset(self.unsent.get(row.oid, ())) - sent
+        return Identifying(unsent, self.partitions.get(row.oid, ()))
 
     def storage(self, row: TableRow) -> Storage:
         """Give how a table's rows are stored."""
@@ -141,7 +145,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
         catalog = await _with_indexes(connection, catalog, oids)
         generated: Mapping[int, Collection[str]] = catalog.unsent
     else:
-        catalog = await _with_publication(connection, catalog, settings.sent_by)
+        catalog = await _with_publication(connection, catalog, oids, settings.sent_by)
         sent = catalog.published
         generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
     columns = await list_columns(connection, oids, generated)
@@ -150,7 +154,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
 
 
 async def _with_publication(
-    connection: AsyncConnection[Any], catalog: Catalog, name: str
+    connection: AsyncConnection[Any], catalog: Catalog, oids: Sequence[int], name: str
 ) -> Catalog:
     sent = await published(connection, name, connection.info.server_version)
     names = {r.id for r in catalog.rows}
@@ -159,6 +163,7 @@ async def _with_publication(
         published={table: how for table, how in sent.items() if table in names},
         publication=await find_publication(connection, name),
         minds_unsent=connection.info.server_version >= WITH_GENERATED,
+        partitions=await list_partitions(connection, oids),
     )
 
 

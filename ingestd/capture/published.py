@@ -1,4 +1,4 @@
-"""What a publication sends, and what that means for a table.
+"""What a publication sends.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_publication, pg_publication_rel), "Logical
 Replication", "Row Filters" and "Column Lists".
@@ -6,15 +6,13 @@ Replication", "Row Filters" and "Column Lists".
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
-from ingestd.errors import TableError
-from ingestd.schema import Table, TableId
+from ingestd.schema import TableId
 
 _PUBLICATION = """
 SELECT puballtables AS all_tables, pubviaroot AS via_root,
@@ -108,59 +106,3 @@ async def published(
         )
         for schema, table, membership, entry, columns, row_filter, made in await cursor.fetchall()
     }
-
-
-def only_inserts(table: Table, found: Published | None, unsent: Collection[str] = ()) -> str | None:
-    """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
-
-    `table` as the catalog has it. `unsent`: see `Catalog.unsent_of`. Source: PostgreSQL,
-    CheckCmdReplicaIdentity.
-    """
-    if not table.identity:
-        return "no usable replica identity"
-    if table.replica_identity == "f" and unsent:
-        return f"REPLICA IDENTITY FULL, with generated column {min(unsent)!r} that is not published"
-    if found is not None and found.columns is not None:
-        hidden = [n for n in table.identity if n not in found.columns]
-        if hidden:
-            return f"its column list lacks {hidden[0]!r} of the replica identity"
-    return None
-
-
-def identify(
-    table: Table,
-    name: str = "",
-    found: Published | None = None,
-    unsent: Collection[str] = (),
-) -> str:
-    """Write what gives the table an identity, or publication `name` the columns of it."""
-    quoted = sql.Identifier(table.id.schema, table.id.name).as_string(None)
-    if unsent and (table.replica_identity == "f" or not table.key):
-        key = "" if table.key else "add a primary key without generated columns; then "
-        return f"{key}ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
-    if table.identity and found is not None and found.columns is not None:
-        whole = "ALTER PUBLICATION {0} DROP TABLE {1}; ALTER PUBLICATION {0} ADD TABLE {1};"
-        return whole.format(sql.Identifier(name).as_string(None), quoted)
-    if table.replica_identity == "n" and table.key:
-        return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
-    return f"add a primary key, or ALTER TABLE {quoted} REPLICA IDENTITY FULL;"
-
-
-def unidentified(
-    table: Table, found: Published | None, *, manage: bool, unsent: Collection[str] = ()
-) -> TableError | None:
-    """Refuse a table that publishing would break, unless others publish it already.
-
-    Then the harm is theirs, and only inserts and truncates can come: they are captured. `unsent`:
-    see `Catalog.unsent_of`.
-    """
-    if found is not None and not (manage and found.membership is not None):
-        return None
-    why = only_inserts(table, None, unsent)
-    if why is None:
-        return None
-    return TableError(
-        table.id,
-        f"{why}: publishing it would make its own UPDATE and DELETE fail",
-        remedy=identify(table, unsent=unsent),
-    )

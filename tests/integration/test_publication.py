@@ -10,7 +10,8 @@ import pytest
 
 from ingestd.capture.catalog import describe, list_tables
 from ingestd.capture.columns import controlled
-from ingestd.capture.published import Published, only_inserts, published, unidentified
+from ingestd.capture.identity import only_inserts, unidentified
+from ingestd.capture.published import Published, published
 from ingestd.capture.session import connect
 from ingestd.capture.wal.publication import column_list, keep_publication
 from ingestd.config import TableSettings

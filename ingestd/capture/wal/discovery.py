@@ -11,8 +11,9 @@ from psycopg import AsyncConnection
 from ingestd.capture.alterations import Looks, is_wider, to_record
 from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
+from ingestd.capture.identity import unidentified
 from ingestd.capture.patterns import missing_tables
-from ingestd.capture.published import Publication, unidentified
+from ingestd.capture.published import Publication
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
@@ -133,8 +134,8 @@ class SourceTables:
         if no is not None:
             return no
         is_ours = settings.manage and (catalog.publication is None or catalog.publication.owned)
-        unsent = catalog.unsent_of(row)
-        unidentifiable = unidentified(table, published, manage=is_ours, unsent=unsent)
+        beside = catalog.beside(row)
+        unidentifiable = unidentified(table, published, manage=is_ours, beside=beside)
         if unidentifiable is not None:
             return Refused(table, unidentifiable)
         if published is None:

@@ -13,14 +13,15 @@ from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import classify
 from ingestd.capture.findings import Findings, column_notes, left_out
-from ingestd.capture.patterns import missing_tables, unmatched
-from ingestd.capture.published import (
-    find_publication,
+from ingestd.capture.identity import (
+    Identifying,
     identify,
     only_inserts,
-    published,
+    only_keys,
     unidentified,
 )
+from ingestd.capture.patterns import missing_tables, unmatched
+from ingestd.capture.published import find_publication, published
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.tls import check_line
@@ -122,33 +123,37 @@ async def _tables(
             found.note(subject, "fail", error.reason, error.remedy)
             continue
         refused = refusal(row, table, server.role)
-        unsent = catalog.unsent_of(row)
+        beside = catalog.beside(row)
         fault = (
-            refused.error if refused else unidentified(plain, sent, manage=is_ours, unsent=unsent)
+            refused.error if refused else unidentified(plain, sent, manage=is_ours, beside=beside)
         )
         if fault is not None:
             found.note(subject, "fail", fault.reason, fault.remedy)
             continue
         good.append(table)
-        detail = _captured(plain, table, settings, is_ours=is_ours)
-        lacking = only_inserts(plain, None if is_ours else sent, unsent)
+        detail = _captured(plain, table, settings, beside, is_ours=is_ours)
+        lacking = only_inserts(plain, None if is_ours else sent, beside)
         if lacking is None:
             found.note(subject, "ok", detail)
         else:
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
-            remedy = identify(plain, settings.publication, sent, unsent)
+            remedy = identify(plain, settings.publication, sent, beside)
             found.note(subject, "warn", detail, remedy)
     for pattern in unmatched(settings, catalog.present):
         found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
     return good
 
 
-def _captured(plain: Table, table: Table, settings: WalSettings, *, is_ours: bool) -> str:
+def _captured(
+    plain: Table, table: Table, settings: WalSettings, beside: Identifying, *, is_ours: bool
+) -> str:
     """Say what is captured of a table that is `plain` in the catalog."""
     names = ", ".join(table.identity)
+    keyed = only_keys(table, beside)
     parts = [
         f"{len(table.columns)} columns",
         f"identity: {'whole rows' if table.replica_identity == 'f' else names}",
+        *([f"of partition {keyed.id} keys only"] if keyed else []),
         *column_notes(plain, table),
         *([f"rows where {table.row_filter}"] if table.row_filter else []),
     ]

@@ -174,17 +174,18 @@ async def keep_what_is_free(
         try:
             async with connection.transaction():
                 if table in stale:
-                    await connection.execute(_drop_statement(name, table))
+                    await connection.execute(_drop_statement(name, [table]))
                 await connection.execute(add_statement(name, [table], lists, filters))
         except psycopg.errors.LockNotAvailable:
             locked.add(table)
     return frozenset(locked)
 
 
-def _drop_statement(name: str, table: TableId) -> sql.Composed:
-    return sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(
-        sql.Identifier(name), sql.Identifier(table.schema, table.name)
-    )
+def _drop_statement(name: str, tables: Iterable[TableId]) -> sql.Composed:
+    """Write the ALTER PUBLICATION that takes these tables (at least one) out."""
+    listed = _table_list(tables)
+    assert listed is not None
+    return sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), listed)
 
 
 async def possible_lists(
@@ -228,11 +229,9 @@ async def _alterations(
     cursor = await connection.execute(_EXPLICIT, (name,))
     explicit = {TableId(*row) for row in await cursor.fetchall()}
     changed = outdated(present, explicit & wanted, lists)
-    surplus = _table_list((explicit - wanted) | changed)
-    if surplus is not None:
-        statements.append(
-            sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), surplus)
-        )
+    surplus = (explicit - wanted) | changed
+    if surplus:
+        statements.append(_drop_statement(name, surplus))
     missing = (wanted - present.keys()) | changed
     if missing:
         filters = {table: present[table].row_filter for table in changed}
@@ -283,9 +282,10 @@ def _table_list(
     lists: ColumnLists = WHOLE,
     filters: Mapping[TableId, str | None] = MappingProxyType({}),
 ) -> sql.Composed | None:
+    """List them as a publication has them; ONLY, as tables that inherit are tables of their own."""
     entries = []
     for table in sorted(tables):
-        entry: sql.Composable = sql.Identifier(table.schema, table.name)
+        entry: sql.Composable = sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
         if table in lists:
             columns = sql.SQL(", ").join(map(sql.Identifier, lists[table]))
             entry = sql.SQL("{} ({})").format(entry, columns)

@@ -1,0 +1,218 @@
+"""Whether a table's rows can be told apart by what the server sends of updates and deletes.
+
+Of a partitioned table that is a matter of its partitions: each has a replica identity of its own,
+which ALTER TABLE of the root leaves as it is. It decides whether the server takes UPDATE and DELETE
+once the table is published, and which columns of the old row are sent. The RELATION message tells
+the root's.
+
+Source: PostgreSQL, CheckCmdReplicaIdentity (executor/execReplication.c), ExtractReplicaIdentity
+(access/heap/heapam.c); documentation, ALTER TABLE, "REPLICA IDENTITY".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.published import Published
+from ingestd.errors import TableError
+from ingestd.schema import Table, TableId
+
+_PARTITIONS = """
+WITH RECURSIVE tree AS (
+  SELECT c.oid AS root, c.oid, c.relkind
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
+  UNION ALL
+  SELECT t.root, c.oid, c.relkind FROM tree t
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+   WHERE t.relkind = 'p'),
+leaf AS (
+  SELECT t.root, n.nspname::text AS schema, c.relname::text AS name, c.relreplident = 'f' AS whole,
+         ARRAY(SELECT a.attname::text FROM pg_catalog.pg_index i
+                 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid
+                  AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
+                WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+                  AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+                                          WHEN 'i' THEN i.indisreplident ELSE false END
+                ORDER BY 1) AS columns
+    FROM tree t JOIN pg_catalog.pg_class c USING (oid)
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+   WHERE c.relkind = 'r')
+SELECT DISTINCT ON (root, whole, columns) root::int8, schema, name, whole, columns
+  FROM leaf ORDER BY root, whole, columns, schema, name
+"""
+_ALTER_TREE = (
+    "DO $$ DECLARE part regclass; BEGIN"
+    " FOR part IN SELECT relid FROM pg_partition_tree({}){} LOOP"
+    " EXECUTE format('ALTER TABLE %s REPLICA IDENTITY {}', part); END LOOP; END $$;"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionIdentity:
+    """A partition's replica identity: the `whole` row, or `columns`; neither, if it has none."""
+
+    id: TableId
+    whole: bool
+    columns: frozenset[str]
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the server refuses UPDATE and DELETE of it once it is published."""
+        return not (self.whole or self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Identifying:
+    """What beside a table's own replica identity decides which changes of it can come.
+
+    `unsent`: generated columns that are not sent, where the server minds. `partitions`: one for
+    each replica identity that those that hold rows have.
+    """
+
+    unsent: frozenset[str] = frozenset()
+    partitions: tuple[PartitionIdentity, ...] = ()
+
+
+NOTHING_ELSE = Identifying()
+
+
+async def list_partitions(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> dict[int, tuple[PartitionIdentity, ...]]:
+    """Give the identities of the partitions of these tables (OIDs), one partition for each."""
+    cursor = await connection.execute(_PARTITIONS, (list(tables),))
+    found: dict[int, tuple[PartitionIdentity, ...]] = {}
+    for root, schema, name, whole, columns in await cursor.fetchall():
+        partition = PartitionIdentity(TableId(schema, name), whole, frozenset(columns))
+        found[root] = (*found.get(root, ()), partition)
+    return found
+
+
+def only_inserts(
+    table: Table, found: Published | None, beside: Identifying = NOTHING_ELSE
+) -> str | None:
+    """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
+
+    `table` as the catalog has it.
+    """
+    if not table.identity:
+        return "no usable replica identity"
+    for partition in beside.partitions:
+        if partition.is_missing:
+            return f"partition {partition.id} has no usable replica identity"
+    if beside.unsent and _gives_whole_rows(table, beside):
+        unsent = min(beside.unsent)
+        return f"REPLICA IDENTITY FULL, with generated column {unsent!r} that is not published"
+    if found is not None and found.columns is not None:
+        hidden = [n for n in table.identity if n not in found.columns]
+        if hidden:
+            return f"its column list lacks {hidden[0]!r} of the replica identity"
+    return None
+
+
+def _gives_whole_rows(table: Table, beside: Identifying) -> bool:
+    """Whether whole old rows come of any of it."""
+    if beside.partitions:
+        return any(partition.whole for partition in beside.partitions)
+    return table.replica_identity == "f"
+
+
+def only_keys(table: Table, beside: Identifying) -> PartitionIdentity | None:
+    """Give a partition of which keys come where the table's identity is the whole row, if any."""
+    if table.replica_identity != "f":
+        return None
+    return next((p for p in beside.partitions if not p.whole), None)
+
+
+def _insufficient(table: Table, beside: Identifying) -> str | None:
+    """Say what the old rows of a partition will lack; None if they find their rows."""
+    for partition in beside.partitions:
+        if partition.is_missing:
+            continue
+        if not table.identity:
+            return f"partition {partition.id} has a replica identity, the table none"
+        if partition.whole:
+            continue
+        if not table.identifying:
+            return f"of partition {partition.id} not the whole old rows come, and it has no key"
+        lacking = [name for name in table.identifying if name not in partition.columns]
+        if lacking:
+            return f"the replica identity of partition {partition.id} lacks {lacking[0]!r}"
+    return None
+
+
+def identify(
+    table: Table,
+    name: str = "",
+    found: Published | None = None,
+    beside: Identifying = NOTHING_ELSE,
+) -> str:
+    """Write what gives the table an identity, or publication `name` the columns of it."""
+    if beside.unsent and (_gives_whole_rows(table, beside) or not table.key):
+        key = "" if table.key else "add a primary key without generated columns; then "
+        return f"{key}{_alter(table, 'DEFAULT', beside)}"
+    if table.identity and any(p.is_missing for p in beside.partitions):
+        return _alter_partitions(table)
+    quoted = _quoted(table)
+    if table.identity and found is not None and found.columns is not None:
+        alter = f"ALTER PUBLICATION {sql.Identifier(name).as_string(None)}"
+        return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
+    if table.replica_identity == "n" and table.key:
+        return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
+    return f"add a primary key, or {_alter(table, 'FULL', beside)}"
+
+
+def unidentified(
+    table: Table,
+    found: Published | None,
+    *,
+    manage: bool,
+    beside: Identifying = NOTHING_ELSE,
+) -> TableError | None:
+    """Refuse a table of which changes would not find their rows, or that publishing would break.
+
+    Not the latter if others publish it already: then the harm is theirs, and only inserts and
+    truncates can come: they are captured.
+    """
+    lacking = _insufficient(table, beside)
+    if lacking is not None:
+        why = f"{lacking}: updates and deletes would not tell which row they are of"
+        return TableError(table.id, why, remedy=_alter_partitions(table))
+    if found is not None and not (manage and found.membership is not None):
+        return None
+    why_not = only_inserts(table, None, beside)
+    if why_not is None:
+        return None
+    return TableError(
+        table.id,
+        f"{why_not}: publishing it would make its own UPDATE and DELETE fail",
+        remedy=identify(table, beside=beside),
+    )
+
+
+def _quoted(table: Table) -> str:
+    return sql.Identifier(table.id.schema, table.id.name).as_string(None)
+
+
+def _alter(table: Table, identity: LiteralString, beside: Identifying) -> str:
+    """Write what gives a table this identity, and its partitions."""
+    if beside.partitions:
+        return _for_tree(table, identity, "")
+    return f"ALTER TABLE {_quoted(table)} REPLICA IDENTITY {identity};"
+
+
+def _alter_partitions(table: Table) -> str:
+    """Write what gives the partitions an identity that serves as the table's."""
+    by_key = table.key and table.replica_identity in {"d", "f"}
+    return _for_tree(table, "DEFAULT" if by_key else "FULL", " WHERE isleaf")
+
+
+def _for_tree(table: Table, identity: LiteralString, which: LiteralString) -> str:
+    root = sql.Literal(_quoted(table))
+    statement = sql.SQL(_ALTER_TREE).format(root, sql.SQL(which), sql.SQL(identity))
+    return f"{statement.as_string(None)}  -- and so for each partition to come"
