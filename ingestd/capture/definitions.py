@@ -27,7 +27,7 @@ from ingestd.capture.catalog import (
     table_of,
 )
 from ingestd.capture.columns import as_published, controlled
-from ingestd.capture.identity import Identifying, PartitionIdentity, list_partitions
+from ingestd.capture.identity import Partition, Sending, list_partitions
 from ingestd.capture.indexes import IndexRow, list_indexes
 from ingestd.capture.positions import insert_position
 from ingestd.capture.published import (
@@ -58,7 +58,7 @@ class Catalog:
     `present`: every table, asked for or not. `columns`, `files` and `places` by OID, `types`
     by theirs; `published` by name; `unsent`: generated columns, sent or not, by OID of the table;
     `minds_unsent`: the server refuses UPDATE and DELETE where whole rows lack one (18+).
-    `partitions`: their replica identities, by OID of the root. `lsn`: all of it holds at that
+    `partitions`: see `list_partitions`, by OID of the root. `lsn`: all of it holds at that
     position. Where no publication says what is sent: `indexes`, the unique ones by OID of the
     table; `hiding`, the OIDs of the tables of which row security hides rows from this role;
     `ended`, the transaction id below which all had ended.
@@ -74,19 +74,19 @@ class Catalog:
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
     unsent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     minds_unsent: bool = False
-    partitions: Mapping[int, tuple[PartitionIdentity, ...]] = field(default_factory=dict)
+    partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
     hiding: frozenset[int] = frozenset()
     ended: int = field(default=0, compare=False)
     lsn: Lsn = field(default=Lsn(0), compare=False)
 
-    def beside(self, row: TableRow) -> Identifying:
+    def sending(self, row: TableRow) -> Sending:
         """Give what beside a table's own replica identity decides which changes can come."""
         unsent: frozenset[str] = frozenset()
         if self.minds_unsent:
             sent = self.published.get(row.id, WHOLE).generated
             unsent = frozenset(self.unsent.get(row.oid, ())) - sent
-        return Identifying(unsent, self.partitions.get(row.oid, ()))
+        return Sending(unsent, self.partitions.get(row.oid, ()))
 
     def storage(self, row: TableRow) -> Storage:
         """Give how a table's rows are stored."""

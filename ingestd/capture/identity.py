@@ -1,9 +1,9 @@
-"""Whether a table's rows can be told apart by what the server sends of updates and deletes.
+"""Whether all changes of a table come, and tell which rows they are of.
 
-Of a partitioned table that is a matter of its partitions: each has a replica identity of its own,
-which ALTER TABLE of the root leaves as it is. It decides whether the server takes UPDATE and DELETE
-once the table is published, and which columns of the old row are sent. The RELATION message tells
-the root's.
+Of a partitioned table that is a matter of its partitions: each is logged or not, and has a replica
+identity of its own, which ALTER TABLE of the root leaves as it is. It decides whether the server
+takes UPDATE and DELETE once the table is published, and which columns of the old row are sent. The
+RELATION message tells the root's.
 
 Source: PostgreSQL, CheckCmdReplicaIdentity (executor/execReplication.c), ExtractReplicaIdentity
 (access/heap/heapam.c); documentation, ALTER TABLE, "REPLICA IDENTITY".
@@ -32,6 +32,7 @@ WITH RECURSIVE tree AS (
    WHERE t.relkind = 'p'),
 leaf AS (
   SELECT t.root, n.nspname::text AS schema, c.relname::text AS name, c.relreplident = 'f' AS whole,
+         c.relpersistence = 'u' AS unlogged, c.relkind = 'f' AS "foreign",
          ARRAY(SELECT a.attname::text FROM pg_catalog.pg_index i
                  JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid
                   AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
@@ -41,9 +42,10 @@ leaf AS (
                 ORDER BY 1) AS columns
     FROM tree t JOIN pg_catalog.pg_class c USING (oid)
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-   WHERE c.relkind = 'r')
-SELECT DISTINCT ON (root, whole, columns) root::int8, schema, name, whole, columns
-  FROM leaf ORDER BY root, whole, columns, schema, name
+   WHERE c.relkind <> 'p')
+SELECT DISTINCT ON (root, whole, columns, unlogged, "foreign")
+       root::int8, schema, name, whole, columns, unlogged, "foreign"
+  FROM leaf ORDER BY root, whole, columns, unlogged, "foreign", schema, name
 """
 _ALTER_TREE = (
     "DO $$ DECLARE part regclass; BEGIN"
@@ -53,48 +55,54 @@ _ALTER_TREE = (
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionIdentity:
-    """A partition's replica identity: the `whole` row, or `columns`; neither, if it has none."""
+class Partition:
+    """A partition that holds rows, and what the server can send of their changes.
+
+    Its replica identity is the `whole` row, or `columns`; neither, if it has none.
+    """
 
     id: TableId
     whole: bool
     columns: frozenset[str]
+    unlogged: bool = False
+    foreign: bool = False
 
     @property
-    def is_missing(self) -> bool:
+    def is_unidentified(self) -> bool:
         """Whether the server refuses UPDATE and DELETE of it once it is published."""
-        return not (self.whole or self.columns)
+        return not (self.whole or self.columns or self.foreign)
 
 
 @dataclass(frozen=True, slots=True)
-class Identifying:
+class Sending:
     """What beside a table's own replica identity decides which changes of it can come.
 
-    `unsent`: generated columns that are not sent, where the server minds. `partitions`: one for
-    each replica identity that those that hold rows have.
+    `unsent`: generated columns that are not sent, where the server minds. `partitions`: one of
+    those that are the same but for their names.
     """
 
     unsent: frozenset[str] = frozenset()
-    partitions: tuple[PartitionIdentity, ...] = ()
+    partitions: tuple[Partition, ...] = ()
 
 
-NOTHING_ELSE = Identifying()
+NOTHING_ELSE = Sending()
 
 
 async def list_partitions(
     connection: AsyncConnection[Any], tables: Iterable[int]
-) -> dict[int, tuple[PartitionIdentity, ...]]:
-    """Give the identities of the partitions of these tables (OIDs), one partition for each."""
+) -> dict[int, tuple[Partition, ...]]:
+    """Give the partitions of these tables (OIDs), one of those that are the same."""
     cursor = await connection.execute(_PARTITIONS, (list(tables),))
-    found: dict[int, tuple[PartitionIdentity, ...]] = {}
-    for root, schema, name, whole, columns in await cursor.fetchall():
-        partition = PartitionIdentity(TableId(schema, name), whole, frozenset(columns))
+    found: dict[int, tuple[Partition, ...]] = {}
+    for root, schema, name, whole, columns, unlogged, foreign in await cursor.fetchall():
+        table = TableId(schema, name)
+        partition = Partition(table, whole, frozenset(columns), unlogged, foreign)
         found[root] = (*found.get(root, ()), partition)
     return found
 
 
 def only_inserts(
-    table: Table, found: Published | None, beside: Identifying = NOTHING_ELSE
+    table: Table, found: Published | None, sending: Sending = NOTHING_ELSE
 ) -> str | None:
     """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
 
@@ -102,11 +110,11 @@ def only_inserts(
     """
     if not table.identity:
         return "no usable replica identity"
-    for partition in beside.partitions:
-        if partition.is_missing:
+    for partition in sending.partitions:
+        if partition.is_unidentified:
             return f"partition {partition.id} has no usable replica identity"
-    if beside.unsent and _gives_whole_rows(table, beside):
-        unsent = min(beside.unsent)
+    if sending.unsent and _gives_whole_rows(table, sending):
+        unsent = min(sending.unsent)
         return f"REPLICA IDENTITY FULL, with generated column {unsent!r} that is not published"
     if found is not None and found.columns is not None:
         hidden = [n for n in table.identity if n not in found.columns]
@@ -115,24 +123,40 @@ def only_inserts(
     return None
 
 
-def _gives_whole_rows(table: Table, beside: Identifying) -> bool:
+def _gives_whole_rows(table: Table, sending: Sending) -> bool:
     """Whether whole old rows come of any of it."""
-    if beside.partitions:
-        return any(partition.whole for partition in beside.partitions)
+    if sending.partitions:
+        return any(partition.whole for partition in sending.partitions)
     return table.replica_identity == "f"
 
 
-def only_keys(table: Table, beside: Identifying) -> PartitionIdentity | None:
+def only_keys(table: Table, sending: Sending) -> Partition | None:
     """Give a partition of which keys come where the table's identity is the whole row, if any."""
     if table.replica_identity != "f":
         return None
-    return next((p for p in beside.partitions if not p.whole), None)
+    return next((p for p in sending.partitions if not p.whole), None)
 
 
-def _insufficient(table: Table, beside: Identifying) -> str | None:
+def _unlogged(table: Table, sending: Sending) -> TableError | None:
+    """Refuse a table of which the WAL has not all changes."""
+    for partition in sending.partitions:
+        quoted = _quoted(partition.id)
+        if partition.unlogged:
+            what = "is unlogged: it writes no WAL, and a crash empties it"
+            remedy = f"ALTER TABLE {quoted} SET LOGGED;"
+        elif partition.foreign:
+            what = "is a foreign table: its changes are not in this server's WAL"
+            remedy = f"ALTER TABLE {_quoted(table.id)} DETACH PARTITION {quoted};"
+        else:
+            continue
+        return TableError(table.id, f"partition {partition.id} {what}", remedy=remedy)
+    return None
+
+
+def _insufficient(table: Table, sending: Sending) -> str | None:
     """Say what the old rows of a partition will lack; None if they find their rows."""
-    for partition in beside.partitions:
-        if partition.is_missing:
+    for partition in sending.partitions:
+        if partition.is_unidentified:
             continue
         if not table.identity:
             return f"partition {partition.id} has a replica identity, the table none"
@@ -150,60 +174,63 @@ def identify(
     table: Table,
     name: str = "",
     found: Published | None = None,
-    beside: Identifying = NOTHING_ELSE,
+    sending: Sending = NOTHING_ELSE,
 ) -> str:
     """Write what gives the table an identity, or publication `name` the columns of it."""
-    if beside.unsent and (_gives_whole_rows(table, beside) or not table.key):
+    if sending.unsent and (_gives_whole_rows(table, sending) or not table.key):
         key = "" if table.key else "add a primary key without generated columns; then "
-        return f"{key}{_alter(table, 'DEFAULT', beside)}"
-    if table.identity and any(p.is_missing for p in beside.partitions):
+        return f"{key}{_alter(table, 'DEFAULT', sending)}"
+    if table.identity and any(p.is_unidentified for p in sending.partitions):
         return _alter_partitions(table)
-    quoted = _quoted(table)
+    quoted = _quoted(table.id)
     if table.identity and found is not None and found.columns is not None:
         alter = f"ALTER PUBLICATION {sql.Identifier(name).as_string(None)}"
         return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
     if table.replica_identity == "n" and table.key:
         return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
-    return f"add a primary key, or {_alter(table, 'FULL', beside)}"
+    return f"add a primary key, or {_alter(table, 'FULL', sending)}"
 
 
-def unidentified(
+def incomplete(
     table: Table,
     found: Published | None,
     *,
     manage: bool,
-    beside: Identifying = NOTHING_ELSE,
+    sending: Sending = NOTHING_ELSE,
 ) -> TableError | None:
-    """Refuse a table of which changes would not find their rows, or that publishing would break.
+    """Refuse a table of which changes would not come, or find no row, or be refused by the server.
 
-    Not the latter if others publish it already: then the harm is theirs, and only inserts and
+    Not the last if others publish it already: then the harm is theirs, and only inserts and
     truncates can come: they are captured.
     """
-    lacking = _insufficient(table, beside)
+    unlogged = _unlogged(table, sending)
+    if unlogged is not None:
+        return unlogged
+    lacking = _insufficient(table, sending)
     if lacking is not None:
         why = f"{lacking}: updates and deletes would not tell which row they are of"
         return TableError(table.id, why, remedy=_alter_partitions(table))
     if found is not None and not (manage and found.membership is not None):
         return None
-    why_not = only_inserts(table, None, beside)
+    why_not = only_inserts(table, None, sending)
     if why_not is None:
         return None
     return TableError(
         table.id,
         f"{why_not}: publishing it would make its own UPDATE and DELETE fail",
-        remedy=identify(table, beside=beside),
+        remedy=identify(table, sending=sending),
     )
 
 
-def _quoted(table: Table) -> str:
-    return sql.Identifier(table.id.schema, table.id.name).as_string(None)
+def _quoted(table: TableId) -> str:
+    return sql.Identifier(table.schema, table.name).as_string(None)
 
 
-def _alter(table: Table, identity: LiteralString, beside: Identifying) -> str:
+def _alter(table: Table, identity: LiteralString, sending: Sending) -> str:
     """Write what gives a table this identity, and its partitions."""
-    if beside.partitions:
+    if sending.partitions:
         return _for_tree(table, identity, "")
-    return f"ALTER TABLE {_quoted(table)} REPLICA IDENTITY {identity};"
+    return f"ALTER TABLE {_quoted(table.id)} REPLICA IDENTITY {identity};"
 
 
 def _alter_partitions(table: Table) -> str:
@@ -213,6 +240,6 @@ def _alter_partitions(table: Table) -> str:
 
 
 def _for_tree(table: Table, identity: LiteralString, which: LiteralString) -> str:
-    root = sql.Literal(_quoted(table))
+    root = sql.Literal(_quoted(table.id))
     statement = sql.SQL(_ALTER_TREE).format(root, sql.SQL(which), sql.SQL(identity))
     return f"{statement.as_string(None)}  -- and so for each partition to come"

@@ -1,7 +1,8 @@
 """Partitions and tables that inherit: each has a replica identity of its own.
 
 Publishing a table one of whose partitions has none would make that partition's own UPDATE and
-DELETE fail; one that gives less of old rows than the table's identity, changes that find no row.
+DELETE fail. Where one gives less of old rows than the table's identity, changes would find no row;
+where one is unlogged or a foreign table, none would come.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ CASES = {
     "one not full": Case((*KEYLESS, *FULL[:2]), "partition public.p_20 has no usable"),
     "one has none": Case(
         (*KEYED, "ALTER TABLE p_20 REPLICA IDENTITY NOTHING"), "partition public.p_20 has no usable"
+    ),
+    "unlogged": Case(
+        (*KEYED, "ALTER TABLE p_20 SET UNLOGGED"), "partition public.p_20 is unlogged: it writes no"
     ),
     "none": Case(KEYLESS, "no usable replica identity"),
     "root full, keys": Case(
@@ -147,6 +151,25 @@ def test_partitions_that_give_more_are_captured(
     database.execute(*made)
     daemon = make_daemon(configured(database, lake))
     daemon.start_ready()
+    await_state(daemon, "p", "live")
+    write(database)
+    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
+    assert daemon.sigterm() == 0
+
+
+def test_a_foreign_partition(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+    database.execute(
+        *(*KEYLESS, *FULL),
+        "CREATE FOREIGN DATA WRAPPER nothing",
+        "CREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing",
+        "CREATE FOREIGN TABLE p_3 PARTITION OF p FOR VALUES FROM (200) TO (300) SERVER elsewhere",
+    )
+    daemon = make_daemon(configured(database, lake))
+    daemon.start()
+    await_state(daemon, "p", "stopped")
+    told, remedy = remedy_of(daemon, "p")
+    assert "partition public.p_3 is a foreign table" in told
+    psql(database, remedy)
     await_state(daemon, "p", "live")
     write(database)
     assert_lake_equals_source(database, lake, limit_s=LIMIT_S)

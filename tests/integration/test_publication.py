@@ -10,7 +10,7 @@ import pytest
 
 from ingestd.capture.catalog import describe, list_tables
 from ingestd.capture.columns import controlled
-from ingestd.capture.identity import only_inserts, unidentified
+from ingestd.capture.identity import incomplete, only_inserts
 from ingestd.capture.published import Published, published
 from ingestd.capture.session import connect
 from ingestd.capture.wal.publication import column_list, keep_publication
@@ -201,19 +201,19 @@ async def test_what_publishing_would_break_is_refused(people: Database) -> None:
     people.execute("ALTER TABLE people REPLICA IDENTITY NOTHING")
     table = await described(people)
     for ours in (None, Published(None, None, 5)):
-        refused = unidentified(table, ours, manage=True)
+        refused = incomplete(table, ours, manage=True)
         assert refused is not None
         assert "UPDATE and DELETE fail" in refused.reason
-    assert unidentified(table, None, manage=False) is not None
+    assert incomplete(table, None, manage=False) is not None
     for theirs, manage in ((WHOLE, True), (WHOLE, False), (Published(None, None, 5), False)):
-        assert unidentified(table, theirs, manage=manage) is None
+        assert incomplete(table, theirs, manage=manage) is None
         assert only_inserts(table, theirs) == "no usable replica identity"
     people.execute("CREATE PUBLICATION every FOR ALL TABLES")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
         people.execute("UPDATE people SET note = 'x'")
     people.execute("ALTER TABLE people REPLICA IDENTITY DEFAULT")
     table = await described(people)
-    assert unidentified(table, None, manage=True) is None
+    assert incomplete(table, None, manage=True) is None
     assert only_inserts(table, WHOLE) is None
     lacking = only_inserts(table, Published(frozenset({"email"}), None, 5))
     assert lacking == "its column list lacks 'id' of the replica identity"

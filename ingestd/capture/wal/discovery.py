@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from ingestd.capture.alterations import Looks, is_wider, to_record
 from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
-from ingestd.capture.identity import unidentified
+from ingestd.capture.identity import incomplete
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.published import Publication
 from ingestd.capture.settings import WalSettings
@@ -134,10 +134,10 @@ class SourceTables:
         if no is not None:
             return no
         is_ours = settings.manage and (catalog.publication is None or catalog.publication.owned)
-        beside = catalog.beside(row)
-        unidentifiable = unidentified(table, published, manage=is_ours, beside=beside)
-        if unidentifiable is not None:
-            return Refused(table, unidentifiable)
+        sending = catalog.sending(row)
+        fault = incomplete(table, published, manage=is_ours, sending=sending)
+        if fault is not None:
+            return Refused(table, fault)
         if published is None:
             unpublishable = _unpublishable(settings, row, catalog.publication)
             if unpublishable is not None:

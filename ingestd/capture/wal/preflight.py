@@ -14,11 +14,11 @@ from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import classify
 from ingestd.capture.findings import Findings, column_notes, left_out
 from ingestd.capture.identity import (
-    Identifying,
+    Sending,
     identify,
+    incomplete,
     only_inserts,
     only_keys,
-    unidentified,
 )
 from ingestd.capture.patterns import missing_tables, unmatched
 from ingestd.capture.published import find_publication, published
@@ -123,21 +123,21 @@ async def _tables(
             found.note(subject, "fail", error.reason, error.remedy)
             continue
         refused = refusal(row, table, server.role)
-        beside = catalog.beside(row)
+        sending = catalog.sending(row)
         fault = (
-            refused.error if refused else unidentified(plain, sent, manage=is_ours, beside=beside)
+            refused.error if refused else incomplete(plain, sent, manage=is_ours, sending=sending)
         )
         if fault is not None:
             found.note(subject, "fail", fault.reason, fault.remedy)
             continue
         good.append(table)
-        detail = _captured(plain, table, settings, beside, is_ours=is_ours)
-        lacking = only_inserts(plain, None if is_ours else sent, beside)
+        detail = _captured(plain, table, settings, sending, is_ours=is_ours)
+        lacking = only_inserts(plain, None if is_ours else sent, sending)
         if lacking is None:
             found.note(subject, "ok", detail)
         else:
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
-            remedy = identify(plain, settings.publication, sent, beside)
+            remedy = identify(plain, settings.publication, sent, sending)
             found.note(subject, "warn", detail, remedy)
     for pattern in unmatched(settings, catalog.present):
         found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
@@ -145,11 +145,11 @@ async def _tables(
 
 
 def _captured(
-    plain: Table, table: Table, settings: WalSettings, beside: Identifying, *, is_ours: bool
+    plain: Table, table: Table, settings: WalSettings, sending: Sending, *, is_ours: bool
 ) -> str:
     """Say what is captured of a table that is `plain` in the catalog."""
     names = ", ".join(table.identity)
-    keyed = only_keys(table, beside)
+    keyed = only_keys(table, sending)
     parts = [
         f"{len(table.columns)} columns",
         f"identity: {'whole rows' if table.replica_identity == 'f' else names}",
