@@ -106,6 +106,17 @@ def test_isolated_a_stopped_table_is_not_ready_until_it_is_live_again(watched: W
     assert watched.status.tables["public.a"].snapshot_lsn == Lsn(0x20)
 
 
+def test_a_state_is_logged_when_it_is_another_or_has_a_reason(watched: Watched) -> None:
+    """A table has another row in `_tables` with each change of its columns or its entry, too."""
+    why = "a file was replaced"
+    with capture_logs() as logged:
+        for state, reason in (("live", ""), ("live", ""), ("live", why), ("snapshotting", "")):
+            entry = event(A, TableState(state), reason=reason or None)
+            watched.watch.tables_changed([entry])
+    told = [(e["state"], e.get("reason")) for e in logged]
+    assert told == [("live", None), ("live", why), ("snapshotting", None)]
+
+
 def test_a_name_is_quoted_for_the_shell(watched: Watched) -> None:
     odd = replace(A, id=TableId("public", "it's; rm"))
     watched.watch.tables_changed([event(odd, TableState.STOPPED, reason="x")])
