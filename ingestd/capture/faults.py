@@ -186,6 +186,14 @@ def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> Ingest
     return OperatorError(what, remedy=meaning.remedy.format(**names))
 
 
+def lost(error: EOFError | OSError) -> str:
+    """Say that a connection ended, which the system's own words leave out."""
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if not words:
+        return "the server closed the connection unexpectedly"
+    return f"the connection to the server was lost: {words}"
+
+
 def is_unsendable(error: BaseException | None) -> bool:
     """Whether the server could not put a row together that it was to send."""
     if isinstance(error, psycopg.errors.ProgramLimitExceeded):

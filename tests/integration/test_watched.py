@@ -400,3 +400,16 @@ async def test_a_stream_whose_rows_wait_for_the_lake_is_not_taken_for_silent(
         await stream.take()
         await asyncio.sleep(8 * SHORT_S)  # the time is what is tested: the lake takes it
         await next_commit(stream)
+
+
+async def test_a_stream_that_was_reset_says_what_was_lost(
+    database: Database, network: FlakyNetwork
+) -> None:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        streamed(database, network.dsn(database.dsn)) as stream,
+    ):
+        network.reset(STREAM)
+        with pytest.raises(TransientError, match="the connection to the server was lost: ") as lost:
+            await take_for_ever(stream)
+        assert lost.value.reason == "connection_lost"

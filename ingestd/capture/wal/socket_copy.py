@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from ingestd.capture.copy_out import CANCEL_LIMIT_S, Block
+from ingestd.capture.faults import lost
 from ingestd.capture.session import read_bytes_as_they_are
 from ingestd.capture.wal.socket_reader import SocketReader, fault_of
 from ingestd.capture.watched import WatchedConnection
@@ -100,5 +101,4 @@ class SocketCopy:
             try:
                 yield
             except (EOFError, OSError) as error:
-                what = str(error) or "server closed the connection unexpectedly"
-                raise psycopg.OperationalError(what) from error
+                raise psycopg.OperationalError(lost(error)) from error

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from ingestd.capture.faults import classify
+from ingestd.capture.faults import classify, lost
 from ingestd.capture.session import connect, read_bytes_as_they_are
 from ingestd.capture.wal.copy_both import Collected, Reader
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
@@ -180,7 +180,7 @@ class ReplicationStream:
         except psycopg.Error as error:
             raise classify(error, self._where) from error
         except (EOFError, OSError) as error:
-            said = self._connection.why_lost or str(error) or "the server closed the connection"
+            said = self._connection.why_lost or lost(error)
             raise TransientError(f"{self._where}: {said}", reason="connection_lost") from error
 
 
