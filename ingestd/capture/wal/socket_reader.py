@@ -2,9 +2,9 @@
 
 A walsender sends each message on its own, so what is done per message is done millions of times.
 Here nothing is: what little comes is read on the event loop, a few times while it is waited for
-more; what comes without a pause is put together by the kernel, in one call of a thread, without
-Python's lock. Nobody may look away for long: a unix socket holds 277 messages, and the server
-stands still while it is full.
+more; what comes without a pause is put together in a thread that is not woken for each, which is
+what costs most, the server too. Nobody may look away for long: a unix socket holds 277 messages,
+and the server stands still while it is full.
 
 libpq must be idle when its socket is taken over, and sees nothing of what is read: afterwards it is
 closed, or goes on where the server is ready again (`socket_copy`). Under TLS it can't be: see
@@ -39,6 +39,11 @@ BUSY_BYTES = 1 << 13
 """After so much in a glance more is expected without a pause."""
 PAUSE_BYTES = 1 << 17
 """When so little comes in a turn that is over because of its time, the event loop takes over."""
+LOW_WATER_BYTES = 1 << 16
+"""On TCP the thread sleeps until so much has come: to be woken for each message takes it, and the
+server that wakes it, longer than all else."""
+NAP_S = 0.0003
+"""A unix socket wakes whoever waits for it, so nobody does: the thread looks so often."""
 _HEADER = struct.Struct(">ci")
 _FIELDS = frozenset(int(field) for field in DiagnosticField)
 
@@ -187,14 +192,38 @@ def _read(source: socket.socket) -> bytes:
 
 def _read_on(source: socket.socket, limit_s: float) -> bytes:
     """Read a turn, or for so long. Raises EOFError as `_read`; an end after data comes again."""
+    if source.family == socket.AF_UNIX:
+        return _read_in_looks(source, limit_s)
     source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(limit_s))
+    source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, LOW_WATER_BYTES)
     try:
         found = source.recv(TURN_BYTES, socket.MSG_WAITALL)
     except BlockingIOError:
         return b""
+    finally:
+        source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)  # for the event loop
     if not found:
         raise EOFError
     return found
+
+
+def _read_in_looks(source: socket.socket, limit_s: float) -> bytes:
+    until = time.monotonic() + limit_s
+    pieces: list[bytes] = []
+    nbytes = 0
+    while nbytes < TURN_BYTES and time.monotonic() < until:
+        try:
+            found = _read(source)
+        except EOFError:
+            if pieces:
+                break
+            raise
+        if found:
+            pieces.append(found)
+            nbytes += len(found)
+        if len(found) < GLANCE_BYTES:
+            time.sleep(NAP_S)
+    return b"".join(pieces)
 
 
 def _timeval(seconds: float) -> bytes:
