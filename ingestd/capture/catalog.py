@@ -19,8 +19,9 @@ from ingestd.errors import TableError
 from ingestd.ports import Refused
 from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
 
-# A deferrable key can't identify rows in the stream: the server leaves it out (indimmediate). What
-# an index INCLUDEs, beyond indnkeyatts, is no part of the key.
+# A deferrable key can't identify rows in the stream: the server leaves it out (indimmediate). Nor
+# does the primary key stand in for an identity's index that was dropped. What an index INCLUDEs,
+# beyond indnkeyatts, is no part of the key.
 _TABLES = """
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relpersistence::text AS persistence,
@@ -30,7 +31,8 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        pg_has_role(c.relowner, 'USAGE') AS owned,
        (pk.indkey::int2[])[0:pk.indnkeyatts - 1] AS primary_key,
        CASE WHEN ri.indkey IS NOT NULL THEN (ri.indkey::int2[])[0:ri.indnkeyatts - 1]
-            WHEN pk.indimmediate THEN (pk.indkey::int2[])[0:pk.indnkeyatts - 1]
+            WHEN pk.indimmediate AND c.relreplident <> 'i'
+            THEN (pk.indkey::int2[])[0:pk.indnkeyatts - 1]
        END AS identity_key
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -69,9 +71,8 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
 """
 
 _GENERATED = """
-SELECT attrelid::int8, array_agg(attname::text ORDER BY attnum) FROM pg_catalog.pg_attribute
+SELECT attrelid::int8, attnum, attname::text FROM pg_catalog.pg_attribute
  WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''
- GROUP BY attrelid
 """
 
 # Whatever row_security is set to.
@@ -79,7 +80,6 @@ _HIDING = """
 SELECT c.oid::int8 FROM pg_catalog.pg_class c
  WHERE c.oid = ANY(%s::oid[]) AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
 """
-_ENDED = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::int8"
 
 # With all that they are made of: elements of arrays, bases of domains, fields of composites.
 _TYPES = """
@@ -186,23 +186,24 @@ async def list_columns(
 
 async def list_generated(
     connection: AsyncConnection[Any], tables: Iterable[int]
-) -> dict[int, tuple[str, ...]]:
-    """Give the names of the generated columns of these tables (OIDs)."""
+) -> dict[int, dict[int, str]]:
+    """Give the generated columns of these tables, by OID: their numbers and names."""
     cursor = await connection.execute(_GENERATED, (list(tables),))
-    return {oid: tuple(names) for oid, names in await cursor.fetchall()}
+    found: dict[int, dict[int, str]] = {}
+    for oid, number, name in await cursor.fetchall():
+        found.setdefault(oid, {})[number] = name
+    return found
+
+
+def their_names(columns: Mapping[int, Mapping[int, str]]) -> dict[int, tuple[str, ...]]:
+    """Leave the numbers out of what `list_generated` gives."""
+    return {oid: tuple(named.values()) for oid, named in columns.items()}
 
 
 async def list_hiding(connection: AsyncConnection[Any], tables: Iterable[int]) -> frozenset[int]:
     """Give which of these tables (OIDs) have policies that hide rows from this role."""
     cursor = await connection.execute(_HIDING, (list(tables),))
     return frozenset([oid for (oid,) in await cursor.fetchall()])
-
-
-async def ended_below(connection: AsyncConnection[Any]) -> int:
-    """Give the transaction id (64 bits) below which all have ended for the present snapshot."""
-    row = await (await connection.execute(_ENDED)).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 async def list_types(connection: AsyncConnection[Any], oids: Iterable[int]) -> dict[int, PgType]:
@@ -237,6 +238,7 @@ def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table
     names = {c.number: c.name for c in columns}
     everything = row.replica_identity == "f"
     identity = () if row.replica_identity == "n" else row.identity_key or ()
+    key = row.primary_key or ()
     return Table(
         id=row.id,
         oid=row.oid,
@@ -255,7 +257,7 @@ def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table
             for c in columns
         ),
         replica_identity=row.replica_identity,
-        key=tuple(names[n] for n in row.primary_key or () if n in names),
+        key=tuple(names[n] for n in key) if names.keys() >= set(key) else (),
     )
 
 

@@ -18,13 +18,13 @@ from ingestd.capture.alterations import LOCK_TIMEOUT_S
 from ingestd.capture.catalog import (
     ColumnRow,
     TableRow,
-    ended_below,
     list_columns,
     list_generated,
     list_hiding,
     list_tables,
     list_types,
     table_of,
+    their_names,
 )
 from ingestd.capture.columns import as_published, controlled
 from ingestd.capture.identity import Partition, Sending, list_partitions
@@ -41,12 +41,14 @@ from ingestd.capture.session import connect
 from ingestd.capture.settings import PostgresSettings
 from ingestd.capture.storage import Storage, StoredColumn, digest, read_files, read_places
 from ingestd.capture.type_parts import TypeParts, read_type_parts
+from ingestd.capture.views import look
 from ingestd.decode.lake_names import allocate
 from ingestd.decode.relation import Relation
 from ingestd.decode.types import BUILT_IN, PgType
 from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredColumn, RegisteredTable, registered_columns
 from ingestd.schema import Table, TableId, with_before
+from ingestd.visibility import Visibility
 
 WHOLE = Published(None, None, None)
 
@@ -55,15 +57,16 @@ WHOLE = Published(None, None, None)
 class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
-    `present`: every table, asked for or not. `columns`, `files` and `places` by OID, `types`
-    by theirs; `published` by name; `unsent`: generated columns, sent or not, by OID of the table;
-    `minds_unsent`: the server refuses UPDATE and DELETE where whole rows lack one (18+).
-    `partitions`: see `list_partitions`, by OID of the root. `lsn`: all of it holds at that
-    position. Where no publication says what is sent: `indexes`, the unique ones by OID of the
-    table; `hiding`, the OIDs of the tables of which row security hides rows from this role;
-    `ended`, the transaction id below which all had ended.
+    `is_streamed`: a publication sends the changes. `present`: every table, asked for or not.
+    `columns`, `files` and `places` by OID, `types` by theirs; `published` by name; `generated`:
+    such columns, sent or not, by OID of the table; `minds_unsent`: the server refuses UPDATE and
+    DELETE where an identity has one that is not sent (18+). `partitions`: see `list_partitions`, by
+    OID of the root. `lsn`: all of it holds at that position. `seen`: which transactions it is
+    after. Where no publication says what is sent: `indexes`, the unique ones by OID of the table;
+    `hiding`, the OIDs of the tables of which row security hides rows from this role.
     """
 
+    is_streamed: bool = False
     present: tuple[TableId, ...] = field(default=(), compare=False)
     rows: tuple[TableRow, ...] = ()
     columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
@@ -72,21 +75,25 @@ class Catalog:
     published: Mapping[TableId, Published] = field(default_factory=dict)
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
-    unsent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    generated: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     minds_unsent: bool = False
     partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
     hiding: frozenset[int] = frozenset()
-    ended: int = field(default=0, compare=False)
     lsn: Lsn = field(default=Lsn(0), compare=False)
+    seen: Visibility = field(default=Visibility(0, 0), compare=False)
 
     def sending(self, row: TableRow) -> Sending:
         """Give what beside a table's own replica identity decides which changes can come."""
-        unsent: frozenset[str] = frozenset()
-        if self.minds_unsent:
-            sent = self.published.get(row.id, WHOLE).generated
-            unsent = frozenset(self.unsent.get(row.oid, ())) - sent
-        return Sending(unsent, self.partitions.get(row.oid, ()))
+        sent = self.published.get(row.id, WHOLE).generated
+        unsent = {n: c for n, c in self.generated.get(row.oid, {}).items() if c not in sent}
+        named = row.identity_key or () if row.replica_identity in {"d", "i"} else ()
+        return Sending(
+            frozenset(unsent.values()),
+            frozenset(unsent[n] for n in named if n in unsent),
+            self.partitions.get(row.oid, ()),
+            minds_unsent=self.minds_unsent,
+        )
 
     def storage(self, row: TableRow) -> Storage:
         """Give how a table's rows are stored."""
@@ -104,14 +111,18 @@ class Catalog:
         )
         types = {t for c in self.columns.get(row.oid, ()) for t in self.types.get(c.type_oid, ())}
         how = self.published.get(row.id, WHOLE)
+        generated = self.generated.get(row.oid, {}).values()
+        files = self.files.get(row.oid, {})
+        # The stream tells when a table is truncated, but not of one of its partitions.
+        is_told = self.is_streamed and row.oid in files
         return Storage(
             columns,
-            self.files.get(row.oid, {}),
+            files,
             digest(how.row_filter),
-            frozenset(map(digest, self.unsent.get(row.oid, ()))) - {c.name for c in columns},
+            frozenset(map(digest, generated)) - {c.name for c in columns},
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
-            ended=self.ended,
+            ended=0 if is_told else self.seen.xmin,
             places=self.places.get(row.oid, {}),
         )
 
@@ -134,16 +145,18 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
     wanted = tuple(r for r in every if settings.streams(r.id))
     oids = [r.oid for r in wanted]
     catalog = Catalog(
+        is_streamed=settings.sent_by is not None,
         present=tuple(r.id for r in every),
         rows=wanted,
         files=await read_files(connection, oids),
         places=await read_places(connection, oids),
-        unsent=await list_generated(connection, oids),
+        generated=await list_generated(connection, oids),
         lsn=lsn,
+        seen=await look(connection),
     )
     if settings.sent_by is None:
         catalog = await _with_indexes(connection, catalog, oids)
-        generated: Mapping[int, Collection[str]] = catalog.unsent
+        generated: Mapping[int, Collection[str]] = their_names(catalog.generated)
     else:
         catalog = await _with_publication(connection, catalog, oids, settings.sent_by)
         sent = catalog.published
@@ -174,7 +187,6 @@ async def _with_indexes(
         catalog,
         indexes=await list_indexes(connection, oids),
         hiding=await list_hiding(connection, oids),
-        ended=await ended_below(connection),
     )
 
 

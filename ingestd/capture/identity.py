@@ -77,12 +77,15 @@ class Partition:
 class Sending:
     """What beside a table's own replica identity decides which changes of it can come.
 
-    `unsent`: generated columns that are not sent, where the server minds. `partitions`: one of
-    those that are the same but for their names.
+    `unsent`: generated columns that are not sent; `unsent_key`: those in the replica identity's
+    index. `partitions`: one of those that are the same but for their names. `minds_unsent`: the
+    server refuses UPDATE and DELETE where an identity has one that is not sent (18+).
     """
 
     unsent: frozenset[str] = frozenset()
+    unsent_key: frozenset[str] = frozenset()
     partitions: tuple[Partition, ...] = ()
+    minds_unsent: bool = False
 
 
 NOTHING_ELSE = Sending()
@@ -113,13 +116,27 @@ def only_inserts(
     for partition in sending.partitions:
         if partition.is_unidentified:
             return f"partition {partition.id} has no usable replica identity"
-    if sending.unsent and _gives_whole_rows(table, sending):
-        unsent = min(sending.unsent)
-        return f"REPLICA IDENTITY FULL, with generated column {unsent!r} that is not published"
+    refused = _refused_for_unsent(table, sending)
+    if refused is not None:
+        return refused
     if found is not None and found.columns is not None:
         hidden = [n for n in table.identity if n not in found.columns]
         if hidden:
             return f"its column list lacks {hidden[0]!r} of the replica identity"
+    return None
+
+
+def _refused_for_unsent(table: Table, sending: Sending) -> str | None:
+    """Say which identity has a generated column that is not sent, where the server minds."""
+    if not sending.minds_unsent:
+        return None
+    if sending.unsent and _gives_whole_rows(table, sending):
+        unsent = min(sending.unsent)
+        return f"REPLICA IDENTITY FULL, with generated column {unsent!r} that is not published"
+    for partition in sending.partitions:
+        for name in partition.columns & sending.unsent:
+            lacking = f"generated column {name!r}, which is not published"
+            return f"the replica identity of partition {partition.id} has {lacking}"
     return None
 
 
@@ -154,7 +171,9 @@ def _unlogged(table: Table, sending: Sending) -> TableError | None:
 
 
 def _insufficient(table: Table, sending: Sending) -> str | None:
-    """Say what the old rows of a partition will lack; None if they find their rows."""
+    """Say what the old rows will lack; None if they find their rows."""
+    for name in sending.unsent_key:
+        return f"its replica identity has generated column {name!r}, which is not published"
     for partition in sending.partitions:
         if partition.is_unidentified:
             continue
@@ -177,7 +196,10 @@ def identify(
     sending: Sending = NOTHING_ELSE,
 ) -> str:
     """Write what gives the table an identity, or publication `name` the columns of it."""
-    if sending.unsent and (_gives_whole_rows(table, sending) or not table.key):
+    if sending.unsent_key and not sending.minds_unsent:
+        return _alter(table, "FULL", sending)
+    minds = sending.minds_unsent and sending.unsent
+    if minds and (_refused_for_unsent(table, sending) or sending.unsent_key or not table.key):
         key = "" if table.key else "add a primary key without generated columns; then "
         return f"{key}{_alter(table, 'DEFAULT', sending)}"
     if table.identity and any(p.is_unidentified for p in sending.partitions):
@@ -186,7 +208,7 @@ def identify(
     if table.identity and found is not None and found.columns is not None:
         alter = f"ALTER PUBLICATION {sql.Identifier(name).as_string(None)}"
         return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
-    if table.replica_identity == "n" and table.key:
+    if table.replica_identity in {"n", "i"} and table.key:
         return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
     return f"add a primary key, or {_alter(table, 'FULL', sending)}"
 
@@ -209,7 +231,9 @@ def incomplete(
     lacking = _insufficient(table, sending)
     if lacking is not None:
         why = f"{lacking}: updates and deletes would not tell which row they are of"
-        return TableError(table.id, why, remedy=_alter_partitions(table))
+        of_table = sending.unsent_key or not table.identity
+        remedy = identify(table, sending=sending) if of_table else _alter_partitions(table)
+        return TableError(table.id, why, remedy=remedy)
     if found is not None and not (manage and found.membership is not None):
         return None
     why_not = only_inserts(table, None, sending)

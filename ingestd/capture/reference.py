@@ -26,6 +26,7 @@ from ingestd.capture.catalog import (
     list_types,
     refusal,
     table_of,
+    their_names,
 )
 from ingestd.capture.columns import controlled
 from ingestd.capture.faults import classify
@@ -186,7 +187,7 @@ async def describe(
     if row is None:
         only = settings.model_copy(update={"tables": [str(name)]})
         raise missing_tables(only, rows)[0].error
-    generated = await list_generated(connection, [row.oid])
+    generated = their_names(await list_generated(connection, [row.oid]))
     columns = (await list_columns(connection, [row.oid], generated)).get(row.oid, ())
     types = {**BUILT_IN, **await list_types(connection, {c.type_oid for c in columns})}
     table = _without_identity(table_of(row, columns, types))

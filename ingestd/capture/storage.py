@@ -131,8 +131,8 @@ class Storage:
     `former`: digests of the names that columns once had and none has now. `membership`: OID of the
     publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
     columns are made of. `ended`: the transaction id (64 bits) below which all had ended then; 0
-    where a TRUNCATE of the table is told of otherwise. `places`: by the OID of each of its leaf
-    partitions, which transactions put it, and what is above it, there.
+    where a TRUNCATE is told of otherwise. `places`: by the OID of each of its leaf partitions,
+    which transactions put it, and what is above it, there.
     """
 
     columns: tuple[StoredColumn, ...]

@@ -27,7 +27,8 @@ WITH RECURSIVE used AS (
    CROSS JOIN LATERAL (
     SELECT t.typbasetype WHERE t.typtype = 'd' UNION ALL
     SELECT t.typelem WHERE t.typelem <> 0 UNION ALL
-    SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid UNION ALL
+    SELECT r.rngsubtype FROM pg_catalog.pg_range r
+     WHERE t.oid IN (r.rngtypid, r.rngmultitypid) UNION ALL
     SELECT a.atttypid FROM pg_catalog.pg_attribute a
      WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
     ) AS x(oid))

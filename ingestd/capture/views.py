@@ -90,7 +90,7 @@ class OwnView:
 
 
 async def look(connection: AsyncConnection[Any]) -> Visibility:
-    """Take a snapshot, on a connection that is in no transaction."""
+    """Take a snapshot, or give that of the transaction that the connection is in."""
     cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
     row = await cursor.fetchone()
     assert row is not None

@@ -36,7 +36,9 @@ class Discovery:
     `origin`: names the server and its history, within which LSNs can be compared. `interrupted`:
     tables whose changes the source does not keep whole at present; if they were live there is a
     gap. `rewritten`: known tables whose rows have other values than the changes told of, and why.
-    `lsn`: all this holds at that position; earlier changes may be of other definitions.
+    `lsn`: all this holds at that position; earlier changes may be of other definitions. `seen`:
+    the transactions that it is after, which a commit below `lsn` may not be among yet; None where
+    no stream tells of definitions.
     """
 
     tables: tuple[Table, ...]
@@ -45,6 +47,7 @@ class Discovery:
     interrupted: frozenset[TableId] = frozenset()
     rewritten: Mapping[TableId, str] = field(default_factory=dict)
     lsn: Lsn = ZERO
+    seen: Visibility | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,8 +149,8 @@ class Intake:
                 touched.take(batch)
             lsn = batch.rows.column("_cdc_lsn")
             if self._book.is_new_version(batch.table):
-                first = Lsn(lsn[0].as_py())
-                if self._book.is_ambiguous(batch.table, first):
+                first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
+                if self._book.is_ambiguous(batch.table, first, xid):
                     self.wanted.set()
                 await self.enter([batch.table], self._book.state(batch.table.id), first)
             self._book.took(batch.table.id, Lsn(lsn[-1].as_py()))

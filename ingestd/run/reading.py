@@ -143,7 +143,7 @@ class Reader:
         """Take the snapshot of tables at one point."""
         tables = self._book.being_read(loads)
         with _writing():
-            await self._intake.enter(tables, TableState.SNAPSHOTTING, at_lsn)
+            await self._enter(tables, at_lsn)
         snapshot = await self._capture.snapshot(tables)
         self._book.read_at(self._book.being_read(loads), snapshot.point)
         return snapshot
@@ -176,7 +176,7 @@ class Reader:
             return
         are_new = any(self._book.is_new(t.id) for t in tables)
         with _writing():
-            await self._intake.enter(tables, TableState.SNAPSHOTTING, self._gate.position)
+            await self._enter(tables, self._gate.position)
         # It may wait for others' transactions for long: that takes no place.
         snapshot = await self._patiently(
             reading, self._capture.snapshot(tables, chunked=True, are_new=are_new)
@@ -204,7 +204,7 @@ class Reader:
                 return
             self._book.read_at([table], snapshot.point)
             with _writing():
-                await self._intake.enter([table], TableState.SNAPSHOTTING, self._gate.position)
+                await self._enter([table], self._gate.position)
             await self._record(reading, [table])
             # Whatever came before was recorded lies below, an open transaction too.
             now = (await self._capture.lag()).current_lsn
@@ -218,6 +218,10 @@ class Reader:
                 reading.touched[table.id].owe(table, rows)
             await self._settle(reading, snapshot)
             await self._read(reading, [table], snapshot)
+
+    async def _enter(self, tables: Sequence[Table], at_lsn: Lsn) -> None:
+        """Record that tables are being read."""
+        await self._intake.enter(self._book.latest(tables), TableState.SNAPSHOTTING, at_lsn)
 
     async def read_partial(self, reading: Reading, where: str) -> None:
         """Read rows of one table for which `where` holds; it stays as it is."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from ingestd.ports import Discovery
 from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredTable, TableState
 from ingestd.schema import Table
@@ -34,7 +37,8 @@ class TableEntry:
 
     `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
     none is under way; a later one makes an earlier one void. `point`: where they are read.
-    `last`: transaction of the stream's last change of it; `told`: of the last that told of columns.
+    `last`: transaction of the stream's last change of it; `told`: of the last that told of columns,
+    and its id, where that is known.
     `rewritten`: why its old rows are not what the source has, until that is recorded.
     `is_postponed`: the source can't send it yet. `version`: what the stream brought last, which is
     as `compared` says. `progress`: what a reading before left (`Snapshot.left`), or this one so
@@ -50,7 +54,7 @@ class TableEntry:
     load: int | None = None
     point: Lsn | None = None
     last: Lsn | None = None
-    told: Lsn | None = None
+    told: tuple[Lsn, int | None] | None = None
     rewritten: str | None = None
     is_postponed: bool = False
     version: Table | None = None
@@ -116,9 +120,22 @@ class TableEntry:
         self.is_stopped, self.is_wanted, self.load, self.point = True, True, None, None
         self.progress, self.is_asked = "", False
 
-    def latest(self, discovered: Lsn) -> Table:
+    def is_told_after(self, discovery: Discovery) -> bool:
+        """Whether the stream has told of columns by a transaction that the discovery is before.
+
+        It may be before one whose commit lies below its position: such a record is in the WAL for
+        a moment, and for as long as a synchronous standby does not answer, before others see it.
+        """
+        if self.told is None:
+            return False
+        lsn, xid = self.told
+        if lsn >= discovery.lsn or discovery.seen is None or xid is None:
+            return lsn >= discovery.lsn
+        return not discovery.seen.sees(np.array([xid]))[0]
+
+    def latest(self, discovery: Discovery) -> Table:
         """Give its columns as the stream told after the discovery, or as that did."""
-        if self.version is None or self.told is None or self.told < discovered:
+        if self.version is None or not self.is_told_after(discovery):
             return self.table
         return replace(self.version, storage=self.table.storage)
 

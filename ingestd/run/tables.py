@@ -224,8 +224,8 @@ class TableBook:
 
     def _is_stale(self, entry: TableEntry) -> bool:
         """Whether the stream has told of columns since the discovery: the next one tells more."""
-        is_newer = entry.told is not None and entry.told >= self._discovery.lsn
-        return is_newer and self._differs(entry.table, self.known.get(entry.table.id))
+        is_older = entry.is_told_after(self._discovery)
+        return is_older and self._differs(entry.table, self.known.get(entry.table.id))
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Give the events for tables that can't or need not be captured any more.
@@ -307,6 +307,10 @@ class TableBook:
             if (entry := self._entries.get(name)) is not None and entry.load == load
         ]
 
+    def latest(self, tables: Sequence[Table]) -> list[Table]:
+        """Give these as `_tables` is to have them: as the stream told, if that was later."""
+        return [entry.latest(self._discovery) for entry in self._of(tables)]
+
     def left(self, name: TableId) -> str:
         """What a reading of a table has left to be read; empty: everything."""
         return self._entries[name].progress
@@ -321,7 +325,7 @@ class TableBook:
         if entry is None or entry.load != load or entry.is_wanted or entry.progress == left:
             return None  # asked for again: what this reading leaves is void
         entry.progress = left
-        return entry.latest(self.lsn)
+        return entry.latest(self._discovery)
 
     def is_read_by(self, name: TableId, load: int) -> bool:
         """Whether rows of this reading are to be taken: no later one, no stop has come between."""
@@ -354,7 +358,7 @@ class TableBook:
         read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
         for entry in read.values():
             entry.end()
-        return [e.latest(self.lsn) for e in read.values() if e.is_whole]
+        return [e.latest(self._discovery) for e in read.values() if e.is_whole]
 
     def give_up(self, loads: Mapping[TableId, int]) -> None:
         """Take that readings failed: their tables are to be read again, or what was left."""
@@ -402,7 +406,7 @@ class TableBook:
             return True
         return known.replica_identity != table.replica_identity
 
-    def is_ambiguous(self, table: Table, first: Lsn) -> bool:
+    def is_ambiguous(self, table: Table, first: Lsn, xid: int | None) -> bool:
         """Whether rows of one transaction, parted by DDL in it, could be taken for each other.
 
         A column was added with a default after the first of them: they have it in the source, and
@@ -410,14 +414,14 @@ class TableBook:
         was written meanwhile lies under another name or type. Then the table is to be read anew.
         """
         entry, known = self._entries[table.id], self.known.get(table.id)
-        entry.told = first
+        entry.told = first, xid
         if not self.resnapshot_rewritten or known is None:
             return False
         before = {c.name for c in known.columns}
         new = [c for c in table.columns if c.lake_name not in before]
         returns = any(c.lake_name in known.lake_columns for c in new)
         if returns or (entry.last == first and any(c.missing is not None for c in new)):
-            entry.is_wanted = True
+            entry.is_wanted, entry.progress = True, ""  # those that were read before, too
             return True
         return False
 

@@ -225,6 +225,18 @@ CONSTRAINED = (
         is_read_anew=True,
     ),
     Case(
+        "enum_label_renamed_in_spans",
+        (("ALTER TYPE {t}_kind RENAME VALUE 'red' TO 'crimson'",),),
+        (
+            "CREATE TYPE {t}_kind AS ENUM ('red', 'green')",
+            "CREATE TYPE {t}_span AS RANGE (subtype = {t}_kind)",
+            "CREATE TABLE {t} (id int PRIMARY KEY, spans {t}_span_multirange)",
+            "INSERT INTO {t} SELECT n, '{[red,green]}' FROM generate_series(1, 50) n",
+        ),
+        writes=(),
+        is_read_anew=True,
+    ),
+    Case(
         "composite_attribute",
         (("ALTER TYPE {t}_pair ADD ATTRIBUTE c int",),),
         (

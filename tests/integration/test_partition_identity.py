@@ -57,6 +57,22 @@ CASES = {
     "one has none": Case(
         (*KEYED, "ALTER TABLE p_20 REPLICA IDENTITY NOTHING"), "partition public.p_20 has no usable"
     ),
+    "root has none": Case(
+        (*KEYED, "ALTER TABLE p REPLICA IDENTITY NOTHING"),
+        "partition public.p_1 has a replica identity, the table none",
+    ),
+    "only partitions": Case(
+        (*KEYLESS, *FULL[1:]), "partition public.p_1 has a replica identity, the table none"
+    ),
+    "no partitions": Case(
+        (
+            "CREATE TABLE p (k int PRIMARY KEY, j int, note text)",
+            "CREATE UNIQUE INDEX other ON p (k)",
+            "ALTER TABLE p REPLICA IDENTITY USING INDEX other",
+            "DROP INDEX other",
+        ),
+        "no usable replica identity",
+    ),
     "unlogged": Case(
         (*KEYED, "ALTER TABLE p_20 SET UNLOGGED"), "partition public.p_20 is unlogged: it writes no"
     ),
@@ -154,6 +170,35 @@ def test_partitions_that_give_more_are_captured(
     await_state(daemon, "p", "live")
     write(database)
     assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
+    assert daemon.sigterm() == 0
+
+
+def test_a_generated_column_in_the_key(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """It is not sent: what is left of the key tells no row, and 18 refuses the change."""
+    database.execute(
+        "CREATE TABLE t (a int, b int, g int GENERATED ALWAYS AS (a) STORED, PRIMARY KEY (b, g))",
+        "INSERT INTO t (a, b) VALUES (1, 1), (2, 1), (3, 1)",
+    )
+    daemon = make_daemon(configured(database, lake))
+    daemon.start()
+    await_state(daemon, "t", "stopped")
+    told, remedy = remedy_of(daemon, "t")
+    assert "its replica identity has generated column 'g', which is not published" in told
+    database.execute("UPDATE t SET a = 10 WHERE a = 1")
+    if database.server.major < 18:
+        psql(database, remedy)
+    else:
+        assert "add a primary key without generated columns" in remedy
+        database.execute(
+            "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD COLUMN id serial, ADD PRIMARY KEY (id)"
+        )
+    await_state(daemon, "t", "live")
+    database.execute("UPDATE t SET a = 20 WHERE a = 2", "DELETE FROM t WHERE a = 3")
+    # The harness would go by what is left of the key.
+    verified = run_command(daemon.folder / "ingestd.toml", "verify", "shop", "public.t")
+    assert "public.t: equal, 2 rows" in verified.stdout
     assert daemon.sigterm() == 0
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage, difference, read_files, read_places
+from ingestd.capture.views import look
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -37,6 +38,10 @@ MAKE_UNLOGGED = f"CREATE UNLOGGED TABLE leaf PARTITION OF t {RANGE}"
 REWRITE = "ALTER TABLE t ADD n float DEFAULT random()"
 INSERT = "INSERT INTO leaf VALUES (1, 'a')"
 UPDATE = "UPDATE leaf SET note = 'b'"
+TRUNCATE, COUNT, GRANT = "TRUNCATE leaf", "ANALYZE leaf", "GRANT SELECT ON leaf TO PUBLIC"
+CLUSTER = "CLUSTER leaf USING leaf_pkey"
+MORE = "INSERT INTO leaf VALUES (2, 'b')"
+FILLED_BEFORE = (MAKE, INSERT)
 LATE_UPDATE = (*["INSERT INTO other VALUES (1)"] * 9, UPDATE)
 """An update with a larger command id than anything else here has."""
 
@@ -101,6 +106,34 @@ RETURNED = (
     Coming("with_a_branch", ((DETACH_BRANCH,), (INSERT,), (ATTACH_BRANCH,)), (BRANCH, BRANCH_LEAF)),
 )
 
+EMPTIED = (
+    Coming("truncated", ((TRUNCATE,),), FILLED_BEFORE),
+    Coming("counted_and_granted", ((TRUNCATE, INSERT), (COUNT,), (GRANT,)), FILLED_BEFORE),
+    Coming("clustered", ((TRUNCATE, INSERT), (CLUSTER,)), FILLED_BEFORE),
+    Coming(
+        "unlogged_and_logged",
+        (("ALTER TABLE leaf SET UNLOGGED",), (UPDATE,), ("ALTER TABLE leaf SET LOGGED",), (COUNT,)),
+        FILLED_BEFORE,
+    ),
+)
+KEPT = (
+    Coming("clustered", ((CLUSTER,),), FILLED_BEFORE),
+    Coming("clustered_and_granted", ((CLUSTER,), (COUNT,), (GRANT,)), FILLED_BEFORE),
+    Coming("written", ((MORE,), (CLUSTER,)), FILLED_BEFORE),
+)
+
+
+@pytest.mark.parametrize("coming", EMPTIED, ids=attrgetter("name"))
+async def test_i6_a_partition_that_was_emptied_is_read(database: Database, coming: Coming) -> None:
+    assert await reason_after(database, coming) == "a partition was truncated by itself"
+
+
+@pytest.mark.parametrize("coming", KEPT, ids=attrgetter("name"))
+async def test_i7_a_partition_whose_file_was_made_anew_is_not_read(
+    database: Database, coming: Coming
+) -> None:
+    assert await reason_after(database, coming) is None
+
 
 @pytest.mark.parametrize("coming", EMPTY, ids=attrgetter("name"))
 async def test_i7_a_partition_that_came_empty_is_not_read(
@@ -143,7 +176,8 @@ async def reason_after(database: Database, coming: Coming) -> str | None:
 async def stored(looking: AsyncConnection[Any], oid: int) -> Storage:
     files = await read_files(looking, [oid])
     places = await read_places(looking, [oid])
-    return Storage((), files.get(oid, {}), places=places.get(oid, {}))
+    ended = (await look(looking)).xmin
+    return Storage((), files.get(oid, {}), ended=ended, places=places.get(oid, {}))
 
 
 def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -> None:

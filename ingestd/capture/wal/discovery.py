@@ -82,7 +82,13 @@ class SourceTables:
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
         return Discovery(
-            tuple(accepted), tuple(refused), server.origin, interrupted, rewritten, catalog.lsn
+            tuple(accepted),
+            tuple(refused),
+            server.origin,
+            interrupted,
+            rewritten,
+            catalog.lsn,
+            catalog.seen,
         )
 
     async def have_changed(self) -> bool:
