@@ -124,6 +124,7 @@ class Catalog:
             types=tuple(sorted(types, key=lambda t: t.oid)),
             ended=0 if is_told else self.seen.xmin,
             places=self.places.get(row.oid, {}),
+            publication=self.publication.mark if self.publication else "",
         )
 
 

@@ -18,7 +18,8 @@ _PUBLICATION = """
 SELECT puballtables AS all_tables, pubviaroot AS via_root,
        pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations,
        pg_has_role(pubowner, 'USAGE') AND NOT pg_is_in_recovery() AS owned,
-       pg_is_in_recovery() AS on_standby
+       pg_is_in_recovery() AS on_standby,
+       xmin::text::int8 AS altered, pubowner::int8 AS owner
   FROM pg_publication WHERE pubname = %s
 """
 FIRST_WITH_PARTS = 150000
@@ -50,13 +51,36 @@ _NO_GENERATED = "'{}'::text[]"
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication's flags. `owned`: this role may alter it, which nobody may `on_standby`."""
+    """A publication's flags. `owned`: this role may alter it, which nobody may `on_standby`.
+
+    `altered`: the transaction that altered it last, other than by adding or dropping tables.
+    """
 
     all_tables: bool
     via_root: bool
     all_operations: bool
     owned: bool
     on_standby: bool = False
+    altered: int = 0
+    owner: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it sends all changes, those of partitions as their root's."""
+        return self.all_operations and self.via_root
+
+    @property
+    def mark(self) -> str:
+        """What tells it from what it was before it was altered (`is_altered`)."""
+        return f"{self.altered}:{self.owner}"
+
+
+def is_altered(then: str, now: str) -> bool:
+    """Whether a publication was altered between two marks: for a time it may not have sent all.
+
+    Not if either is not known, or another owner may be all that is new.
+    """
+    return bool(then and now) and then != now and then.split(":")[1] == now.split(":")[1]
 
 
 @dataclass(frozen=True, slots=True)

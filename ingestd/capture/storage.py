@@ -132,7 +132,7 @@ class Storage:
     publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
     columns are made of. `ended`: the transaction id (64 bits) below which all had ended then; 0
     where a TRUNCATE is told of otherwise. `places`: by the OID of each of its leaf partitions,
-    which transactions put it, and what is above it, there.
+    which transactions put it, and what is above it, there. `publication`: its mark, empty without.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -143,6 +143,7 @@ class Storage:
     types: tuple[TypeParts, ...] = ()
     ended: int = field(default=0, compare=False)
     places: Mapping[int, str] = field(default_factory=dict)
+    publication: str = ""
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
@@ -154,10 +155,12 @@ class Storage:
         files = (f"{oid}:{file}" for oid, file in self.files.items())
         lists = [columns, files, [self.row_filter], sorted(self.former), [self.membership]]
         parts: list[Iterable[object]] = [*lists, self.types]
-        if self.ended or self.places:
+        if self.ended or self.places or self.publication:
             parts.append([self.ended])
-        if self.places:
+        if self.places or self.publication:
             parts.append(f"{oid}:{place}" for oid, place in self.places.items())
+        if self.publication:
+            parts.append([self.publication])
         return "|".join(",".join(map(str, part)) for part in parts)
 
     @classmethod
@@ -165,7 +168,7 @@ class Storage:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
             columns, files, row_filter, former, membership, types, *more = text.split("|")
-            ended, places = (*more, "", "")[:2]
+            ended, places, publication = (*more, "", "", "")[:3]
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
                 {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
@@ -175,6 +178,7 @@ class Storage:
                 tuple(TypeParts.parse(t) for t in types.split(",") if t),
                 int(ended or 0),
                 {int(o): p for o, p in (x.split(":") for x in places.split(",") if x)},
+                publication,
             )
         except ValueError:
             return None

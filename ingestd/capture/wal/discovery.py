@@ -13,8 +13,9 @@ from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.identity import incomplete
 from ingestd.capture.patterns import missing_tables
-from ingestd.capture.published import Publication
+from ingestd.capture.published import Publication, is_altered
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.storage import Storage
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
 from ingestd.decode.relation import Relation
@@ -39,6 +40,7 @@ class SourceTables:
         self._looks = Looks(settings.dsn.get_secret_value())
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
+        self._mended = ""
         self._is_told = True
 
     async def discover(
@@ -61,7 +63,7 @@ class SourceTables:
                     refused.append(found)
                     continue
                 then, now = self._looks.last(row.oid, known.get(row.id)), catalog.storage(row)
-                if then and self._is_put_back(then.membership, now.membership):
+                if then is not None and self._was_absent(then, now):
                     absent.add(row.oid)
                 now = seen[row.oid] = now if then is None else now.after(then)
                 reason = await difference(row.oid, then, now)
@@ -99,8 +101,8 @@ class SourceTables:
         """Take what we did to the publication ourselves; what others did is found as changed.
 
         Entries that were replaced, for another column list, are no gap; one with the same list is
-        of a table that somebody had taken out. Says whether there are any: `_tables` is to have the
-        new ones, by another discovery.
+        of a table that somebody had taken out. Nor is the publication that we had to mend. Says
+        whether there are any: `_tables` is to have the new ones, by another discovery.
         """
         catalog = await read_catalog(self._settings)
         ours = dict(self._catalog.published)
@@ -113,6 +115,10 @@ class SourceTables:
                 self._is_told = False
                 if now.columns != then.columns:
                     self._replaced.add(now.membership)
+        before, publication = self._catalog.publication, catalog.publication
+        if before is not None and publication is not None and not before.is_complete:
+            self._is_told &= publication == before
+            self._mended = publication.mark
         self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
         return not self._is_told
@@ -150,9 +156,13 @@ class SourceTables:
                 return Refused(table, unpublishable)
         return table
 
-    def _is_put_back(self, then: int, now: int) -> bool:
-        """Whether the publication lacked the table for a time: its entry is another."""
-        return bool(then) and then != now and now not in self._replaced
+    def _was_absent(self, then: Storage, now: Storage) -> bool:
+        """Whether the publication lacked the table, or a kind of its changes, for a time."""
+        is_another = then.membership not in {0, now.membership}
+        if is_another and now.membership not in self._replaced:
+            return True
+        is_mended = now.publication == self._mended
+        return is_altered(then.publication, now.publication) and not is_mended
 
     def _is_interrupted(self, table: Table, catalog: Catalog) -> bool:
         """Whether the publication does not send it, did not for a time, or not all its columns."""

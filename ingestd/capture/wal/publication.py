@@ -140,6 +140,10 @@ async def keep_publication(
         if found is None:
             statements = [create_statement(name, tables, lists)]
         else:
+            if not found.is_complete:
+                # First: while it has partitions by themselves, it is not told to have the table.
+                set_ = sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")")
+                await connection.execute(set_.format(sql.Identifier(name)))
             statements = await _alterations(connection, name, found, set(tables), lists)
         if statements:
             await reach_async("capture.publication.before", cut_off)
@@ -218,11 +222,7 @@ async def _alterations(
     wanted: set[TableId],
     lists: ColumnLists,
 ) -> list[sql.Composed]:
-    statements = []
-    if not (found.all_operations and found.via_root):
-        statements.append(
-            sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")").format(sql.Identifier(name))
-        )
+    statements: list[sql.Composed] = []
     if found.all_tables:
         return statements
     present = await published(connection, name, connection.info.server_version)

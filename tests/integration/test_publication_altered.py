@@ -1,0 +1,101 @@
+"""A publication that others alter: what it did not send meanwhile is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.schema import TableId
+from tests.harness.compare import assert_lake_equals_source, raw_rows
+from tests.harness.config import wal_config
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 60.0
+PARTS = TableId("public", "parts")
+SET = "ALTER PUBLICATION ingestd_shop SET "
+WHOLE = SET + "(publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"
+LESS = {
+    "inserts only": SET + "(publish = 'insert')",
+    "partitions by themselves": SET + "(publish_via_partition_root = false)",
+}
+WRITES = ("UPDATE parts SET note = 'b' WHERE id = 1", "DELETE FROM parts WHERE id = 2")
+
+
+@pytest.fixture
+def daemon(database: Database, lake: Path, make_daemon: MakeDaemon) -> Daemon:
+    """One that has captured `parts` and looked at the publication that it has made."""
+    database.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF parts DEFAULT",
+        "INSERT INTO parts SELECT i, 'a' FROM generate_series(1, 9) i",
+    )
+    found = make_daemon(
+        wal_config(lake=lake, dsn=database.dsn, source_extra='discover_interval = "500ms"')
+    )
+    found.start_ready()
+    database.execute("CREATE TABLE looked (id int PRIMARY KEY)")
+    await_until(lambda: raw_rows(lake, TableId("public", "looked")), LIMIT_S, found.tail)
+    return found
+
+
+def readings(lake: Path) -> int:
+    return [row["_cdc_op"] for row in raw_rows(lake, PARTS)].count("t")
+
+
+@pytest.mark.parametrize("less", LESS.values(), ids=LESS)
+@pytest.mark.parametrize("is_left", [False, True], ids=["for a moment", "and left so"])
+def test_what_was_not_sent_is_read(
+    database: Database, lake: Path, daemon: Daemon, less: str, *, is_left: bool
+) -> None:
+    assert daemon.sigterm() == 0
+    before = readings(lake)
+    database.execute(less, *WRITES, *([] if is_left else [WHOLE]))
+    daemon.start_ready()
+    await_until(lambda: readings(lake) > before, LIMIT_S, daemon.tail)
+    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
+    # Once, and not again after another start.
+    assert daemon.sigterm() == 0
+    again = readings(lake)
+    daemon.start_ready()
+    database.execute("INSERT INTO parts VALUES (100, 'c')")
+    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
+    assert daemon.sigterm() == 0
+    assert readings(lake) == again == before + 1
+
+
+def test_it_is_noticed_while_the_stream_goes_on(
+    database: Database, lake: Path, daemon: Daemon
+) -> None:
+    before = readings(lake)
+    database.execute(LESS["inserts only"], *WRITES, WHOLE)
+    await_until(lambda: readings(lake) > before, LIMIT_S, daemon.tail)
+    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
+    assert daemon.sigterm() == 0
+
+
+def test_another_owner_is_no_gap(database: Database, lake: Path, daemon: Daemon) -> None:
+    before = readings(lake)
+    owner = f"o_{database.name}"
+    database.execute(
+        f"CREATE ROLE {owner} SUPERUSER", f"ALTER PUBLICATION ingestd_shop OWNER TO {owner}"
+    )
+    try:
+        database.execute("CREATE TABLE more (id int PRIMARY KEY)")
+        more = TableId("public", "more")
+        await_until(lambda: raw_rows(lake, more), LIMIT_S, daemon.tail)
+        database.execute(*WRITES)
+        assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
+        assert readings(lake) == before
+        assert daemon.sigterm() == 0
+    finally:
+        database.execute(
+            "ALTER PUBLICATION ingestd_shop OWNER TO CURRENT_USER", f"DROP ROLE {owner}"
+        )
