@@ -71,11 +71,11 @@ class Publication:
 
     @property
     def mark(self) -> str:
-        """What tells it from what it was before it was altered (`is_altered`)."""
+        """What tells it from what it was before it was altered (`was_altered`)."""
         return f"{self.altered}:{self.owner}"
 
 
-def is_altered(then: str, now: str) -> bool:
+def was_altered(then: str, now: str) -> bool:
     """Whether a publication was altered between two marks: for a time it may not have sent all.
 
     Not if either is not known, or another owner may be all that is new.

@@ -13,7 +13,7 @@ from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.identity import incomplete
 from ingestd.capture.patterns import missing_tables
-from ingestd.capture.published import Publication, is_altered
+from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage
 from ingestd.capture.wal.publication import add_statement
@@ -162,7 +162,7 @@ class SourceTables:
         if is_another and now.membership not in self._replaced:
             return True
         is_mended = now.publication == self._mended
-        return is_altered(then.publication, now.publication) and not is_mended
+        return was_altered(then.publication, now.publication) and not is_mended
 
     def _is_interrupted(self, table: Table, catalog: Catalog) -> bool:
         """Whether the publication does not send it, did not for a time, or not all its columns."""

@@ -22,7 +22,13 @@ def test_what_is_written_is_read() -> None:
     assert found is not None
     assert found.ended == 1 << 33
     placed = replace(STORED, places={16401: ".745", 16402: ".745.750"})
-    for written in (placed, replace(placed, ended=1 << 33)):
+    sent = replace(STORED, publication="745:10")
+    for written in (
+        placed,
+        replace(placed, ended=1 << 33),
+        sent,
+        replace(placed, publication="1:2"),
+    ):
         assert Storage.parse(str(written)) == written
     assert Storage.parse("") is None
     assert Storage.parse("1:23:-1:744|16489:16489|") is None
