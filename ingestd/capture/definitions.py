@@ -112,17 +112,14 @@ class Catalog:
         types = {t for c in self.columns.get(row.oid, ()) for t in self.types.get(c.type_oid, ())}
         how = self.published.get(row.id, WHOLE)
         generated = self.generated.get(row.oid, {}).values()
-        files = self.files.get(row.oid, {})
-        # The stream tells when a table is truncated, but not of one of its partitions.
-        is_told = self.is_streamed and row.oid in files
         return Storage(
             columns,
-            files,
+            self.files.get(row.oid, {}),
             digest(how.row_filter),
             frozenset(map(digest, generated)) - {c.name for c in columns},
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
-            ended=0 if is_told else self.seen.xmin,
+            ended=0 if self.is_streamed else self.seen.xmin,
             places=self.places.get(row.oid, {}),
             publication=self.publication.mark if self.publication else "",
         )

@@ -47,6 +47,9 @@ SELECT DISTINCT ON (root, whole, columns, unlogged, "foreign")
        root::int8, schema, name, whole, columns, unlogged, "foreign"
   FROM leaf ORDER BY root, whole, columns, unlogged, "foreign", schema, name
 """
+_UNSENT_KEY = "its replica identity has generated column {!r}, which is not published"
+_ADD_KEY = "add a primary key without generated columns; then "
+_LEAVES: LiteralString = " WHERE isleaf"
 _ALTER_TREE = (
     "DO $$ DECLARE part regclass; BEGIN"
     " FOR part IN SELECT relid FROM pg_partition_tree({}){} LOOP"
@@ -130,6 +133,8 @@ def _refused_for_unsent(table: Table, sending: Sending) -> str | None:
     """Say which identity has a generated column that is not sent, where the server minds."""
     if not sending.minds_unsent:
         return None
+    for name in sending.unsent_key:
+        return _UNSENT_KEY.format(name)
     if sending.unsent and _gives_whole_rows(table, sending):
         unsent = min(sending.unsent)
         return f"REPLICA IDENTITY FULL, with generated column {unsent!r} that is not published"
@@ -172,8 +177,9 @@ def _unlogged(table: Table, sending: Sending) -> TableError | None:
 
 def _insufficient(table: Table, sending: Sending) -> str | None:
     """Say what the old rows will lack; None if they find their rows."""
-    for name in sending.unsent_key:
-        return f"its replica identity has generated column {name!r}, which is not published"
+    if not sending.minds_unsent:  # else it is not sent at all
+        for name in sending.unsent_key:
+            return _UNSENT_KEY.format(name)
     for partition in sending.partitions:
         if partition.is_unidentified:
             continue
@@ -196,21 +202,20 @@ def identify(
     sending: Sending = NOTHING_ELSE,
 ) -> str:
     """Write what gives the table an identity, or publication `name` the columns of it."""
-    if sending.unsent_key and not sending.minds_unsent:
-        return _alter(table, "FULL", sending)
-    minds = sending.minds_unsent and sending.unsent
-    if minds and (_refused_for_unsent(table, sending) or sending.unsent_key or not table.key):
-        key = "" if table.key else "add a primary key without generated columns; then "
-        return f"{key}{_alter(table, 'DEFAULT', sending)}"
+    if sending.unsent_key and table.key:
+        return _alter(table, "DEFAULT", sending)
+    if sending.unsent_key or _refused_for_unsent(table, sending):
+        return _whole(table, sending)
     if table.identity and any(p.is_unidentified for p in sending.partitions):
-        return _alter_partitions(table)
-    quoted = _quoted(table.id)
+        return _alter_partitions(table, sending)
     if table.identity and found is not None and found.columns is not None:
+        quoted = _quoted(table.id)
         alter = f"ALTER PUBLICATION {sql.Identifier(name).as_string(None)}"
         return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
     if table.replica_identity in {"n", "i"} and table.key:
-        return f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT;"
-    return f"add a primary key, or {_alter(table, 'FULL', sending)}"
+        return _alter(table, "DEFAULT", sending)
+    whole = _whole(table, sending)
+    return whole if whole.startswith(_ADD_KEY) else f"add a primary key, or {whole}"
 
 
 def incomplete(
@@ -232,7 +237,7 @@ def incomplete(
     if lacking is not None:
         why = f"{lacking}: updates and deletes would not tell which row they are of"
         of_table = sending.unsent_key or not table.identity
-        remedy = identify(table, sending=sending) if of_table else _alter_partitions(table)
+        remedy = identify(table, sending=sending) if of_table else _alter_partitions(table, sending)
         return TableError(table.id, why, remedy=remedy)
     if found is not None and not (manage and found.membership is not None):
         return None
@@ -257,10 +262,21 @@ def _alter(table: Table, identity: LiteralString, sending: Sending) -> str:
     return f"ALTER TABLE {_quoted(table.id)} REPLICA IDENTITY {identity};"
 
 
-def _alter_partitions(table: Table) -> str:
+def _alter_partitions(table: Table, sending: Sending) -> str:
     """Write what gives the partitions an identity that serves as the table's."""
-    by_key = table.key and table.replica_identity in {"d", "f"}
-    return _for_tree(table, "DEFAULT" if by_key else "FULL", " WHERE isleaf")
+    if table.key and table.replica_identity in {"d", "f"}:
+        return _for_tree(table, "DEFAULT", _LEAVES)
+    return _whole(table, sending, _LEAVES)
+
+
+def _whole(table: Table, sending: Sending, which: LiteralString = "") -> str:
+    """Write what has whole rows sent; where the server would refuse that, what is left to do."""
+    if not (sending.minds_unsent and sending.unsent):
+        if which:
+            return _for_tree(table, "FULL", which)
+        return _alter(table, "FULL", sending)
+    key = "" if table.key else _ADD_KEY
+    return f"{key}{_alter(table, 'DEFAULT', sending)}"
 
 
 def _for_tree(table: Table, identity: LiteralString, which: LiteralString) -> str:

@@ -131,7 +131,7 @@ class Storage:
     `former`: digests of the names that columns once had and none has now. `membership`: OID of the
     publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
     columns are made of. `ended`: the transaction id (64 bits) below which all had ended then; 0
-    where a TRUNCATE is told of otherwise. `places`: by the OID of each of its leaf partitions,
+    where a publication sends the changes. `places`: by the OID of each of its leaf partitions,
     which transactions put it, and what is above it, there. `publication`: its mark, empty without.
     """
 

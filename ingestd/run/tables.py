@@ -75,6 +75,8 @@ class TableBook:
             elif entry.is_stopped and _definition(entry.table) != _definition(table):
                 entry.is_stopped = False
             entry.table, entry.is_postponed = table, False
+            if not entry.is_told_after(discovery):
+                entry.told = None  # its id would look as if it were to come, 2^31 later
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
             if self._has_gap(table.id):
                 entry.miss()
@@ -421,7 +423,7 @@ class TableBook:
         new = [c for c in table.columns if c.lake_name not in before]
         returns = any(c.lake_name in known.lake_columns for c in new)
         if returns or (entry.last == first and any(c.missing is not None for c in new)):
-            entry.is_wanted, entry.progress = True, ""  # those that were read before, too
+            entry.miss()
             return True
         return False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 60.0
-LOOKED_S = 1.0
-"""By then the daemon, which looks every 300 ms, has begun to look, and waits for less than its
-limit of 2 s."""
+WAITING = """
+SELECT count(*) >= 2 FROM pg_stat_activity
+ WHERE wait_event = 'SyncRep' OR wait_event_type = 'Lock'
+"""
 
 
 def of_orders(lake: Path) -> list[dict[str, Any]]:
@@ -64,8 +64,9 @@ def test_a_discovery_does_not_undo_what_the_stream_has_told(
         try:
             await_until(lambda: len(columns(lake)) == 2, LIMIT_S, daemon.tail)
             other.execute("CREATE TABLE more (id int PRIMARY KEY)")
-            # A discovery begins, with a snapshot of before, and waits for the table's lock.
-            time.sleep(LOOKED_S)
+            # Discovered, with a snapshot of before; then the daemon waits as well: for the same
+            # standby, or for the table's lock.
+            await_until(lambda: other.execute(WAITING).fetchone() == (True,), LIMIT_S, daemon.tail)
         finally:
             # As an answer would, it ends the waiting, and the commit holds.
             other.execute("SELECT pg_cancel_backend(%s)", [backend])

@@ -15,7 +15,6 @@ import pytest
 
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage, difference, read_files, read_places
-from ingestd.capture.views import look
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -106,20 +105,12 @@ RETURNED = (
     Coming("with_a_branch", ((DETACH_BRANCH,), (INSERT,), (ATTACH_BRANCH,)), (BRANCH, BRANCH_LEAF)),
 )
 
-EMPTIED = (
-    Coming("truncated", ((TRUNCATE,),), FILLED_BEFORE),
-    Coming("counted_and_granted", ((TRUNCATE, INSERT), (COUNT,), (GRANT,)), FILLED_BEFORE),
-    Coming("clustered", ((TRUNCATE, INSERT), (CLUSTER,)), FILLED_BEFORE),
-    Coming(
-        "unlogged_and_logged",
-        (("ALTER TABLE leaf SET UNLOGGED",), (UPDATE,), ("ALTER TABLE leaf SET LOGGED",), (COUNT,)),
-        FILLED_BEFORE,
-    ),
-)
+EMPTIED = (Coming("truncated", ((TRUNCATE,),), FILLED_BEFORE),)
 KEPT = (
     Coming("clustered", ((CLUSTER,),), FILLED_BEFORE),
     Coming("clustered_and_granted", ((CLUSTER,), (COUNT,), (GRANT,)), FILLED_BEFORE),
     Coming("written", ((MORE,), (CLUSTER,)), FILLED_BEFORE),
+    Coming("young_and_turned_over", ((INSERT,), (CLUSTER,)), (MAKE,)),
 )
 
 
@@ -176,8 +167,7 @@ async def reason_after(database: Database, coming: Coming) -> str | None:
 async def stored(looking: AsyncConnection[Any], oid: int) -> Storage:
     files = await read_files(looking, [oid])
     places = await read_places(looking, [oid])
-    ended = (await look(looking)).xmin
-    return Storage((), files.get(oid, {}), ended=ended, places=places.get(oid, {}))
+    return Storage((), files.get(oid, {}), places=places.get(oid, {}))
 
 
 def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -> None:

@@ -104,7 +104,7 @@ class PolledTables:
             if progress is not None and progress.deleted != polled.deleted:
                 return True
             stored = Storage.parse(known.storage)
-            if stored is not None and (stored.membership or not stored.ended):
+            if stored is not None and not stored.ended:
                 return True  # another kind captured it since
             # Where nothing is ever read, polling begins with the first run that finds something.
             if progress is None and (known.resume or self._settings.snapshot != "never"):

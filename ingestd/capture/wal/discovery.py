@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from ingestd.capture.alterations import Looks, is_wider, to_record
-from ingestd.capture.catalog import TableRow, refusal
+from ingestd.capture.catalog import TableRow, refusal, table_of
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.identity import incomplete
 from ingestd.capture.patterns import missing_tables
@@ -19,6 +19,7 @@ from ingestd.capture.storage import Storage
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
 from ingestd.decode.relation import Relation
+from ingestd.decode.types import BUILT_IN
 from ingestd.errors import TableError
 from ingestd.ports import Discovery, Refused
 from ingestd.recorded import RegisteredTable
@@ -147,7 +148,8 @@ class SourceTables:
             return no
         is_ours = settings.manage and (catalog.publication is None or catalog.publication.owned)
         sending = catalog.sending(row)
-        fault = incomplete(table, published, manage=is_ours, sending=sending)
+        plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)
+        fault = incomplete(plain, published, manage=is_ours, sending=sending)
         if fault is not None:
             return Refused(table, fault)
         if published is None:

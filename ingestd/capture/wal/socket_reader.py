@@ -201,7 +201,8 @@ def _read_on(source: socket.socket, limit_s: float) -> bytes:
     except BlockingIOError:
         return b""
     finally:
-        source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)  # for the event loop
+        with contextlib.suppress(OSError):
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)  # for the event loop
     if not found:
         raise EOFError
     return found
@@ -214,8 +215,8 @@ def _read_in_looks(source: socket.socket, limit_s: float) -> bytes:
     while nbytes < TURN_BYTES and time.monotonic() < until:
         try:
             found = _read(source)
-        except EOFError:
-            if pieces:
+        except (EOFError, OSError):
+            if pieces:  # the server may have said why
                 break
             raise
         if found:

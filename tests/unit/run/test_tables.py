@@ -6,10 +6,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from ingestd.ports import Discovery
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, TableState, registered
 from ingestd.run.tables import TableBook
+from ingestd.schema import Column
+from ingestd.visibility import Visibility
 from tests.unit.run.fixtures import A
 
 if TYPE_CHECKING:
@@ -113,3 +117,49 @@ def test_a_first_reading_that_is_gone_on_with_has_its_marker_already() -> None:
     again.begin([A])
     assert not again.marks_first(A.id)
     assert not again.marks_last(A.id)
+
+
+NEWER = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))
+
+
+def told_by(xid: int) -> TableBook:
+    """A live book to which the stream has told of `NEWER`, by a commit at 45."""
+    book = live_book()
+    assert book.is_new_version(NEWER)
+    assert not book.is_ambiguous(NEWER, Lsn(45), xid)
+    book.note(book.events([NEWER], TableState.LIVE, AT, Lsn(45)))
+    return book
+
+
+def test_i6_a_discovery_that_does_not_see_who_told_is_older() -> None:
+    book = told_by(700)
+    book.update(replace(FOUND, seen=Visibility(700, 701, frozenset({700}))))
+    assert book.latest([A]) == [NEWER]
+    assert book.changed(AT, Lsn(50)) == []
+    # Without the column, by somebody later.
+    book.update(replace(FOUND, lsn=Lsn(60), seen=Visibility(702, 702)))
+    assert book.latest([A]) == [A]
+    assert [event.table for event in book.changed(AT, Lsn(60))] == [A]
+
+
+def test_who_told_long_ago_is_not_taken_for_somebody_to_come() -> None:
+    book = told_by(700)
+    book.update(replace(FOUND, seen=Visibility(702, 702)))
+    book.update(replace(FOUND, seen=Visibility((1 << 31) + 800, (1 << 31) + 800)))
+    assert book.latest([A]) == [A]
+
+
+def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
+    book = live_book()
+    loads = asked(book)
+    assert book.progressed(A.id, loads[A.id], "left 1") is not None
+    book.took(A.id, Lsn(45))
+    defaulted = replace(NEWER, columns=(*A.columns, replace(NEWER.columns[-1], missing="5")))
+    assert book.is_new_version(defaulted)
+    assert book.is_ambiguous(defaulted, Lsn(45), 700)
+    assert book.progressed(A.id, loads[A.id], "left 2") is None
+    assert not book.left(A.id)
+    book.loaded(loads.values())
+    assert book.to_read() == [A]
+    # Nor is it whole when somebody cancels what was asked for.
+    assert book.cancel([A.id]) == ([], [A.id])
