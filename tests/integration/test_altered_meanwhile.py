@@ -108,7 +108,11 @@ def test_rows_that_ddl_makes_ambiguous_are_read_from_the_start(
     daemon.environment["INGESTD_FAILPOINTS"] = "capture.split.after=delay:2@2+"
     daemon.start_ready()
     run_command(daemon.folder / "ingestd.toml", "snapshot", "shop", "public.orders", "--no-wait")
-    await_until(lambda: LEFT in (of_orders(lake)[-1]["progress"] or ""), LIMIT_S, daemon.tail)
+    await_until(
+        lambda: any(LEFT in (row["progress"] or "") for row in of_orders(lake)),
+        LIMIT_S,
+        daemon.tail,
+    )
     with database.connect(autocommit=False) as session:
         session.execute("UPDATE orders SET note = 'second' WHERE id % 1000 < 10")
         session.execute("ALTER TABLE orders ADD x int DEFAULT 5")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 REFUSED = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)
 PARTS = (
     "CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
