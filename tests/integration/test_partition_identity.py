@@ -140,6 +140,14 @@ def await_written(daemon: Daemon, database: Database, statement: str) -> None:
     await_until(is_taken, LIMIT_S, daemon.tail)
 
 
+def assert_captured(daemon: Daemon, database: Database, lake: Path) -> None:
+    """`p` is, or will be in a moment, and what is written to it is in the lake; ends the daemon."""
+    await_state(daemon, "p", "live")
+    write(database)
+    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
+    assert daemon.sigterm() == 0
+
+
 def psql(database: Database, statement: str) -> None:
     """As somebody would who pastes it."""
     program = str(database.server.program("psql"))
@@ -165,10 +173,7 @@ def test_no_partition_is_published_whose_changes_would_fail_or_find_no_row(
     write(database)
     # What it says helps.
     psql(database, remedy.removeprefix("add a primary key, or "))
-    await_state(daemon, "p", "live")
-    write(database)
-    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
-    assert daemon.sigterm() == 0
+    assert_captured(daemon, database, lake)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +185,7 @@ def test_partitions_that_give_more_are_captured(
     database.execute(*made)
     daemon = make_daemon(configured(database, lake))
     daemon.start_ready()
-    await_state(daemon, "p", "live")
-    write(database)
-    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
-    assert daemon.sigterm() == 0
+    assert_captured(daemon, database, lake)
 
 
 def test_a_generated_column_in_the_key(
@@ -228,10 +230,7 @@ def test_a_foreign_partition(database: Database, lake: Path, make_daemon: MakeDa
     told, remedy = remedy_of(daemon, "p")
     assert "partition public.p_3 is a foreign table" in told
     psql(database, remedy)
-    await_state(daemon, "p", "live")
-    write(database)
-    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
-    assert daemon.sigterm() == 0
+    assert_captured(daemon, database, lake)
 
 
 def test_a_partition_that_comes_without_identity(
@@ -247,10 +246,7 @@ def test_a_partition_that_comes_without_identity(
     await_written(daemon, database, "UPDATE p SET note = 'b' WHERE k = 200")
     await_state(daemon, "p", "stopped")
     psql(database, remedy_of(daemon, "p")[1])
-    await_state(daemon, "p", "live")
-    write(database)
-    assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
-    assert daemon.sigterm() == 0
+    assert_captured(daemon, database, lake)
 
 
 def test_a_table_is_published_without_those_that_inherit(
