@@ -33,8 +33,6 @@ EXIT_WITHIN_S = 9.5
 
 def run(config_path: Path) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError."""
-    # It is to be read anew by SIGHUP, not ended by it, also before the loop's own handler is there.
-    signal.signal(signal.SIGHUP, lambda *_: None)
     config = load(config_path)
     logs.configure(config.log, config.redactor, sys.stderr)
     logs.take_what_is_uncaught()

@@ -73,7 +73,7 @@ SELECT (EXISTS (SELECT FROM attached) OR EXISTS (SELECT FROM replaced)) AND EXIS
    WHERE EXISTS (SELECT FROM replaced) OR age(r.xmin) < 0
       OR EXISTS (SELECT FROM attached a WHERE age(a.xid) BETWEEN 0 AND age(r.xmin)))
 """
-# VACUUM FULL and CLUSTER make the TOAST table anew with the file, TRUNCATE does not.
+# What ALTER TABLE rewrites, SET LOGGED say, gets a TOAST table made anew; TRUNCATE leaves it.
 _REMADE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c
                  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.reltoastrelid AND a.attnum = 1
@@ -87,9 +87,18 @@ _OLDER_THAN_XID = """
 SELECT EXISTS (SELECT FROM ONLY {table} r
                 WHERE age(r.xmin) > age({xid}::text::xid) OR age(r.xmin) < 0)
 """
-# TRUNCATE and ALTER TABLE leave the number of rows unknown (14 and later), VACUUM FULL and CLUSTER
-# count them.
-_UNCOUNTED = "SELECT bool_or(reltuples = -1) FROM pg_catalog.pg_class WHERE oid = ANY(%s::oid[])"
+# ALTER TABLE forgets constant defaults before it puts the new file in place, VACUUM FULL and
+# CLUSTER after that. Where the rows of the catalog were altered since, or somebody tried to,
+# nothing tells.
+_FORGOTTEN_FIRST = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c
+                 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+                WHERE c.oid = %s AND a.attnum = ANY(%s::int2[])
+                  AND (a.xmin <> c.xmin OR a.xmax <> 0 OR c.xmax <> 0
+                       OR a.cmin::text::int8 < c.cmin::text::int8))
+"""
+# TRUNCATE leaves the number of rows unknown (14 and later), VACUUM FULL and CLUSTER count them.
+_UNCOUNTED = "SELECT reltuples = -1 FROM pg_catalog.pg_class WHERE oid = %s"
 _BLOCKS = """
 SELECT c.relkind <> 'r' OR pg_catalog.pg_relation_size(c.oid) > 0
   FROM pg_catalog.pg_class c WHERE c.oid = %s
@@ -226,10 +235,10 @@ def is_altered(then: Storage, now: Storage) -> bool:
     return False
 
 
-def _forgets_missing(then: Storage, now: Storage) -> bool:
-    """Whether a constant default was written into the rows, as every rewrite does."""
+def _forgotten(then: Storage, now: Storage) -> list[int]:
+    """Give the columns whose constant default was written into the rows, as every rewrite does."""
     present = {c.number for c in now.columns if not c.has_missing}
-    return any(c.has_missing and c.number in present for c in then.columns)
+    return [c.number for c in then.columns if c.has_missing and c.number in present]
 
 
 def reassigned(then: Storage, now: Storage) -> str | None:
@@ -290,7 +299,8 @@ async def difference(
     replaced = [o for o in common if then.files[o] != now.files[o]]
     if replaced and is_altered(then, now):
         return "rewritten by ALTER TABLE"
-    if _forgets_missing(then, now) and await _are_uncounted(connection, replaced):
+    forgotten = _forgotten(then, now)
+    if replaced and forgotten and await _were_forgotten_first(connection, oid, forgotten):
         return "rewritten by ALTER TABLE"
     reason = reassigned(then, now)
     if reason is None and oid not in now.files:
@@ -316,9 +326,18 @@ async def _of_partitions(
     return None
 
 
-async def _are_uncounted(connection: AsyncConnection[Any], files: Iterable[int]) -> bool:
-    """Whether one of these tables' rows were not counted since its file was replaced."""
-    cursor = await connection.execute(_UNCOUNTED, (list(files),))
+async def _were_forgotten_first(
+    connection: AsyncConnection[Any], table: int, columns: Iterable[int]
+) -> bool:
+    """Whether constant defaults of these columns may have been forgotten for new values."""
+    cursor = await connection.execute(_FORGOTTEN_FIRST, (table, list(columns)))
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])
+
+
+async def _is_uncounted(connection: AsyncConnection[Any], table: int) -> bool:
+    """Whether a table's rows were not counted since its file was replaced."""
+    cursor = await connection.execute(_UNCOUNTED, (table,))
     row = await cursor.fetchone()
     return row is not None and bool(row[0])
 
@@ -336,7 +355,7 @@ async def _was_truncated(
     if then.ended and now.ended - then.ended < _COMPARABLE_XIDS:
         xid = then.ended % _XIDS
         return not await _holds(connection, table, _OLDER_THAN_XID, unknown=False, xid=xid)
-    if await _are_uncounted(connection, [table]):
+    if await _is_uncounted(connection, table):
         return True
     if await _holds(connection, table, _REMADE, unknown=False):
         return False

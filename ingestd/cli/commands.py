@@ -42,7 +42,12 @@ from ingestd.importing import sparing
 
 def run(config: ConfigFile, *, debug: Debug = False) -> None:
     """Capture all configured sources until SIGTERM or SIGINT."""
-    # Until the daemon's own handlers are there, nothing is open that would need closing.
+    # Until the daemon's own handlers are there, nothing is open that would need closing. SIGHUP
+    # asks for a config to be read that has not been read yet, if no terminal was closed.
+    had_terminal = os.isatty(2)
+    signal.signal(
+        signal.SIGHUP, lambda *_: os._exit(0) if had_terminal and not os.isatty(2) else None
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
     give_back_early()

@@ -57,6 +57,15 @@ class Case:
         return found
 
 
+FORGOTTEN = (
+    *STANDARD,
+    "INSERT INTO {t} SELECT n, 'old', n FROM generate_series(1, 50) n",
+    "ALTER TABLE {t} ADD x int DEFAULT 5",
+    "ALTER TABLE {t} ALTER x DROP DEFAULT",
+)
+"""As migrations often do: rows lack a value whose default is not there any more."""
+
+
 def with_column(kind: str) -> tuple[str, ...]:
     return (f"CREATE TABLE {{t}} (id int PRIMARY KEY, v {kind}, note text)",)
 
@@ -106,6 +115,11 @@ ADDED = (
     Case(
         "add_constant_then_default_changed",
         (("ALTER TABLE {t} ADD x int DEFAULT 5",), ("ALTER TABLE {t} ALTER x SET DEFAULT 6",)),
+        missing=(("x", "5"),),
+    ),
+    Case(
+        "add_constant_default_dropped",
+        (("ALTER TABLE {t} ADD x int DEFAULT 5", "ALTER TABLE {t} ALTER x DROP DEFAULT"),),
         missing=(("x", "5"),),
     ),
     Case(
@@ -277,6 +291,12 @@ RETYPED = (
     retyped("there_and_back", "int", "text", "int USING v::int", anew=True),
     retyped("char_to_text", "char(6)", "text", anew=True),
     retyped("json_to_jsonb", "json", "jsonb USING v::jsonb", anew=True),
+    Case(
+        "same_type_without_default",
+        (("ALTER TABLE {t} ALTER x TYPE int USING x + 1",),),
+        FORGOTTEN,
+        is_read_anew=True,
+    ),
     Case(
         "to_timestamptz",
         (("SET LOCAL TimeZone = 'Asia/Tokyo'", "ALTER TABLE {t} ALTER v TYPE timestamptz"),),
@@ -552,7 +572,9 @@ KEPT = (
         (("ALTER TABLE {t} ADD x int DEFAULT 5",), ("VACUUM FULL {t}",)),
         is_read_anew=None,  # if nobody looked between the two
     ),
+    Case("vacuum_full_without_default", (("VACUUM FULL {t}",),), FORGOTTEN),
     Case("cluster", (("CLUSTER {t} USING {s}_pkey",),)),
+    Case("cluster_without_default", (("CLUSTER {t} USING {s}_pkey",),), FORGOTTEN),
     Case("set_tablespace", ((f"ALTER TABLE {{t}} SET TABLESPACE {TABLESPACE}",),)),
     Case("reindex", (("REINDEX TABLE {t}",), ("REINDEX TABLE CONCURRENTLY {t}",))),
     Case(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,8 +28,6 @@ from tests.harness.workload import Workload
 from tests.integration.test_pause import done
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
@@ -200,6 +201,27 @@ def test_a_terminal_that_is_closed_ends_the_daemon(
     finally:
         process.kill()
         process.wait()
+
+
+def caught(pid: int) -> set[int]:
+    """Signals that the process has handlers for."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    [mask] = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
+    return {number for number in range(1, 32) if mask >> number - 1 & 1}
+
+
+def test_a_hangup_while_the_daemon_starts_does_not_end_it(
+    tables: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """Most of the start is imports; `systemctl reload` may come meanwhile."""
+    daemon = make_daemon(config(tables, lake, shop='"public.t"'))
+    daemon.start()
+    await_until(lambda: signal.SIGTERM in caught(daemon.pid), LIMIT_S, poll_s=0.001)
+    assert signal.SIGHUP in caught(daemon.pid)
+    while not daemon.events("daemon.started"):
+        daemon.sighup()
+        time.sleep(0.01)
+    daemon.await_ready(LIMIT_S)
 
 
 def await_more_epochs(daemon: Daemon, lake: Path) -> None:
