@@ -110,9 +110,12 @@ def _median(found: Sequence[Drained]) -> Drained:
 def prepare(
     rig: Rig, runs: Sequence[Run], *, rows: int = ROWS, slots: Sequence[str] = ()
 ) -> tuple[dict[Run, Daemon], Lsn]:
-    """Write the backlog, of which each run's daemon and each of `slots` has all; give its end."""
+    """Write the backlog, of which each run's daemon and each of `slots` has all; give its end.
+
+    An autovacuum of so many new rows would take a core beside whatever is measured just then.
+    """
     rig.psql("DROP TABLE IF EXISTS load")
-    rig.psql(f"CREATE TABLE load ({COLUMNS})")
+    rig.psql(f"CREATE TABLE load ({COLUMNS}) WITH (autovacuum_enabled = off)")
     daemons = {run: _with_slot(rig, run) for run in runs}
     for name in slots:
         rig.psql(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
