@@ -86,11 +86,10 @@ class OpenMessages:
         return len(self.starts)
 
     def first(self, count: int) -> OpenMessages:
-        """Give the first `count` of them, at least one."""
+        """Give the first `count` of them, at least one; nothing of the others is kept."""
         ends = self.ends[:count]
-        return OpenMessages(
-            self.buffer[: int(ends[-1])], self.starts[:count], ends, self.xids[:count], self.number
-        )
+        buffer = bytes(self.buffer[: int(ends[-1])])
+        return OpenMessages(buffer, self.starts[:count], ends, self.xids[:count], self.number)
 
     def relations(self) -> Iterator[tuple[int, int, bytes]]:
         """Give each RELATION message: the relation's OID, the message's number, the message."""

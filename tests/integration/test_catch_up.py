@@ -455,6 +455,12 @@ DROP = "SELECT pg_drop_replication_slot('{slot}')"
 MAKE = "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
 
 
+REPLY_TIME = """
+SELECT reply_time FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid
+ WHERE slot_name = %s
+"""
+
+
 @pytest.mark.parametrize(
     ("done", "reason"),
     [([ADVANCE], "slot_moved"), ([DROP, MAKE], "slot_moved"), ([DROP], "slot_missing")],
@@ -494,6 +500,31 @@ async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_no
         assert raised.value.reason == reason
     finally:
         await capture.close()
+
+
+async def test_i1_where_the_slot_is_is_asked_before_the_server_is_told_anything(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16.2, say, moves a slot back that has skipped some: then it can't be seen any more."""
+    told: list[Any] = []
+    ensure_not_moved = delivery.Delivery._ensure_not_moved
+
+    async def look_first(self: delivery.Delivery, start: Lsn) -> None:
+        await asyncio.sleep(0.2)
+        told.append(database.value(REPLY_TIME, database.name))
+        await ensure_not_moved(self, start)
+
+    monkeypatch.setattr(delivery.Delivery, "_ensure_not_moved", look_first)
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    capture = capture_of(database.dsn, database.name, CatchUpPolicy(above_bytes=1 << 30))
+    try:
+        discovery = await capture.discover({})
+        await capture.prepare(discovery.tables)
+        async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
+            await anext(chunks)
+    finally:
+        await capture.close()
+    assert told == [None]
 
 
 async def test_each_connection_that_touches_the_slot_asks_which_server_it_leads_to(

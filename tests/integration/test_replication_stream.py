@@ -40,13 +40,20 @@ def dsn(request: pytest.FixtureRequest, database: Database) -> str:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    dsn: str, name: str, reader: type[SocketReader | LibpqReader], limit_bytes: int = 1 << 20
+    dsn: str,
+    name: str,
+    reader: type[SocketReader | LibpqReader],
+    limit_bytes: int = 1 << 20,
+    *,
+    reports: bool = True,
 ) -> AsyncIterator[ReplicationStream]:
     connection = await connect(dsn, replication=True)
     assert await is_plain(connection)
     stream = ReplicationStream(connection, reader(connection), "here", StreamLimits(limit_bytes))
     try:
         await stream.start(name, name, ZERO, ZERO)
+        if reports:
+            stream.begin_reporting()
         yield stream
     finally:
         await stream.close()
@@ -80,6 +87,27 @@ async def test_what_the_server_says_aside_is_passed(
     talkative = f"{dsn} options='-c client_min_messages=log'"
     async with asyncio.timeout(LIMIT_S), streaming(talkative, database.name, reader) as stream:
         assert len(await read(stream, commits=1)) >= 3
+
+
+async def test_the_server_is_told_nothing_before_reporting_begins(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    """It may have skipped something: a status would have some servers move the slot back."""
+
+    def has_been_told() -> bool:
+        told: bool = database.value(
+            "SELECT reply_time IS NOT NULL FROM pg_stat_replication JOIN pg_replication_slots"
+            " ON pid = active_pid WHERE slot_name = %s",
+            database.name,
+        )
+        return told
+
+    database.execute("INSERT INTO orders VALUES (1, 'first')")
+    async with streaming(dsn, database.name, reader, reports=False) as stream:
+        await read(stream, commits=1)
+        assert not has_been_told()
+        stream.begin_reporting()
+        await asyncio.to_thread(await_until, has_been_told, LIMIT_S, "a status update")
 
 
 async def test_it_is_closed_at_any_time_and_twice(

@@ -331,6 +331,7 @@ async def streamed(database: Database, dsn: str) -> AsyncIterator[ReplicationStr
         where="source shop, stream",
         limits=StreamLimits(1 << 20),
     )
+    stream.begin_reporting()
     try:
         yield stream
     finally:

@@ -152,7 +152,7 @@ class Delivery:
         takes_open = self._spool.takes_open_transactions
         async with self._slot_lock:
             await self._advance.settle()
-            stream = self._stream = await open_stream(
+            stream = await open_stream(
                 self._dsn,
                 self._slot,
                 self._publication,
@@ -163,12 +163,16 @@ class Delivery:
                 limits=self._limits(server),
                 lineage=self._lineage,
             )
+            try:
+                await self._ensure_not_moved(start)
+            except BaseException:
+                await stream.close()
+                raise
+            stream.begin_reporting()
+            self._stream = stream
         self._spool.connected()
         decoder, order = self._new_decoder(), self._new_order()
         try:
-            # Now that the slot is the stream's; before, anybody could move it.
-            if (confirmed := await self._slot_position()) > start:
-                raise moved_slot(self._slot, skipped(confirmed, start))
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
             while True:
                 await reach_async("capture.receive.before")
@@ -207,6 +211,14 @@ class Delivery:
             finally:
                 self._is_letting_go = False
                 self._advance.begin(max(self._slot_at, self._confirmed))
+
+    async def _ensure_not_moved(self, start: Lsn) -> None:
+        """Raise TransientError if the slot skipped something: before, anybody could move it.
+
+        Now it is the stream's, and the stream has not told the server anything.
+        """
+        if (confirmed := await self._slot_position()) > start:
+            raise moved_slot(self._slot, skipped(confirmed, start))
 
     @property
     def confirmed(self) -> Lsn:

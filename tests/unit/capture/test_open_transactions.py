@@ -8,6 +8,7 @@ import os
 import random
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,17 @@ def test_aborts_reach_back_into_the_file() -> None:
     assert content(list(kept.take(9))) == content(pieces[:6])
     kept.abort(9, 10)
     kept.drop(9)
+
+
+def test_i9_what_is_undone_of_a_piece_is_not_kept() -> None:
+    kept = spool(memory_bytes=1 << 20)
+    piece = messages(4)
+    piece.xids[1:] = 10
+    sent = bytearray(piece.buffer)
+    kept.append(9, replace(piece, buffer=memoryview(sent)))
+    kept.abort(9, 10)
+    assert kept.memory_bytes < 3000
+    sent.clear()  # which is refused while somebody has a part of it
 
 
 def test_files_are_closed_when_dropped() -> None:
