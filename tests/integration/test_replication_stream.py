@@ -117,6 +117,25 @@ async def test_it_is_closed_at_any_time_and_twice(
         await stream.close()
 
 
+async def test_it_is_closed_although_that_is_cancelled(
+    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+) -> None:
+    """As by a fault that comes while what ended the stream is being closed: the slot is free."""
+
+    def is_free() -> bool:
+        return not database.value(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", database.name
+        )
+
+    async with streaming(dsn, database.name, reader) as stream:
+        closing = asyncio.create_task(stream.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await asyncio.to_thread(await_until, is_free, LIMIT_S, "the slot to be free")
+
+
 async def test_every_message_comes_once_and_in_order(
     reader: type[SocketReader | LibpqReader], dsn: str, database: Database
 ) -> None:

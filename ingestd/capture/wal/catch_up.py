@@ -290,8 +290,10 @@ class CatchUp:
 
     async def close(self) -> None:
         """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
-        await self._stop()  # a connection may not be closed under who uses it
-        closed = await asyncio.gather(*(s.close() for s in self._slots), return_exceptions=True)
+        try:
+            await self._stop()  # a connection may not be closed under who uses it
+        finally:
+            closed = await asyncio.gather(*(s.close() for s in self._slots), return_exceptions=True)
         for fault in filter(None, closed):
             raise fault
 

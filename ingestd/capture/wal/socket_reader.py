@@ -72,6 +72,7 @@ class SocketReader:
         self._pieces: list[bytes] = []
         self._cutter = Cutter()
         self._is_busy = False
+        self._closed: asyncio.Future[None] | None = None
         self.heard_s = time.monotonic()
 
     async def start(self, command: bytes) -> None:
@@ -153,12 +154,12 @@ class SocketReader:
                     await writable(self._socket.fileno())
 
     async def close(self) -> None:
-        """Wait for the thread, which reads for a moment at most. Twice is fine."""
-        await asyncio.to_thread(self._thread.shutdown)
-        if self._socket.fileno() < 0:
-            return
-        self._socket.settimeout(0)  # libpq says goodbye, and may not wait for that
-        self._socket.close()
+        """Close it when the thread has read, for a moment at most. Twice is fine."""
+        if self._closed is None:
+            self._socket.settimeout(0)  # libpq says goodbye, and may not wait for that
+            self._closed = asyncio.wrap_future(self._thread.submit(self._socket.close))
+            self._thread.shutdown(wait=False)
+        await asyncio.shield(self._closed)  # also if this is cancelled
 
 
 @dataclass(frozen=True, slots=True)

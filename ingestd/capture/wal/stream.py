@@ -141,12 +141,16 @@ class ReplicationStream:
             )
 
     async def close(self) -> None:
-        """End the stream. The server frees the slot when the connection is gone."""
+        """End the stream, even if cancelled meanwhile. The server then frees the slot."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._reader.close()
-        await self._connection.close()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            try:
+                await self._reader.close()
+            finally:
+                await self._connection.close()
 
     async def _read(self) -> None:
         while True:
