@@ -44,13 +44,14 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
  ORDER BY n.nspname, c.relname
 """
 
+# A missing value is an array's only element; as text of the array it would depend on its delimiter.
 _COLUMNS = """
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod) AS pg_type, NOT a.attnotnull AS nullable,
        pg_catalog.col_description(a.attrelid, a.attnum) AS comment,
        coalesce(
-         CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
+         CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') END,
          (WITH RECURSIVE tree AS (
             SELECT i.inhrelid AS oid FROM pg_catalog.pg_inherits i
               JOIN pg_catalog.pg_class c ON c.oid = i.inhparent AND c.relkind = 'p'
@@ -59,7 +60,7 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
             SELECT i.inhrelid FROM tree t
               JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind = 'p'
               JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
-          SELECT (l.attmissingval::text::text[])[1] FROM tree
+          SELECT pg_catalog.array_to_string(l.attmissingval, '') FROM tree
             JOIN pg_catalog.pg_attribute l ON l.attrelid = tree.oid AND l.attname = a.attname
            WHERE l.atthasmissing LIMIT 1)) AS missing,
        a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated,

@@ -235,10 +235,13 @@ def is_altered(then: Storage, now: Storage) -> bool:
     return False
 
 
-def _forgotten(then: Storage, now: Storage) -> list[int]:
-    """Give the columns whose constant default was written into the rows, as every rewrite does."""
+def _forgotten(then: Storage, now: Storage) -> list[StoredColumn]:
+    """Give the columns whose constant default was written into the rows, as every rewrite does.
+
+    As they were.
+    """
     present = {c.number for c in now.columns if not c.has_missing}
-    return [c.number for c in then.columns if c.has_missing and c.number in present]
+    return [c for c in then.columns if c.has_missing and c.number in present]
 
 
 def reassigned(then: Storage, now: Storage) -> str | None:
@@ -299,8 +302,7 @@ async def difference(
     replaced = [o for o in common if then.files[o] != now.files[o]]
     if replaced and is_altered(then, now):
         return "rewritten by ALTER TABLE"
-    forgotten = _forgotten(then, now)
-    if replaced and forgotten and await _were_forgotten_first(connection, oid, forgotten):
+    if replaced and await _was_forgotten_first(connection, oid, then, now):
         return "rewritten by ALTER TABLE"
     reason = reassigned(then, now)
     if reason is None and oid not in now.files:
@@ -326,11 +328,17 @@ async def _of_partitions(
     return None
 
 
-async def _were_forgotten_first(
-    connection: AsyncConnection[Any], table: int, columns: Iterable[int]
+async def _was_forgotten_first(
+    connection: AsyncConnection[Any], table: int, then: Storage, now: Storage
 ) -> bool:
-    """Whether constant defaults of these columns may have been forgotten for new values."""
-    cursor = await connection.execute(_FORGOTTEN_FIRST, (table, list(columns)))
+    """Whether a constant default may have been forgotten because a column got other values."""
+    forgotten = _forgotten(then, now)
+    if not forgotten:
+        return False
+    if table not in now.files:  # VACUUM FULL leaves the columns of a partitioned table alone
+        present = {c.number: c.xmin for c in now.columns}
+        return any(present[c.number] != c.xmin for c in forgotten)
+    cursor = await connection.execute(_FORGOTTEN_FIRST, (table, [c.number for c in forgotten]))
     row = await cursor.fetchone()
     return row is not None and bool(row[0])
 

@@ -85,6 +85,11 @@ ADDED = (
         missing=(("x", "1.5"), ("y", "0.1")),
     ),
     Case(
+        "add_box_constant",
+        (("ALTER TABLE {t} ADD x box DEFAULT '(1,1),(0,0)'",),),
+        missing=(("x", "(1,1),(0,0)"),),
+    ),
+    Case(
         "add_stable_default",
         (("ALTER TABLE {t} ADD x timestamptz DEFAULT now()",),),
         columns=(("x", "timestamp"),),
@@ -295,6 +300,16 @@ RETYPED = (
         "same_type_without_default",
         (("ALTER TABLE {t} ALTER x TYPE int USING x + 1",),),
         FORGOTTEN,
+        is_read_anew=True,
+    ),
+    Case(
+        "same_type_without_default_partitioned",
+        (("ALTER TABLE {t} ALTER x TYPE int USING x + 1",),),
+        (
+            *RANGES,
+            "ALTER TABLE {t} ADD x int DEFAULT 5",
+            "ALTER TABLE {t} ALTER x DROP DEFAULT",
+        ),
         is_read_anew=True,
     ),
     Case(
@@ -573,6 +588,16 @@ KEPT = (
         is_read_anew=None,  # if nobody looked between the two
     ),
     Case("vacuum_full_without_default", (("VACUUM FULL {t}",),), FORGOTTEN),
+    Case(
+        "vacuum_full_partitions_without_default",
+        (("VACUUM FULL {t}",),),
+        (
+            *RANGES,
+            "ALTER TABLE {t} ADD x int DEFAULT 5",
+            "ALTER TABLE {t} ALTER x DROP DEFAULT",
+            "INSERT INTO {t} VALUES (2000, 'rest', 1)",
+        ),
+    ),
     Case("cluster", (("CLUSTER {t} USING {s}_pkey",),)),
     Case("cluster_without_default", (("CLUSTER {t} USING {s}_pkey",),), FORGOTTEN),
     Case("set_tablespace", ((f"ALTER TABLE {{t}} SET TABLESPACE {TABLESPACE}",),)),
