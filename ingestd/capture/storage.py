@@ -52,7 +52,8 @@ SELECT t.root::int8, t.oid::int8, t.place
 # TABLE ... PARTITION OF) had no rows: its columns were never touched after the system's, which
 # ATTACH does to each. Of one that was attached, rows that are not younger may have come with it: a
 # `cmin` tells nothing once somebody has tried to update the row. Where the file is another than the
-# first (a rewrite, SET LOGGED), rows may look younger than they are, or never have been sent.
+# first (a rewrite, SET LOGGED), rows may look younger than they are, or never have been sent; a
+# TRUNCATE by itself has taken some away that were.
 _CAME_WITH_ROWS = """
 WITH RECURSIVE places AS (
   SELECT i.inhrelid, i.inhparent, i.xmin AS xid
@@ -68,10 +69,11 @@ attached AS (
         AND c.xmin = s.xmin AND c.cmin = s.cmin AND c.xmax = 0 AND c.attinhcount > 0
       WHERE s.attrelid = p.inhrelid AND s.attname = 'tableoid' AND s.attnum < 0 AND s.xmax = 0)),
 replaced AS (SELECT FROM pg_catalog.pg_class WHERE oid = {oid} AND relfilenode <> oid)
-SELECT (EXISTS (SELECT FROM attached) OR EXISTS (SELECT FROM replaced)) AND EXISTS (
+SELECT CASE WHEN EXISTS (SELECT FROM attached) THEN EXISTS (
   SELECT FROM ONLY {table} r
    WHERE EXISTS (SELECT FROM replaced) OR age(r.xmin) < 0
       OR EXISTS (SELECT FROM attached a WHERE age(a.xid) BETWEEN 0 AND age(r.xmin)))
+ELSE EXISTS (SELECT FROM replaced) END
 """
 # What ALTER TABLE rewrites, SET LOGGED say, gets a TOAST table made anew; TRUNCATE leaves it.
 _REMADE = """

@@ -467,6 +467,16 @@ PARTITIONS = (
         RANGES,
         is_read_anew=True,
     ),
+    Case(
+        "partition_made_and_truncated",
+        (
+            ("CREATE TABLE {t}_new PARTITION OF {t} FOR VALUES FROM (900) TO (1000)",),
+            ("INSERT INTO {t} SELECT n, 'gone' FROM generate_series(901, 910) n",),
+            ("TRUNCATE {t}_new",),
+        ),
+        RANGES,
+        is_read_anew=True,
+    ),
     Case("alter_partitioned", (("ALTER TABLE {t} ADD x int DEFAULT 5",),), PARTITIONED),
     Case(
         "retype_partitioned",
