@@ -6,7 +6,7 @@ Pure functions on a table as the catalog or a RELATION message describes it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -52,6 +52,22 @@ def controlled(
     if not columns and table.columns:
         raise _fault(table, "exclude_columns", "leaves no column", "leave a column in")
     return _with_columns(table, columns)
+
+
+def refuse_shown(
+    table: Table, names: Mapping[int, str], hidden: Mapping[int, str], settings: TableSettings
+) -> None:
+    """Raise TableError if what was hidden would be captured under a name that is not.
+
+    `names`: of its columns, by their numbers in the catalog. `hidden`: of those that once had a
+    name that the config hides, this name.
+    """
+    for number, name in names.items():
+        once = hidden.get(number)
+        if once is not None and name not in settings.hidden:
+            key = "mask_columns" if once in settings.mask_columns else "exclude_columns"
+            what = f"column {name!r} was called {once!r}, which {key} names, and is not hidden"
+            raise _fault(table, key, what, f"add {name!r} to")
 
 
 def as_published(table: Table, columns: Collection[str] | None, row_filter: str | None) -> Table:

@@ -8,7 +8,7 @@ than the catalog, or newer than what was last read of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from ingestd.capture.catalog import (
     table_of,
     their_names,
 )
-from ingestd.capture.columns import as_published, controlled
+from ingestd.capture.columns import as_published, controlled, refuse_shown
 from ingestd.capture.identity import Partition, Sending, list_partitions
 from ingestd.capture.indexes import IndexRow, list_indexes
 from ingestd.capture.positions import insert_position
@@ -200,6 +200,7 @@ class Definitions:
         self._is_ours = settings.may_publish
         self._lake: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
+        self._hidden: dict[int, dict[int, str]] = {}
 
     async def take(
         self,
@@ -215,6 +216,8 @@ class Definitions:
         # Of a table that has gone the stream may still bring changes.
         self._rows |= {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
+        for row in catalog.rows:
+            self._note_hidden(row, known.get(row.id))
         self.take_publication(catalog)
         for name, entry in known.items():
             self._lake.setdefault(name, {}).update(entry.lake_columns)
@@ -226,6 +229,18 @@ class Definitions:
         owned = catalog.publication is None or catalog.publication.owned
         self._is_ours = self._settings.may_publish and owned
 
+    def _note_hidden(self, row: TableRow, known: RegisteredTable | None) -> None:
+        """Note by number which columns are called as one that is hidden, or were at the last look.
+
+        Another may take such a name at any time, with all its rows' values in it.
+        """
+        names = {digest(name): name for name in self._settings.controls(row.id).hidden}
+        then = Storage.parse(known.storage) if known is not None and known.oid == row.oid else None
+        seen = [(c.number, c.name) for c in (() if then is None else then.columns)]
+        seen += [(c.number, digest(c.name)) for c in self._columns.get(row.oid, ())]
+        hidden = self._hidden.setdefault(row.oid, {})
+        hidden |= {number: names[name] for number, name in seen if name in names}
+
     async def _learn(self, connection: AsyncConnection[Any], oids: set[int]) -> None:
         new = oids - self._types.keys()
         if new:
@@ -234,7 +249,16 @@ class Definitions:
     def table(self, row: TableRow, columns: Sequence[ColumnRow]) -> Table:
         """Describe a table of the catalog. Raises TableError where the config asks too much."""
         table = table_of(row, columns, self._types)
+        self._refuse_shown(table, columns)
         return self._captured(with_before(table, full=self._is_full), strict=True)
+
+    def _refuse_shown(self, table: Table, columns: Iterable[ColumnRow]) -> None:
+        """Raise TableError if a column would be captured that was hidden under another name."""
+        sent = None if self._is_ours else self._published.get(table.id, WHOLE).columns
+        names = {c.number: c.name for c in columns if sent is None or c.name in sent}
+        refuse_shown(
+            table, names, self._hidden.get(table.oid, {}), self._settings.controls(table.id)
+        )
 
     def base_type(self, oid: int) -> int:
         """Give what a domain is over, at the end; any other type is itself."""
@@ -261,6 +285,7 @@ class Definitions:
         row = replace(row, schema=name.schema, name=name.name)
         identity = {c.name: c.identity for c in relation.columns}
         table = table_of(row, columns, self._types)
+        self._refuse_shown(table, [rows[_shape(c)] for c in relation.columns if _shape(c) in rows])
         table = replace(
             table,
             columns=tuple(replace(c, identity=identity[c.name]) for c in table.columns),

@@ -38,6 +38,11 @@ class TableSettings(Section):
     refresh: Seconds | None = None
     """How often a `snapshot_only` table is read anew; 1h if not set."""
 
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Columns whose values may not be seen as they are."""
+        return frozenset([*self.exclude_columns, *self.mask_columns])
+
     @model_validator(mode="after")
     def _consistent(self) -> TableSettings:
         if self.refresh is not None and self.reference in {"snapshot_plus_cdc", "manual"}:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 PEOPLE = TableId("public", "people")
 KEY = b"open sesame"
 LIMIT_S = 60.0
+EXCLUDED = 'exclude_columns = ["email"]'
 NEEDLE = "hidden-needle"
 """In every value that must not be seen."""
 
@@ -487,6 +488,35 @@ def test_a_masked_column_renamed_stops_the_table_and_shows_nothing(
     database.execute(f"INSERT INTO people VALUES (3, '{NEEDLE}')", "INSERT INTO t VALUES (1)")
     settle(database, daemon)
     assert [r["id"] for r in raw(lake, "t") if r["_cdc_op"] == "c"] == [1]
+    assert_unseen(lake, daemon)
+
+
+@pytest.mark.parametrize("hidden", ['mask_columns = { email = "sha256" }', EXCLUDED])
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "stopped"])
+def test_a_hidden_column_whose_name_another_takes_stops_the_table_and_shows_nothing(
+    database: Database, lake: Path, make_daemon: MakeDaemon, hidden: str, *, is_running: bool
+) -> None:
+    """As where a column gets another type by way of a second one: names swapped at once."""
+    database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, email text)",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        f"INSERT INTO people VALUES (0, '{NEEDLE}')",
+    )
+    daemon = make_daemon(config(database, lake, hidden))
+    daemon.start_ready()
+    if not is_running:
+        daemon.sigterm()
+    with database.connect(autocommit=False) as session:
+        session.execute(f"INSERT INTO people VALUES (1, '{NEEDLE}')".encode())
+        session.execute("ALTER TABLE people RENAME COLUMN email TO old_email")
+        session.execute("ALTER TABLE people ADD email varchar(99)")
+        session.execute(f"INSERT INTO people VALUES (2, '{NEEDLE}', '{NEEDLE}')".encode())
+    if not is_running:
+        daemon.start()
+    reason = await_until(lambda: stopped(daemon), LIMIT_S, daemon.tail)
+    assert "'old_email' was called 'email'" in reason
+    database.execute(f"INSERT INTO people VALUES (3, '{NEEDLE}')", "INSERT INTO t VALUES (1)")
+    settle(database, daemon)
     assert_unseen(lake, daemon)
 
 
