@@ -60,7 +60,7 @@ WITH RECURSIVE tree AS (
   UNION ALL
   SELECT i.inhrelid FROM tree t
     JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
-    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
 SELECT count(*) FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid
  WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
 """

@@ -27,7 +27,7 @@ WITH RECURSIVE tree AS (
     FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
   UNION ALL
   SELECT t.root, c.oid, c.relkind FROM tree t
-    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
     JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
    WHERE t.relkind = 'p'),
 leaf AS (

@@ -23,7 +23,7 @@ WITH RECURSIVE tree AS (
   UNION ALL
   SELECT i.inhrelid FROM tree t
     JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
-    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
 SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS name,
        c.relkind::text AS kind, c.oid = %(oid)s::oid AS is_root,
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AS is_readable,

@@ -48,7 +48,8 @@ tree AS (
   SELECT oid AS root, oid, relkind FROM wanted
   UNION ALL
   SELECT t.root, p.oid, p.relkind FROM tree t
-    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i
+      ON i.inhparent = t.oid AND t.relkind = 'p' AND NOT i.inhdetachpending
     JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid),
 locked AS MATERIALIZED (
   SELECT relation FROM pg_catalog.pg_locks

@@ -25,13 +25,14 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.capture.type_parts import TypeParts
 
+# What DETACH CONCURRENTLY has begun with is gone, though others may still look at it.
 _FILES = """
 WITH RECURSIVE tree AS (
   SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode AS file
     FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[])
   UNION ALL
   SELECT t.root, c.oid, c.relkind, c.relfilenode FROM tree t
-    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
     JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
    WHERE t.relkind = 'p')
 SELECT root::int8, oid::int8, file::int8
@@ -44,7 +45,7 @@ WITH RECURSIVE tree AS (
     FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
   UNION ALL
   SELECT t.root, i.inhrelid, t.place || '.' || i.xmin::text FROM tree t
-    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
 SELECT t.root::int8, t.oid::int8, t.place
   FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.oid WHERE c.relkind <> 'p' ORDER BY 1, 2
 """

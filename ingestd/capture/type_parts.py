@@ -2,7 +2,8 @@
 
 Renaming an enum's label and changing a composite type's attributes touch no row and leave no trace
 in pg_attribute; every value that was written before has another text then. A label that is added
-changes none. Source: PostgreSQL documentation, ALTER TYPE.
+changes none. An attribute that is dropped again leaves its number behind. Source: PostgreSQL
+documentation, ALTER TYPE.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ UNION ALL
 SELECT root::int8, used.oid::int8, false, a.attnum::int8, a.atttypid || ':' || a.atttypmod
   FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
   JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL
+SELECT root::int8, used.oid::int8, false, 0, c.relnatts::text
+  FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
+  JOIN pg_catalog.pg_class c ON c.oid = t.typrelid
  ORDER BY 1, 2, 4
 """
 

@@ -413,7 +413,8 @@ class TableBook:
 
         A column was added with a default after the first of them: they have it in the source, and
         `_tables` tells only of earlier transactions' rows. Or a column returns that was away: what
-        was written meanwhile lies under another name or type. Then the table is to be read anew.
+        was written meanwhile lies under another name or type. Or names stand in another order, in
+        which only other columns have them. Then the table is to be read anew.
         """
         entry, known = self._entries[table.id], self.known.get(table.id)
         entry.told = first, xid
@@ -422,7 +423,8 @@ class TableBook:
         before = {c.name for c in known.columns}
         new = [c for c in table.columns if c.lake_name not in before]
         returns = any(c.lake_name in known.lake_columns for c in new)
-        if returns or (entry.last == first and any(c.missing is not None for c in new)):
+        is_defaulted = entry.last == first and any(c.missing is not None for c in new)
+        if returns or is_defaulted or _in_another_order(table, known):
             entry.miss()
             return True
         return False
@@ -475,6 +477,13 @@ class TableBook:
 def _definition(table: Table) -> tuple[object, ...]:
     """Give what, when it changes, may let a stopped table go on."""
     return table.columns, table.replica_identity, table.key
+
+
+def _in_another_order(table: Table, known: RegisteredTable) -> bool:
+    """Whether columns that both have follow one another otherwise: in the source none moves."""
+    now, then = [c.name for c in table.columns], [c.source_name for c in known.columns]
+    both = {*now} & {*then}
+    return [name for name in now if name in both] != [name for name in then if name in both]
 
 
 def stopped(table: Table, error: TableError, at: datetime, at_lsn: Lsn) -> TableEvent:

@@ -149,6 +149,26 @@ NAMED = (
     ),
     Case("rename_key", (("ALTER TABLE {t} RENAME id TO code",),), is_read_anew=True),
     Case(
+        "swap_column_names_and_back",
+        (
+            (
+                "LOCK TABLE {t}",
+                "ALTER TABLE {t} RENAME n TO tmp",
+                "ALTER TABLE {t} RENAME k TO n",
+                "ALTER TABLE {t} RENAME tmp TO k",
+                "UPDATE {t} SET n = 77 WHERE id = -3",
+                "ALTER TABLE {t} RENAME n TO tmp",
+                "ALTER TABLE {t} RENAME k TO n",
+                "ALTER TABLE {t} RENAME tmp TO k",
+            ),
+        ),
+        (
+            "CREATE TABLE {t} (id int PRIMARY KEY, n int, k int)",
+            "INSERT INTO {t} SELECT -i, i, -i FROM generate_series(1, 20) i",
+        ),
+        is_read_anew=True,
+    ),
+    Case(
         "swap_column_names",
         (
             (
@@ -262,6 +282,22 @@ CONSTRAINED = (
             "CREATE TYPE {t}_pair AS (a int, b int)",
             "CREATE TABLE {t} (id int PRIMARY KEY, p {t}_pair)",
             "INSERT INTO {t} SELECT n, ROW(n, n)::{t}_pair FROM generate_series(1, 50) n",
+        ),
+        writes=(),
+        is_read_anew=True,
+    ),
+    Case(
+        "composite_attribute_that_came_and_went",
+        (
+            (
+                "ALTER TYPE {t}_pair ADD ATTRIBUTE c int",
+                "INSERT INTO {t} VALUES (100, ROW(1, 2, 3))",
+                "ALTER TYPE {t}_pair DROP ATTRIBUTE c",
+            ),
+        ),
+        (
+            "CREATE TYPE {t}_pair AS (a int, b int)",
+            "CREATE TABLE {t} (id int PRIMARY KEY, p {t}_pair)",
         ),
         writes=(),
         is_read_anew=True,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from ingestd.capture.session import connect
@@ -143,6 +144,30 @@ async def test_i6_a_partition_that_came_with_rows_is_read(
 @pytest.mark.parametrize("coming", RETURNED, ids=attrgetter("name"))
 async def test_i6_a_partition_that_was_away_is_read(database: Database, coming: Coming) -> None:
     assert await reason_after(database, coming) == "a partition was detached and attached again"
+
+
+async def test_i6_a_partition_that_is_still_being_detached_is_gone(database: Database) -> None:
+    """DETACH CONCURRENTLY waits for who looks at the table, or was cut off while it waited."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)", MAKE, INSERT
+    )
+    oid = int(database.value("SELECT 't'::regclass::int8"))
+    async with await connect(database.dsn) as looking:
+        then = await stored(looking, oid)
+        with (
+            closing(database.connect(autocommit=False)) as reading,
+            closing(database.connect(autocommit=True)) as detaching,
+        ):
+            reading.execute("SELECT FROM t")
+            detaching.execute("SET statement_timeout = '500ms'")
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                detaching.execute(f"{DETACH} CONCURRENTLY")
+        assert database.value("SELECT count(*) FROM t") == 0
+        now = await stored(looking, oid)
+        reason = await difference(looking, oid, then, now)
+        assert reason == "a partition was detached or dropped"
+        database.execute(f"{DETACH} FINALIZE")
+        assert await difference(looking, oid, now, await stored(looking, oid)) is None
 
 
 async def reason_after(database: Database, coming: Coming) -> str | None:

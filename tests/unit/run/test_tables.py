@@ -149,6 +149,20 @@ def test_who_told_long_ago_is_not_taken_for_somebody_to_come() -> None:
     assert book.latest([A]) == [A]
 
 
+def test_i6_names_that_stand_in_another_order_have_other_values() -> None:
+    """Two columns had their names swapped, and perhaps back again, before anybody looked."""
+    first, second = NEWER.columns[-1], replace(NEWER.columns[-1], name="y")
+    book = live_book()
+    both = replace(A, columns=(*A.columns, first, second))
+    assert book.is_new_version(both)
+    assert not book.is_ambiguous(both, Lsn(45), 700)
+    book.note(book.events([both], TableState.LIVE, AT, Lsn(45)))
+    swapped = replace(A, columns=(*A.columns, second, first))
+    assert book.is_new_version(swapped)
+    assert book.is_ambiguous(swapped, Lsn(46), 701)
+    assert [table.id for table in book.to_read()] == [A.id]
+
+
 def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
     book = live_book()
     loads = asked(book)
