@@ -235,6 +235,8 @@ class Definitions:
         Another may take such a name at any time, with all its rows' values in it.
         """
         names = {digest(name): name for name in self._settings.controls(row.id).hidden}
+        if not names:
+            return
         then = Storage.parse(known.storage) if known is not None and known.oid == row.oid else None
         seen = [(c.number, c.name) for c in (() if then is None else then.columns)]
         seen += [(c.number, digest(c.name)) for c in self._columns.get(row.oid, ())]
