@@ -53,6 +53,15 @@ class Control:
             raise TransientError(f"{self._where}: {taken}", reason="claimed", remedy=remedy)
         self._claimed = True
 
+    async def release(self, name: str) -> None:
+        """Let the claim of that name go now: a session that is closed has it for a moment more."""
+        if self._claimed and self._connection is not None and not self._connection.closed:
+            with self.errors("release"):
+                await self._connection.execute(
+                    "SELECT pg_catalog.pg_advisory_unlock(%s)", (claim_key(name),)
+                )
+        self._claimed = False
+
     def ensure_claimed(self) -> None:
         """Raise TransientError if the claim was lost, as far as can be told without asking."""
         if self._claimed and (self._connection is None or self._connection.closed):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
+from ingestd.capture.control import Control
 from ingestd.demo.comparison import compare_source
 from ingestd.schema import TableId
 from tests.harness.config import polling_config, wal_config
@@ -18,6 +19,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from psycopg import AsyncConnection
     from typer.testing import Result
 
     from tests.conftest import MakeDaemon
@@ -180,3 +182,23 @@ def test_one_that_stops_at_a_loss_says_so(shop: Database, tmp_path: Path, lake: 
     done = drop(written(tmp_path, config(shop, lake, 'slot_lost = "stop"')), "--yes")
     assert done.exit_code == 0, done.output
     assert 'stops, as slot_lost = "stop" says' in done.stdout
+
+
+def test_a_session_that_takes_a_moment_to_end_is_not_taken_for_a_daemon(
+    shop: Database, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It claims the source to look what there is, and once more to drop it."""
+    make(shop)
+    lasting: list[AsyncConnection[Any]] = []
+
+    async def close_later(self: Control) -> None:
+        if self._connection is not None:
+            lasting.append(self._connection)
+            self._connection = None
+
+    monkeypatch.setattr(Control, "close", close_later)
+    done = drop(written(tmp_path, config(shop, lake)), "--yes")
+    for connection in lasting:
+        connection.pgconn.finish()
+    assert done.exit_code == 0, done.output
+    assert len(lasting) == 2

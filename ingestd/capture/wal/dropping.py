@@ -129,5 +129,6 @@ async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterato
                 raise
             raise OperatorError(error.what, remedy=error.remedy) from error
         yield Belongings(control, await control.connection(), settings)
+        await control.release(settings.slot)
     finally:
         await control.close()
