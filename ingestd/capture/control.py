@@ -55,12 +55,12 @@ class Control:
 
     async def release(self, name: str) -> None:
         """Let the claim of that name go now: a session that is closed has it for a moment more."""
-        if self._claimed and self._connection is not None and not self._connection.closed:
-            with self.errors("release"):
+        claimed, self._claimed = self._claimed, False
+        if claimed and self._connection is not None:
+            with contextlib.suppress(psycopg.Error):  # then it goes with the session
                 await self._connection.execute(
                     "SELECT pg_catalog.pg_advisory_unlock(%s)", (claim_key(name),)
                 )
-        self._claimed = False
 
     def ensure_claimed(self) -> None:
         """Raise TransientError if the claim was lost, as far as can be told without asking."""
