@@ -29,6 +29,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        has_schema_privilege(n.oid, 'USAGE') AS reachable,
        has_table_privilege(c.oid, 'SELECT') AS readable,
        pg_has_role(c.relowner, 'USAGE') AS owned,
+       c.relnatts::int AS numbered,
        (pk.indkey::int2[])[0:pk.indnkeyatts - 1] AS primary_key,
        CASE WHEN ri.indkey IS NOT NULL THEN (ri.indkey::int2[])[0:ri.indnkeyatts - 1]
             WHEN pk.indimmediate AND c.relreplident <> 'i'
@@ -45,6 +46,8 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
 """
 
 # A missing value is an array's only element; as text of the array it would depend on its delimiter.
+# A partitioned table's is that of the partitions that the column was added to together with it: one
+# that was attached later may have a value of its own.
 _COLUMNS = """
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
@@ -60,9 +63,10 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
             SELECT i.inhrelid FROM tree t
               JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind = 'p'
               JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
-          SELECT pg_catalog.array_to_string(l.attmissingval, '') FROM tree
+          SELECT CASE WHEN l.atthasmissing
+                      THEN pg_catalog.array_to_string(l.attmissingval, '') END FROM tree
             JOIN pg_catalog.pg_attribute l ON l.attrelid = tree.oid AND l.attname = a.attname
-           WHERE l.atthasmissing LIMIT 1)) AS missing,
+           ORDER BY l.xmin = a.xmin DESC, l.atthasmissing DESC LIMIT 1)) AS missing,
        a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated,
        coalesce((SELECT d.oid FROM pg_catalog.pg_attrdef d
                   WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum), 0)::int8 AS default_oid
@@ -110,7 +114,7 @@ SELECT m.oid::int8, m.kind, coalesce(m.of, 0)::int8, m.typtypmod, m.delimiter,
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A table as pg_class has it."""
+    """A table as pg_class has it. `numbered`: its columns, dropped ones too."""
 
     oid: int
     schema: str
@@ -120,6 +124,7 @@ class TableRow:
     reachable: bool
     readable: bool
     owned: bool
+    numbered: int
     primary_key: tuple[int, ...] | None
     identity_key: tuple[int, ...] | None
 

@@ -111,17 +111,21 @@ class Catalog:
         )
         types = {t for c in self.columns.get(row.oid, ()) for t in self.types.get(c.type_oid, ())}
         how = self.published.get(row.id, WHOLE)
-        generated = self.generated.get(row.oid, {}).values()
+        generated = self.generated.get(row.oid, {})
+        present = {c.number for c in columns} | generated.keys()
+        dropped = frozenset(range(1, row.numbered + 1)) - present
         return Storage(
             columns,
             self.files.get(row.oid, {}),
             digest(how.row_filter),
-            frozenset(map(digest, generated)) - {c.name for c in columns},
+            frozenset(map(digest, generated.values())) - {c.name for c in columns},
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
             ended=0 if self.is_streamed else self.seen.xmin,
             places=self.places.get(row.oid, {}),
             publication=self.publication.mark if self.publication else "",
+            numbered=row.numbered,
+            dropped=dropped,
         )
 
 

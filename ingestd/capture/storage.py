@@ -145,6 +145,8 @@ class Storage:
     columns are made of. `ended`: the transaction id (64 bits) below which all had ended then; 0
     where a publication sends the changes. `places`: by the OID of each of its leaf partitions,
     which transactions put it, and what is above it, there. `publication`: its mark, empty without.
+    `numbered`: how many columns it has had; `dropped`: the numbers of those it has no more, where
+    just read.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -156,6 +158,8 @@ class Storage:
     ended: int = field(default=0, compare=False)
     places: Mapping[int, str] = field(default_factory=dict)
     publication: str = ""
+    numbered: int = 0
+    dropped: frozenset[int] = field(default=frozenset(), compare=False)
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
@@ -166,13 +170,9 @@ class Storage:
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
         lists = [columns, files, [self.row_filter], sorted(self.former), [self.membership]]
-        parts: list[Iterable[object]] = [*lists, self.types]
-        if self.ended or self.places or self.publication:
-            parts.append([self.ended])
-        if self.places or self.publication:
-            parts.append(f"{oid}:{place}" for oid, place in self.places.items())
-        if self.publication:
-            parts.append([self.publication])
+        places = (f"{oid}:{place}" for oid, place in self.places.items())
+        parts: list[Iterable[object]] = [*lists, self.types, [self.ended], places]
+        parts += [[self.publication], [self.numbered]]
         return "|".join(",".join(map(str, part)) for part in parts)
 
     @classmethod
@@ -180,7 +180,7 @@ class Storage:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
             columns, files, row_filter, former, membership, types, *more = text.split("|")
-            ended, places, publication = (*more, "", "", "")[:3]
+            ended, places, publication, numbered = (*more, "", "", "", "")[:4]
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
                 {int(o): int(f) for o, f in (x.split(":") for x in files.split(",") if x)},
@@ -191,6 +191,7 @@ class Storage:
                 int(ended or 0),
                 {int(o): p for o, p in (x.split(":") for x in places.split(",") if x)},
                 publication,
+                int(numbered or 0),
             )
         except ValueError:
             return None
@@ -254,7 +255,9 @@ def reassigned(then: Storage, now: Storage) -> str | None:
     for column in now.columns:
         old = before.get(column.number)
         if old is None:
-            if column.name in once:
+            # Of one that came and went unseen, nothing tells what it was called.
+            unseen = range(then.numbered + 1, column.number) if then.numbered else ()
+            if column.name in once or not now.dropped.isdisjoint(unseen):
                 return "a column was dropped and made anew"
         elif old.name != column.name:
             return "a column was renamed"

@@ -63,8 +63,8 @@ class Messages:
 
     @property
     def oids(self) -> Ints:
-        """What is the relation's OID where the message is one of a change."""
-        return self.heads >> 24 & 0xFFFFFFFF
+        """What is the relation's OID where the message tells of one, or is one of a change."""
+        return oids_of(self.heads)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -91,6 +91,11 @@ class Messages:
     def content(self, index: int) -> bytes:
         """One message, type byte included."""
         return self.source.buffer[int(self.starts[index]) : int(self.ends[index])]
+
+
+def oids_of(heads: Ints) -> Ints:
+    """Give the OIDs in `Messages.heads`; see `Messages.oids`."""
+    return heads >> 24 & 0xFFFFFFFF
 
 
 def read_messages(buffer: bytes, starts: Ints, ends: Ints) -> Messages:

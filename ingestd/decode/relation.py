@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from ingestd.decode.types import BUILT_IN, lake_type
@@ -32,16 +32,23 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table's definition in the stream; it holds for the messages after it, by `oid`."""
+    """A table's definition in the stream; it holds for the messages after it, by `oid`.
+
+    `xid`: the transaction that it came in.
+    """
 
     oid: int
     id: TableId
     replica_identity: ReplicaIdentity
     columns: tuple[RelationColumn, ...]
+    xid: int = field(default=0, compare=False)
 
 
 Resolve = Callable[[Relation], Table | None]
 """Gives the captured table of a relation; None: its changes are left out and not counted."""
+TellPartition = Callable[[int, int, int], None]
+"""Takes the OIDs of a partition and of the table whose changes its changes come as, and the id of
+the transaction."""
 
 
 def parse_relation(message: bytes) -> Relation:

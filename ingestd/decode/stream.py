@@ -25,10 +25,11 @@ from ingestd.decode.messages import (
     Messages,
     Transaction,
     Transactions,
+    oids_of,
     read_messages,
     read_transactions,
 )
-from ingestd.decode.relation import Relation, Resolve, parse_relation
+from ingestd.decode.relation import Relation, Resolve, TellPartition, parse_relation
 from ingestd.errors import ProtocolError, TableError
 from ingestd.positions import ZERO, Lsn
 from ingestd.row_limit import UNLIMITED_BYTES, row_too_large
@@ -71,17 +72,19 @@ class StreamDecoder:
     Messages after a feed's last Commit wait for their transaction's end, so that chunks end with
     transactions; more than `hold_bytes` of them are given as an open chunk. A change of more than
     `row_limit_bytes`, in columns that are captured, is left out, and its table told in
-    `Chunk.refused`. One thread at a time.
+    `Chunk.refused`. `tell_partition` is called again and again. One thread at a time.
     """
 
     def __init__(
         self,
         resolve: Resolve,
         *,
+        tell_partition: TellPartition = lambda *_: None,
         hold_bytes: int = 8 << 20,
         row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> None:
         self._resolve = resolve
+        self._tell_partition = tell_partition
         self._hold_bytes = hold_bytes
         self._row_limit_bytes = row_limit_bytes
         self._refused: dict[TableId, TableError] = {}
@@ -92,6 +95,7 @@ class StreamDecoder:
         self._held: list[tuple[bytes | memoryview, Ints]] = []
         self._held_bytes = 0
         self._is_stale = False
+        self._told_last = 0
 
     @property
     def position(self) -> Lsn:
@@ -192,7 +196,8 @@ class StreamDecoder:
                 raise ProtocolError(msg)
             self._last_lsn = int(transactions.commit_lsns[-1])
         counts = np.zeros(len(messages), np.int64)
-        found = list(self._find(messages, counts))
+        found = list(self._find(messages, transactions, counts))
+        self._find_partitions(messages, transactions)
         total = np.cumsum(counts)
         # what was counted before each transaction began; of the open one, less than nothing
         carried = 0 if self._open is None else self._open.changes
@@ -232,7 +237,9 @@ class StreamDecoder:
             refused=refused,
         )
 
-    def _find(self, messages: Messages, counts: Ints) -> Iterator[_Found]:
+    def _find(
+        self, messages: Messages, transactions: Transactions, counts: Ints
+    ) -> Iterator[_Found]:
         """Find the captured changes; note in `counts` how many each message has."""
         if self._is_stale:
             self._is_stale = False
@@ -242,7 +249,8 @@ class StreamDecoder:
             }
         start = 0
         for i in np.flatnonzero(messages.types == RELATION).tolist():
-            relation = parse_relation(messages.content(i))
+            xid = int(transactions.xids[transactions.of[i]])
+            relation = replace(parse_relation(messages.content(i)), xid=xid)
             known = self._known.get(relation.oid)
             if known is not None and known.relation == relation:
                 continue
@@ -254,6 +262,25 @@ class StreamDecoder:
         for oid, known in self._known.items():
             if known.since >= 0:
                 self._known[oid] = replace(known, since=-1)
+
+    def _find_partitions(self, messages: Messages, transactions: Transactions) -> None:
+        """Find relations whose changes come as those of a captured table.
+
+        pgoutput tells of a partition too, right before the first of its changes.
+        """
+        types, heads = messages.types, messages.heads
+        told = np.flatnonzero(types == RELATION)
+        oids, after = oids_of(heads[told]), told + 1
+        if self._told_last:  # the last message of those before
+            oids, after = np.append(self._told_last, oids), np.append(0, after)
+        is_within = after < len(types)
+        self._told_last = 0 if is_within.all() else int(oids[-1])
+        oids, after = oids[is_within], after[is_within]
+        tables = oids_of(heads[after])
+        for i in np.flatnonzero(IS_CHANGE.take(types[after]) & (tables != oids)).tolist():
+            table, xid = int(tables[i]), int(transactions.xids[transactions.of[after[i]]])
+            if self._known[table].table is not None:
+                self._tell_partition(int(oids[i]), table, xid)
 
     def _find_between(
         self, messages: Messages, start: int, end: int, counts: Ints

@@ -66,6 +66,9 @@ FORGOTTEN = (
 """As migrations often do: rows lack a value whose default is not there any more."""
 
 
+OLD_ROWS = (*STANDARD, "INSERT INTO {t} SELECT -n, 'old', n FROM generate_series(10, 50) n")
+
+
 def with_column(kind: str) -> tuple[str, ...]:
     return (f"CREATE TABLE {{t}} (id int PRIMARY KEY, v {kind}, note text)",)
 
@@ -156,7 +159,7 @@ NAMED = (
                 "ALTER TABLE {t} RENAME n TO tmp",
                 "ALTER TABLE {t} RENAME k TO n",
                 "ALTER TABLE {t} RENAME tmp TO k",
-                "UPDATE {t} SET n = 77 WHERE id = -3",
+                "INSERT INTO {t} (id, n, k) VALUES (-100, 77, 0)",
                 "ALTER TABLE {t} RENAME n TO tmp",
                 "ALTER TABLE {t} RENAME k TO n",
                 "ALTER TABLE {t} RENAME tmp TO k",
@@ -201,6 +204,65 @@ NAMED = (
                 "ALTER TABLE {t} RENAME copied TO note",
             ),
         ),
+        is_read_anew=True,
+    ),
+)
+UNSEEN = (
+    Case(
+        "added_written_and_renamed",
+        (
+            (
+                "LOCK TABLE {t}",
+                "ALTER TABLE {t} ADD x int",
+                "INSERT INTO {t} (id, x) VALUES (-1, 1)",
+                "UPDATE {t} SET x = id",
+                "ALTER TABLE {t} RENAME x TO y",
+            ),
+        ),
+        OLD_ROWS,
+        is_read_anew=True,
+    ),
+    Case(
+        "added_dropped_and_added",
+        (
+            (
+                "LOCK TABLE {t}",
+                "ALTER TABLE {t} ADD x int",
+                "INSERT INTO {t} (id, x) VALUES (-1, 1)",
+                "UPDATE {t} SET x = id",
+                "ALTER TABLE {t} DROP x",
+                "ALTER TABLE {t} ADD x int",
+            ),
+        ),
+        OLD_ROWS,
+        is_read_anew=True,
+    ),
+    Case(
+        "added_and_dropped",
+        (
+            (
+                "LOCK TABLE {t}",
+                "ALTER TABLE {t} ADD x int",
+                "INSERT INTO {t} (id, x) VALUES (-1, 1)",
+                "UPDATE {t} SET x = id",
+                "ALTER TABLE {t} DROP x",
+            ),
+        ),
+        OLD_ROWS,
+    ),
+    Case(
+        "added_and_dropped_then_added",
+        (
+            (
+                "LOCK TABLE {t}",
+                "ALTER TABLE {t} ADD x int",
+                "INSERT INTO {t} (id, x) VALUES (-1, 1)",
+                "UPDATE {t} SET x = id",
+                "ALTER TABLE {t} DROP x",
+            ),
+            ("ALTER TABLE {t} ADD x int",),
+        ),
+        OLD_ROWS,
         is_read_anew=True,
     ),
 )
@@ -445,6 +507,52 @@ RENAMED = (
         is_read_anew=None,
     ),
 )
+MAKE_UNNAMED = "CREATE TABLE hidden_{s} PARTITION OF {t} FOR VALUES FROM (900) TO (1000)"
+FILL_UNNAMED = "INSERT INTO {t} SELECT n, 'new' FROM generate_series(900, 920) n"
+UNNAMED = (
+    Case(
+        "partition_made_filled_and_dropped",
+        ((MAKE_UNNAMED, FILL_UNNAMED), ("DROP TABLE hidden_{s}",)),
+        RANGES,
+        is_read_anew=True,
+    ),
+    Case(
+        "partition_made_filled_and_dropped_at_once",
+        ((MAKE_UNNAMED, FILL_UNNAMED, "DROP TABLE hidden_{s}"),),
+        RANGES,
+        is_read_anew=True,
+    ),
+    Case(
+        "partition_made_filled_and_detached",
+        ((MAKE_UNNAMED, FILL_UNNAMED, "ALTER TABLE {t} DETACH PARTITION hidden_{s}"),),
+        RANGES,
+        is_read_anew=True,
+    ),
+    Case(
+        "partition_made_filled_and_made_anew",
+        ((MAKE_UNNAMED, FILL_UNNAMED), ("DROP TABLE hidden_{s}", MAKE_UNNAMED)),
+        RANGES,
+        is_read_anew=True,
+    ),
+    Case(
+        "partition_made_and_filled",
+        ((MAKE_UNNAMED, FILL_UNNAMED), ("UPDATE {t} SET note = 'seen' WHERE id > 899",)),
+        RANGES,
+    ),
+    Case(
+        "partition_with_a_default_of_its_own",
+        (
+            ("ALTER TABLE {t} ADD x int",),
+            (
+                "CREATE TABLE hidden_{s} (id int PRIMARY KEY, note text)",
+                "ALTER TABLE hidden_{s} ADD x int DEFAULT 7",
+                "ALTER TABLE {t} ATTACH PARTITION hidden_{s} FOR VALUES FROM (900) TO (1000)",
+            ),
+            (FILL_UNNAMED,),
+        ),
+        RANGES,
+    ),
+)
 PARTITIONS = (
     Case(
         "create_partition",
@@ -681,10 +789,12 @@ PUBLISHED = (
 CASES = (
     *ADDED,
     *NAMED,
+    *UNSEEN,
     *CONSTRAINED,
     *RETYPED,
     *RENAMED,
     *PARTITIONS,
+    *UNNAMED,
     *IDENTIFIED,
     *IN_TRANSACTIONS,
     *KEPT,

@@ -81,7 +81,7 @@ class WalCapture:
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._tables = SourceTables(settings)
-        self._relations = Relations(self._describe, settings.streams)
+        self._relations = Relations(self._describe, settings.streams, self._tables.told.partition)
         self._delivery = Delivery(
             source,
             settings,

@@ -391,6 +391,7 @@ class Delivery:
         hold_bytes = min(8 << 20, self._memory_bytes // 8)
         self._decoder = StreamDecoder(
             self._relations.resolve,
+            tell_partition=self._relations.tell_partition,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
         )

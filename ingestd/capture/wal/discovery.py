@@ -18,6 +18,7 @@ from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
+from ingestd.capture.wal.told import Told
 from ingestd.decode.relation import Relation
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import TableError
@@ -39,6 +40,7 @@ class SourceTables:
         self._definitions = Definitions(settings)
         self._catalog = Catalog()
         self._looks = Looks(settings.dsn.get_secret_value())
+        self.told = Told()
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
         self._mended = ""
@@ -63,13 +65,15 @@ class SourceTables:
                 if isinstance(found, Refused):
                     refused.append(found)
                     continue
-                then, now = self._looks.last(row.oid, known.get(row.id)), catalog.storage(row)
+                then, now = self._last(row, known.get(row.id)), catalog.storage(row)
                 if then is not None and self._was_absent(then, now):
                     absent.add(row.oid)
-                now = seen[row.oid] = now if then is None else now.after(then)
+                now = now if then is None else now.after(then)
                 reason = await difference(row.oid, then, now)
+                reason = reason or self.told.difference(row.oid, now, catalog.seen)
                 if reason is not None:
                     rewritten[row.id] = reason
+                now = seen[row.oid] = self.told.seen(row.oid, now, catalog.seen)
                 storage = to_record(now, row.oid, known.get(row.id))
                 accepted.append(replace(found, storage=storage))
         interrupted = frozenset(
@@ -81,6 +85,7 @@ class SourceTables:
         )
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
+        self.told.forget(seen, catalog.seen)
         self._catalog = catalog
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
@@ -95,8 +100,18 @@ class SourceTables:
         )
 
     async def have_changed(self) -> bool:
-        """Whether the catalog is another than at the last discovery, or we made it another."""
-        return not self._is_told or await read_catalog(self._settings) != self._catalog
+        """Whether the catalog is another than at the last discovery, or we made it another.
+
+        Or whether it lacks something that the stream told of.
+        """
+        if not self._is_told:
+            return True
+        catalog = await read_catalog(self._settings)
+        return catalog != self._catalog or any(
+            self.told.has_news(row.oid, now, catalog.seen)
+            for row in catalog.rows
+            if (now := self._looks.last(row.oid, None)) is not None
+        )
 
     async def take_publication(self) -> bool:
         """Take what we did to the publication ourselves; what others did is found as changed.
@@ -130,9 +145,18 @@ class SourceTables:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         if not self._catalog.rows:  # another capture discovered them
             await self._definitions.take(connection, await read_catalog(self._settings), {})
+        told, last = [c.name for c in relation.columns], self._looks.last(relation.oid, None)
+        self.told.columns(relation.oid, told, relation.xid, last)
         return await self._definitions.of_relation(connection, relation, name)
 
     # --- one table ---------------------------------------------------------------------------
+
+    def _last(self, row: TableRow, known: RegisteredTable | None) -> Storage | None:
+        """Give how it was stored at the last look, in this run or in an earlier one."""
+        last = self._looks.last(row.oid, known)
+        if last is not None and known is not None and not self._looks.has_seen(row.oid):
+            self.told.recorded(row.oid, [c.source_name for c in known.columns], last)
+        return last
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
         """Give the table, or why it can't be captured."""

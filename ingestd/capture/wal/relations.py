@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from ingestd.decode.relation import Relation
+from ingestd.decode.relation import Relation, TellPartition
 from ingestd.errors import TableError
 from ingestd.schema import Table, TableId
 
@@ -22,8 +22,14 @@ class Relations:
     than the catalog; only the catalog can tell.)
     """
 
-    def __init__(self, describe: Describe, is_wanted: Callable[[TableId], bool]) -> None:
+    def __init__(
+        self,
+        describe: Describe,
+        is_wanted: Callable[[TableId], bool],
+        tell_partition: TellPartition,
+    ) -> None:
         self._describe = describe
+        self._tell_partition = tell_partition
         self._is_wanted = is_wanted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: dict[int, Table] = {}
@@ -54,6 +60,11 @@ class Relations:
         if self._loop is None:
             return None
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
+
+    def tell_partition(self, oid: int, table: int, xid: int) -> None:
+        """Have the loop take which partition a change came from. For the decoder's thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._tell_partition, oid, table, xid)
 
     async def close(self) -> None:
         """End what is being looked up: whoever waits for it gets CancelledError. Twice is fine."""

@@ -58,6 +58,25 @@ def test_a_column_made_anew_after_it_was_seen_to_be_gone() -> None:
     assert anew.former == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("numbered", "number", "dropped", "reason"),
+    [
+        (2, 4, {3}, "a column was dropped and made anew"),
+        (3, 4, {3}, None),  # before the last look
+        (2, 3, {4}, None),  # another one, after it
+        (0, 4, {3}, None),  # an older lake does not say
+    ],
+)
+def test_a_column_made_after_one_that_no_look_saw(
+    numbered: int, number: int, dropped: set[int], reason: str | None
+) -> None:
+    then = replace(STORED, numbered=numbered)
+    new = StoredColumn(number, 23, -1, 800, has_missing=False, name=digest("x"))
+    now = replace(STORED, columns=(ID, NOTE, new), numbered=4, dropped=frozenset(dropped))
+    assert reassigned(then, now) == reason
+    assert Storage.parse(str(now)) == now
+
+
 def test_a_vacuum_full_alters_nothing() -> None:
     then = replace(STORED, columns=(ID, replace(NOTE, has_missing=True)))
     forgotten = replace(then, columns=(ID, replace(NOTE, xmin=900)), files={16400: 16500})
