@@ -39,5 +39,11 @@ def row_too_large(table: TableId, row_bytes: int, limit_bytes: int) -> TableErro
     )
 
 
+def refuse_too_large(table: TableId, row_bytes: int, limit_bytes: int) -> None:
+    """Raise TableError if a row is larger than may be taken."""
+    if row_bytes > limit_bytes:
+        raise row_too_large(table, row_bytes, limit_bytes)
+
+
 def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:.0f}"

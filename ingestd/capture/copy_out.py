@@ -45,6 +45,11 @@ class Block:
     ends: NDArray[np.int64]
     is_last: bool
 
+    @property
+    def largest_bytes(self) -> int:
+        """Size of its largest message."""
+        return int((self.ends - self.starts).max(initial=0))
+
 
 class CopyOut:
     """One COPY on a connection that belongs to it from now on. `close` it always.

@@ -31,7 +31,7 @@ from ingestd.decode.copy import CopyDecoder
 from ingestd.decode.packing import packings_of
 from ingestd.keys import Key
 from ingestd.ports import SnapshotPage, Split
-from ingestd.row_limit import UNLIMITED_BYTES, row_too_large
+from ingestd.row_limit import UNLIMITED_BYTES, refuse_too_large
 
 LOCK_TIMEOUT_S = 10.0
 """How long a reader waits for a table that somebody alters."""
@@ -157,15 +157,10 @@ class TablePages:
         while (reading := self._reading) is not None:
             block = await reading
             if by_row:
-                self._refuse_too_large(block)
+                refuse_too_large(self._table.id, block.largest_bytes, self._row_limit_bytes)
             self._reading = None if block.is_last else asyncio.create_task(copy.read_block())
             batch = await asyncio.to_thread(decoder.feed, block.buffer, block.starts, block.ends)
             if batch is not None:
                 yield batch
         decoder.finish()
         await self.close()
-
-    def _refuse_too_large(self, block: Block) -> None:
-        largest = int((block.ends - block.starts).max(initial=0))
-        if largest > self._row_limit_bytes:
-            raise row_too_large(self._table.id, largest, self._row_limit_bytes)

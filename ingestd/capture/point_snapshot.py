@@ -18,7 +18,6 @@ from ingestd.capture.views import ExportedView, Place
 from ingestd.keys import Key
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.positions import Lsn
-from ingestd.row_limit import UNLIMITED_BYTES
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
@@ -39,7 +38,7 @@ class PointSnapshot:
         place: Place,
         tables: Sequence[Table],
         *,
-        row_limit_bytes: int = UNLIMITED_BYTES,
+        row_limit_bytes: int,
     ) -> None:
         self._dsn = settings.dsn.get_secret_value()
         self.exported = exported

@@ -8,8 +8,10 @@ import pytest
 
 from ingestd.positions import Lsn
 from ingestd.schema import TableId
+from ingestd.sink.fold import fold
+from ingestd.sink.read import read_raw
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, registry
-from tests.harness.config import wal_config
+from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -134,6 +136,45 @@ def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
     await_state(daemon, lake, "big", "live")
     await_confirmed(shop, daemon)
     assert_lake_equals_source(shop, lake)
+
+
+def test_a_row_too_large_in_a_poll_or_its_snapshot_stops_its_table_alone(
+    shop: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    def polling(table: str = "") -> str:
+        extra = f'[limits]\nmemory = "64MB"\n[sources.shop.table."public.big"]\n{table}\n'
+        return polling_config(lake=lake, dsn=shop.dsn, extra=extra)
+
+    daemon = make_daemon(polling())
+    daemon.start_ready()
+    await_state(daemon, lake, "big", "live")
+    shop.execute(f"INSERT INTO big VALUES (2, {TOO_LARGE})")
+    assert_stopped_for_size(daemon, lake)
+    shop.execute("INSERT INTO small VALUES (1, 'on the same connection')")
+    await_rows(lake, 1)
+    daemon.sigkill()
+    daemon.start()  # and now where the stopped table is read anew
+    await_until(
+        lambda: len(daemon.events("table.stopped")) == 2,
+        LIMIT_S,
+        lambda: f"it to be stopped again\n{daemon.tail()}",
+    )
+    shop.execute("INSERT INTO small VALUES (2, 'later')")
+    await_rows(lake, 2)
+    daemon.sigterm()
+    daemon.write_config(polling('exclude_columns = ["body"]'))
+    daemon.start_ready()
+    await_state(daemon, lake, "big", "live")
+    assert_change_log_is_sound(shop, lake)
+
+
+def await_rows(lake: Path, count: int) -> None:
+    """Wait until the lake has so many rows of the small table."""
+    await_until(
+        lambda: len(fold(read_raw(str(lake), "shop", SMALL), ["id"])) == count,
+        LIMIT_S,
+        f"{count} rows of {SMALL}",
+    )
 
 
 @pytest.mark.parametrize("way", ["streamed", "drained"])

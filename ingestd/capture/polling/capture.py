@@ -61,6 +61,7 @@ from ingestd.ports import (
 )
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
+from ingestd.row_limit import row_limit_bytes
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
@@ -95,6 +96,7 @@ class PollingCapture:
         self._snapshots: list[PollingSnapshot] = []
         self._tables = PolledTables(settings)
         self._positions = Positions()
+        self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._polls = Polls(source, settings, self._positions, log, memory_bytes=memory_bytes)
         self._progress: dict[TableId, Progress] = {}
         self._delivered = ZERO
@@ -269,7 +271,15 @@ class PollingCapture:
         self._delivered = max(self._delivered, reads.point)
         polled = [replace(reads.states[t.id].polled, table=t) for t in tables]
         return PollingSnapshot(
-            self._settings, connection, row[0], now, reads.point, polled, reads, self._move_on
+            self._settings,
+            connection,
+            row[0],
+            now,
+            reads.point,
+            polled,
+            reads,
+            self._move_on,
+            row_limit_bytes=self._row_limit_bytes,
         )
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:

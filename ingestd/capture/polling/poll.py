@@ -27,6 +27,7 @@ from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.copy import CopyRows
 from ingestd.errors import TableChangedError, TableError
 from ingestd.positions import Lsn
+from ingestd.row_limit import UNLIMITED_BYTES, refuse_too_large
 from ingestd.visibility import Visibility
 
 CANCEL_LIMIT_S = 2.0
@@ -69,7 +70,7 @@ class Look:
 
     `is_whole`: all of it, else from the floor on. `progress`: of before, then of after. `peak`:
     the highest cursor, if an index tells. `limit_s`: how long the server may give nothing; longer
-    is a QueryCanceled.
+    is a QueryCanceled. A row of more than `row_limit_bytes` is a TableError.
     """
 
     polled: PolledTable
@@ -77,6 +78,7 @@ class Look:
     is_whole: bool
     page_rows: int
     limit_s: float | None = None
+    row_limit_bytes: int = UNLIMITED_BYTES
     found: list[Xids] = field(default_factory=list)
     peak: str | None = None
 
@@ -256,10 +258,11 @@ async def _copy(
             async with _within(connection, look.limit_s):
                 block = await copy.read_block()
             is_last = block.is_last
+            refuse_too_large(polled.table.id, block.largest_bytes, look.row_limit_bytes)
             rows = cutter.feed(block.buffer, block.starts, block.ends)
             if rows is not None:
                 yield FoundRows.of(polled, rows, moment.next)
-    except psycopg.Error:
+    except (psycopg.Error, TableError):
         await copy.drain()
         raise
     cutter.finish()

@@ -35,6 +35,7 @@ from ingestd.changes import Chunk, TableBatch, idle_chunk
 from ingestd.errors import TableChangedError, TableError, TransientError
 from ingestd.ports import ChangeLog
 from ingestd.positions import ZERO
+from ingestd.row_limit import row_limit_bytes
 from ingestd.schema import TableId
 
 FAILURES = 5
@@ -69,6 +70,7 @@ class Polls:
         self._log = log
         self._hold_bytes = memory_bytes // 8
         self._key_bytes = memory_bytes * 3 // 4
+        self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._monotonic = monotonic
         self._wall = wall
         self._connection: WatchedConnection | None = None
@@ -217,6 +219,7 @@ class Polls:
                 is_whole,
                 self._settings.page_rows,
                 self._settings.statement_timeout or None,
+                self._row_limit_bytes,
             )
             outcome = Outcome(state, look, poll.place(), is_due=state.turn.due_at <= now)
             async with aclosing(self._changes(poll, outcome)) as found:

@@ -58,8 +58,16 @@ class PollingSnapshot(PointSnapshot):
         tables: Sequence[PolledTable],
         reads: Reads,
         move_on: Callable[[], None],
+        *,
+        row_limit_bytes: int,
     ) -> None:
-        super().__init__(settings, exported, Place(point, now.at), [_present(p) for p in tables])
+        super().__init__(
+            settings,
+            exported,
+            Place(point, now.at),
+            [_present(p) for p in tables],
+            row_limit_bytes=row_limit_bytes,
+        )
         self._connection = connection
         self._now = now
         self._polled: Mapping[TableId, PolledTable] = {p.table.id: p for p in tables}
