@@ -55,6 +55,9 @@ class SourceTables:
         known = dict(known)
         catalog = await read_catalog(self._settings)
         await self._definitions.take(connection, catalog, known)
+        last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
+        # As it is now: what is told while tables are looked at is for the next look.
+        told = self.told.by(catalog.seen)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
         rewritten = {}
         absent = set()
@@ -65,15 +68,15 @@ class SourceTables:
                 if isinstance(found, Refused):
                     refused.append(found)
                     continue
-                then, now = self._last(row, known.get(row.id)), catalog.storage(row)
+                then, now = last[row.oid], catalog.storage(row)
                 if then is not None and self._was_absent(then, now):
                     absent.add(row.oid)
                 now = now if then is None else now.after(then)
                 reason = await difference(row.oid, then, now)
-                reason = reason or self.told.difference(row.oid, now, catalog.seen)
+                reason = reason or told.difference(row.oid, now)
                 if reason is not None:
                     rewritten[row.id] = reason
-                now = seen[row.oid] = self.told.seen(row.oid, now, catalog.seen)
+                now = seen[row.oid] = told.taken(row.oid, now)
                 storage = to_record(now, row.oid, known.get(row.id))
                 accepted.append(replace(found, storage=storage))
         interrupted = frozenset(
@@ -85,7 +88,7 @@ class SourceTables:
         )
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
-        self.told.forget(seen, catalog.seen)
+        self.told.forget(told, seen.values())
         self._catalog = catalog
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
@@ -107,8 +110,9 @@ class SourceTables:
         if not self._is_told:
             return True
         catalog = await read_catalog(self._settings)
+        told = self.told.by(catalog.seen)
         return catalog != self._catalog or any(
-            self.told.has_news(row.oid, now, catalog.seen)
+            told.has_news(row.oid, now)
             for row in catalog.rows
             if (now := self._looks.last(row.oid, None)) is not None
         )

@@ -8,7 +8,7 @@ RELATION message, of the partition by another before the first change (`StreamDe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,42 @@ class _Names:
     new: frozenset[str]
     common: frozenset[str]
     xids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What was told until a look, by transactions that it sees. By OID, of tables."""
+
+    names: Mapping[int, _Names]
+    partitions: Mapping[int, int]
+
+    def difference(self, oid: int, now: Storage) -> str | None:
+        """Say why the rows of a table are not what the stream told, None if nothing speaks for it.
+
+        `now`: how the look found it.
+        """
+        if self._went(oid, now) and _present(now) - self.names[oid].common:
+            return "a column was renamed"
+        if self._partitions_went(oid, now):
+            return "a partition was detached or dropped"
+        return None
+
+    def has_news(self, oid: int, now: Storage) -> bool:
+        """Whether there is something that a look has to take."""
+        return bool(self._went(oid, now) or self._partitions_went(oid, now))
+
+    def taken(self, oid: int, now: Storage) -> Storage:
+        """Give how a table was found, with names that came and went among the former ones."""
+        return replace(now, former=now.former | self._went(oid, now))
+
+    def _went(self, oid: int, now: Storage) -> frozenset[str]:
+        """Give the names of columns that came and went, or got another name, between two looks."""
+        names = self.names.get(oid)
+        return frozenset() if names is None else names.new - _ever(now)
+
+    def _partitions_went(self, oid: int, now: Storage) -> bool:
+        """Whether partitions came and went between two looks."""
+        return any(t == oid and p not in now.files for p, t in self.partitions.items())
 
 
 @dataclass(slots=True)
@@ -63,50 +99,20 @@ class Told:
         if oid not in self._known:
             self._partitions[oid] = table, xid
 
-    def difference(self, oid: int, now: Storage, seen: Visibility) -> str | None:
-        """Say why the rows of a table are not what the stream told, None if nothing speaks for it.
+    def by(self, seen: Visibility) -> Unseen:
+        """Give what transactions told that a look sees: what they did may be told before."""
+        return Unseen(
+            {oid: names for oid, names in self._names.items() if _sees(seen, names.xids)},
+            {p: table for p, (table, xid) in self._partitions.items() if _sees(seen, {xid})},
+        )
 
-        `now`: how a look found it, of what `seen` sees.
-        """
-        if self._unseen(oid, now, seen) and _present(now) - self._names[oid].common:
-            return "a column was renamed"
-        if self._went(oid, now, seen):
-            return "a partition was detached or dropped"
-        return None
-
-    def has_news(self, oid: int, now: Storage, seen: Visibility) -> bool:
-        """Whether there is something that a look has to take."""
-        return bool(self._unseen(oid, now, seen) or self._went(oid, now, seen))
-
-    def seen(self, oid: int, now: Storage, seen: Visibility) -> Storage:
-        """Give how a table was found, with the names that were told meanwhile among the former."""
-        return replace(now, former=now.former | self._unseen(oid, now, seen))
-
-    def forget(self, looked_at: Mapping[int, Storage], seen: Visibility) -> None:
-        """Take that this was looked at, and that what differed is told of."""
-        self._names = {
-            oid: names for oid, names in self._names.items() if not _all_seen(names.xids, seen)
-        }
-        for now in looked_at.values():
-            self._known |= now.places.keys()
-        judged = [p for p, (_, xid) in self._partitions.items() if _all_seen({xid}, seen)]
-        self._known.update(judged)
+    def forget(self, taken: Unseen, looked_at: Iterable[Storage]) -> None:
+        """Take that this is told of, and that these tables were looked at."""
+        for oid, names in taken.names.items():
+            if self._names.get(oid) is names:  # nothing was told since
+                del self._names[oid]
+        self._known.update(taken.partitions, *(storage.places for storage in looked_at))
         self._partitions = {p: t for p, t in self._partitions.items() if p not in self._known}
-
-    def _unseen(self, oid: int, now: Storage, seen: Visibility) -> frozenset[str]:
-        """Give the names of columns that came and went, or got another name, between two looks."""
-        names = self._names.get(oid)
-        if names is None or not _all_seen(names.xids, seen):
-            return frozenset()
-        return names.new - _ever(now)
-
-    def _went(self, oid: int, now: Storage, seen: Visibility) -> list[int]:
-        """Give the partitions that came and went between two looks."""
-        return [
-            partition
-            for partition, (table, xid) in self._partitions.items()
-            if table == oid and partition not in now.files and _all_seen({xid}, seen)
-        ]
 
 
 def _present(storage: Storage) -> frozenset[str]:
@@ -117,10 +123,5 @@ def _ever(storage: Storage) -> frozenset[str]:
     return storage.former | _present(storage)
 
 
-def _all_seen(xids: Iterable[int], seen: Visibility) -> bool:
-    """Whether all that these transactions did is there to be seen.
-
-    What they wrote may be in the stream before.
-    """
-    found = np.fromiter(xids, np.int64)
-    return bool(seen.sees(found).all())
+def _sees(seen: Visibility, xids: Collection[int]) -> bool:
+    return bool(seen.sees(np.fromiter(xids, np.int64)).all())

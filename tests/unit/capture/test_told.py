@@ -44,50 +44,66 @@ def test_i6_a_column_that_no_look_saw(
     tables = Told()
     for names in told:
         tables.columns(TABLE, names, XID, THEN)
-    assert tables.difference(TABLE, now.after(THEN), SEEN) == reason
+    assert tables.by(SEEN).difference(TABLE, now.after(THEN)) == reason
 
 
 def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
     told = Told()
     told.columns(TABLE, ["id", "n", "x"], XID, THEN)
-    assert told.has_news(TABLE, THEN, SEEN)
-    now = told.seen(TABLE, THEN, SEEN)
+    unseen = told.by(SEEN)
+    assert unseen.has_news(TABLE, THEN)
+    now = unseen.taken(TABLE, THEN)
     assert now.former == {digest("x")}
-    told.forget({TABLE: now}, SEEN)
+    told.forget(unseen, [now])
     told.columns(TABLE, ["id", "n", "x"], XID, now)  # when the stream is read anew
-    assert not told.has_news(TABLE, now, SEEN)
+    assert not told.by(SEEN).has_news(TABLE, now)
 
 
 def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
     told = Told()
     told.columns(TABLE, ["id", "n", "x"], XID, THEN)
     told.partition(LEAF, TABLE, XID)
-    assert not told.has_news(TABLE, THEN, BEFORE)
-    assert told.seen(TABLE, THEN, BEFORE) == THEN
-    told.forget({TABLE: THEN}, BEFORE)
+    early = told.by(BEFORE)
+    assert not early.has_news(TABLE, THEN)
+    assert early.taken(TABLE, THEN) == THEN
+    told.forget(early, [THEN])
+    late = told.by(SEEN)
     now = stored("id", "n", "x", leaves=(LEAF,)).after(THEN)
-    assert told.difference(TABLE, now, SEEN) is None
-    gone = stored("id", "n", "y").after(THEN)
-    assert told.difference(TABLE, gone, SEEN) == RENAMED
-    assert told.difference(TABLE, stored("id", "n"), SEEN) == WENT
+    assert late.difference(TABLE, now) is None
+    assert late.difference(TABLE, stored("id", "n", "y").after(THEN)) == RENAMED
+    assert late.difference(TABLE, stored("id", "n")) == WENT
+
+
+def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> None:
+    told = Told()
+    told.columns(TABLE, ["id", "n", "x"], XID, THEN)
+    unseen = told.by(SEEN)
+    told.columns(TABLE, ["id", "n", "z"], XID, THEN)
+    told.partition(LEAF, TABLE, XID)
+    now = unseen.taken(TABLE, stored("id", "n", "x").after(THEN))
+    told.forget(unseen, [now])
+    later = stored("id", "n", "y").after(now)
+    assert told.by(SEEN).difference(TABLE, later) == RENAMED
+    assert told.by(SEEN).difference(TABLE, stored("id", "n")) == WENT
 
 
 def test_i6_what_an_earlier_run_was_told() -> None:
     told = Told()
     told.recorded(TABLE, ["id", "n", "x"], THEN)
-    assert told.difference(TABLE, stored("id", "n", "x").after(THEN), SEEN) is None
-    assert told.difference(TABLE, stored("id", "n", "y").after(THEN), SEEN) == RENAMED
+    unseen = told.by(SEEN)
+    assert unseen.difference(TABLE, stored("id", "n", "x").after(THEN)) is None
+    assert unseen.difference(TABLE, stored("id", "n", "y").after(THEN)) == RENAMED
 
 
 def test_i6_a_partition_that_no_look_saw() -> None:
     told = Told()
     told.partition(LEAF, TABLE, XID)
-    now = stored("id", "n", leaves=(LEAF + 1,))
-    assert told.difference(TABLE, now, SEEN) == WENT
-    assert told.difference(TABLE + 1, now, SEEN) is None
-    told.forget({TABLE: now}, SEEN)
+    now, unseen = stored("id", "n", leaves=(LEAF + 1,)), told.by(SEEN)
+    assert unseen.difference(TABLE, now) == WENT
+    assert unseen.difference(TABLE + 1, now) is None
+    told.forget(unseen, [now])
     told.partition(LEAF, TABLE, XID)  # when the stream is read anew
-    assert not told.has_news(TABLE, now, SEEN)
+    assert not told.by(SEEN).has_news(TABLE, now)
 
 
 @pytest.mark.parametrize("is_of_an_earlier_run", [True, False])
@@ -96,7 +112,7 @@ def test_i7_a_partition_that_a_look_saw_is_for_the_looks(*, is_of_an_earlier_run
     if is_of_an_earlier_run:
         told.recorded(TABLE, ["id", "n"], then)
     else:
-        told.forget({TABLE: then}, SEEN)
+        told.forget(told.by(SEEN), [then])
     told.partition(LEAF, TABLE, XID)
     gone = replace(then, files={}, places={})
-    assert told.difference(TABLE, gone, SEEN) is None
+    assert told.by(SEEN).difference(TABLE, gone) is None
