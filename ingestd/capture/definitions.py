@@ -205,6 +205,7 @@ class Definitions:
         self._lake: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._hidden: dict[int, dict[int, str]] = {}
+        self._partitioned: set[int] = set()
 
     async def take(
         self,
@@ -220,6 +221,7 @@ class Definitions:
         # Of a table that has gone the stream may still bring changes.
         self._rows |= {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
+        self._partitioned |= catalog.places.keys()
         for row in catalog.rows:
             self._note_hidden(row, known.get(row.id))
         self.take_publication(catalog)
@@ -313,11 +315,13 @@ class Definitions:
         table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
         lake = self._lake.setdefault(table.id, {})
         columns = allocate(table.columns, lake)
-        # The server forgets `missing` when the table is rewritten; the lake's old rows stay.
+        # The server forgets `missing` when the table is rewritten; the lake's old rows stay. Of a
+        # partitioned table it may be that of a partition that came later.
         present = self._present.get(table.id, {})
+        stays = table.oid in self._partitioned
         columns = tuple(
             replace(c, missing=present[c.lake_name].missing)
-            if c.missing is None and c.lake_name in present
+            if (c.missing is None or stays) and c.lake_name in present
             else c
             for c in columns
         )

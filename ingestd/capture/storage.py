@@ -261,7 +261,7 @@ def reassigned(then: Storage, now: Storage) -> str | None:
                 return "a column was dropped and made anew"
         elif old.name != column.name:
             return "a column was renamed"
-        elif not _reads_alike(old.type_oid, column.type_oid):
+        elif not reads_alike(old.type_oid, column.type_oid):
             return "a column's type changed"
     types = {t.oid: t for t in then.types}
     if any(t.oid in types and t.has_changed_since(types[t.oid]) for t in now.types):
@@ -269,7 +269,7 @@ def reassigned(then: Storage, now: Storage) -> str | None:
     return None
 
 
-def _reads_alike(then: int, now: int) -> bool:
+def reads_alike(then: int, now: int) -> bool:
     """Whether the same bytes have the same text: timestamp and timestamptz differ, for one."""
     return then == now or {then, now} <= _TEXTS
 

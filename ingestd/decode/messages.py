@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ingestd.decode.frames import POSTGRES_EPOCH_US
 from ingestd.decode.texts import Source, Texts
 from ingestd.errors import ProtocolError
+from ingestd.positions import Lsn
 
 Ints = NDArray[np.int64]
 
@@ -139,6 +140,11 @@ class Transactions:
     ended: Ints
     end_lsns: Ints
     is_open: bool
+
+    def commit_of(self, message: int) -> tuple[Lsn, int]:
+        """Where the transaction of a message commits, and its id."""
+        item = self.of[message]
+        return Lsn(int(self.commit_lsns[item])), int(self.xids[item])
 
 
 def read_transactions(messages: Messages, carried: Transaction | None) -> Transactions:

@@ -12,6 +12,7 @@ from typing import get_args
 
 from ingestd.decode.types import BUILT_IN, lake_type
 from ingestd.errors import ProtocolError
+from ingestd.positions import ZERO, Lsn
 from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
 
 _IDENTITIES: dict[int, ReplicaIdentity] = {ord(c): c for c in get_args(ReplicaIdentity)}
@@ -34,21 +35,22 @@ class RelationColumn:
 class Relation:
     """A table's definition in the stream; it holds for the messages after it, by `oid`.
 
-    `xid`: the transaction that it came in.
+    `lsn` and `xid`: of the commit of the transaction that it came in.
     """
 
     oid: int
     id: TableId
     replica_identity: ReplicaIdentity
     columns: tuple[RelationColumn, ...]
+    lsn: Lsn = field(default=ZERO, compare=False)
     xid: int = field(default=0, compare=False)
 
 
 Resolve = Callable[[Relation], Table | None]
 """Gives the captured table of a relation; None: its changes are left out and not counted."""
-TellPartition = Callable[[int, int, int], None]
-"""Takes the OIDs of a partition and of the table whose changes its changes come as, and the id of
-the transaction."""
+TellPartition = Callable[[int, int, Lsn, int], None]
+"""Takes the OIDs of a partition and of the table whose changes its changes come as, and where the
+transaction committed, and its id."""
 
 
 def parse_relation(message: bytes) -> Relation:

@@ -249,8 +249,8 @@ class StreamDecoder:
             }
         start = 0
         for i in np.flatnonzero(messages.types == RELATION).tolist():
-            xid = int(transactions.xids[transactions.of[i]])
-            relation = replace(parse_relation(messages.content(i)), xid=xid)
+            lsn, xid = transactions.commit_of(i)
+            relation = replace(parse_relation(messages.content(i)), lsn=lsn, xid=xid)
             known = self._known.get(relation.oid)
             if known is not None and known.relation == relation:
                 continue
@@ -278,9 +278,10 @@ class StreamDecoder:
         oids, after = oids[is_within], after[is_within]
         tables = oids_of(heads[after])
         for i in np.flatnonzero(IS_CHANGE.take(types[after]) & (tables != oids)).tolist():
-            table, xid = int(tables[i]), int(transactions.xids[transactions.of[after[i]]])
+            table = int(tables[i])
             if self._known[table].table is not None:
-                self._tell_partition(int(oids[i]), table, xid)
+                lsn, xid = transactions.commit_of(int(after[i]))
+                self._tell_partition(int(oids[i]), table, lsn, xid)
 
     def _find_between(
         self, messages: Messages, start: int, end: int, counts: Ints

@@ -238,6 +238,20 @@ UNSEEN = (
         is_read_anew=True,
     ),
     Case(
+        "added_and_retyped",
+        (
+            (
+                "LOCK TABLE {t}",
+                "SET LOCAL TimeZone = 'UTC'",
+                "ALTER TABLE {t} ADD x timestamptz",
+                "INSERT INTO {t} (id, x) VALUES (-1, '2026-01-02 03:04:05+00')",
+                "ALTER TABLE {t} ALTER x TYPE timestamp",
+            ),
+        ),
+        OLD_ROWS,
+        is_read_anew=True,
+    ),
+    Case(
         "added_and_dropped",
         (
             (
@@ -532,6 +546,35 @@ UNNAMED = (
         "partition_made_filled_and_made_anew",
         ((MAKE_UNNAMED, FILL_UNNAMED), ("DROP TABLE hidden_{s}", MAKE_UNNAMED)),
         RANGES,
+        is_read_anew=True,
+    ),
+    Case(
+        "partition_detached_and_detached_again",
+        (
+            ("ALTER TABLE {t} DETACH PARTITION hidden_{s}",),
+            (
+                "TRUNCATE hidden_{s}",
+                "ALTER TABLE {t} ATTACH PARTITION hidden_{s} FOR VALUES FROM (900) TO (1000)",
+                FILL_UNNAMED,
+                "ALTER TABLE {t} DETACH PARTITION hidden_{s}",
+            ),
+        ),
+        (*RANGES, MAKE_UNNAMED),
+        is_read_anew=True,
+    ),
+    Case(
+        "partition_filled_and_moved",
+        (
+            (
+                MAKE_UNNAMED,
+                FILL_UNNAMED,
+                "ALTER TABLE {t} DETACH PARTITION hidden_{s}",
+                "TRUNCATE hidden_{s}",
+                "ALTER TABLE {t}_2 ATTACH PARTITION hidden_{s} FOR VALUES FROM (900) TO (1000)",
+                "INSERT INTO {t}_2 SELECT n, 'there' FROM generate_series(900, 920) n",
+            ),
+        ),
+        (*RANGES, "CREATE TABLE {t}_2 (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)"),
         is_read_anew=True,
     ),
     Case(

@@ -43,6 +43,7 @@ from ingestd.capture.wal.slot import (
 )
 from ingestd.capture.wal.slot_making import prepare_slot, temporary_point
 from ingestd.capture.wal.snapshot import TableSnapshot
+from ingestd.capture.wal.told import Tellings
 from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
 from ingestd.errors import OperatorError, TransientError
@@ -70,6 +71,7 @@ class WalCapture:
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy | None = None,
+        told: Tellings | None = None,
     ) -> None:
         self._where = f"source {source}"
         self._settings = settings
@@ -80,7 +82,7 @@ class WalCapture:
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
-        self._tables = SourceTables(settings)
+        self._tables = SourceTables(settings, told)
         self._relations = Relations(self._describe, settings.streams, self._tables.told.partition)
         self._delivery = Delivery(
             source,

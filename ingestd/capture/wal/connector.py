@@ -16,6 +16,7 @@ from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.open_transactions import SpoolPolicy
 from ingestd.capture.wal.preflight import preflight
 from ingestd.capture.wal.server import inspect_server
+from ingestd.capture.wal.told import Tellings
 from ingestd.checks import CheckLine
 from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage
 from ingestd.recorded import RegisteredTable
@@ -33,6 +34,7 @@ class WalConnector(PostgresConnector):
         self._memory_bytes = memory_bytes
         self._catch_up = catch_up
         self._spool = SpoolPolicy(settings.open_transaction_spool)
+        self._told = Tellings()
 
     async def _look(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
@@ -50,6 +52,7 @@ class WalConnector(PostgresConnector):
             memory_bytes=self._memory_bytes,
             catch_up=self._catch_up,
             spool=self._spool,
+            told=self._told,
         )
 
     async def check(self) -> Sequence[CheckLine]:

@@ -15,10 +15,10 @@ from ingestd.capture.identity import incomplete
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.storage import Storage
+from ingestd.capture.storage import Storage, digest
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
-from ingestd.capture.wal.told import Told
+from ingestd.capture.wal.told import Tellings
 from ingestd.decode.relation import Relation
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import TableError
@@ -32,15 +32,16 @@ Known = Mapping[TableId, RegisteredTable]
 class SourceTables:
     """The tables that the config asks for, as they were when last looked at.
 
-    Used on the event loop only. Raises psycopg.Error.
+    Used on the event loop only. Raises psycopg.Error. `told`: by the stream, to earlier captures
+    too, which may have ended before they looked.
     """
 
-    def __init__(self, settings: WalSettings) -> None:
+    def __init__(self, settings: WalSettings, told: Tellings | None = None) -> None:
         self._settings = settings
         self._definitions = Definitions(settings)
         self._catalog = Catalog()
         self._looks = Looks(settings.dsn.get_secret_value())
-        self.told = Told()
+        self.told = told or Tellings()
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
         self._mended = ""
@@ -56,6 +57,8 @@ class SourceTables:
         catalog = await read_catalog(self._settings)
         await self._definitions.take(connection, catalog, known)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
+        points = {entry.oid: entry.snapshot_lsn for entry in known.values()}
+        self.told.read({oid: point for oid, point in points.items() if point is not None})
         # As it is now: what is told while tables are looked at is for the next look.
         told = self.told.by(catalog.seen)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
@@ -71,7 +74,7 @@ class SourceTables:
                 then, now = last[row.oid], catalog.storage(row)
                 if then is not None and self._was_absent(then, now):
                     absent.add(row.oid)
-                now = now if then is None else now.after(then)
+                now = _first(now, known.get(row.id)) if then is None else now.after(then)
                 reason = await difference(row.oid, then, now)
                 reason = reason or told.difference(row.oid, now)
                 if reason is not None:
@@ -88,7 +91,8 @@ class SourceTables:
         )
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
-        self.told.forget(told, seen.values())
+        voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
+        self.told.forget(told, catalog.seen, seen, voided)
         self._catalog = catalog
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
@@ -112,9 +116,9 @@ class SourceTables:
         catalog = await read_catalog(self._settings)
         told = self.told.by(catalog.seen)
         return catalog != self._catalog or any(
-            told.has_news(row.oid, now)
+            told.has_news(row.oid, last)
             for row in catalog.rows
-            if (now := self._looks.last(row.oid, None)) is not None
+            if (last := self._looks.last(row.oid, None)) is not None
         )
 
     async def take_publication(self) -> bool:
@@ -149,8 +153,7 @@ class SourceTables:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         if not self._catalog.rows:  # another capture discovered them
             await self._definitions.take(connection, await read_catalog(self._settings), {})
-        told, last = [c.name for c in relation.columns], self._looks.last(relation.oid, None)
-        self.told.columns(relation.oid, told, relation.xid, last)
+        self.told.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
     # --- one table ---------------------------------------------------------------------------
@@ -159,7 +162,8 @@ class SourceTables:
         """Give how it was stored at the last look, in this run or in an earlier one."""
         last = self._looks.last(row.oid, known)
         if last is not None and known is not None and not self._looks.has_seen(row.oid):
-            self.told.recorded(row.oid, [c.source_name for c in known.columns], last)
+            names = [c.source_name for c in known.lake_columns.values()]
+            self.told.recorded(row.oid, names, last)
         return last
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
@@ -200,6 +204,15 @@ class SourceTables:
         if now is None or (then is not None and then.entry != now.entry):
             return True
         return now.columns is not None and not now.columns.issuperset(c.name for c in table.columns)
+
+
+def _first(now: Storage, known: RegisteredTable | None) -> Storage:
+    """Give how a table was first found; `known`: one before it of the same name.
+
+    That one's columns are in the lake, and no look at this one has seen them.
+    """
+    names = () if known is None else known.lake_columns.values()
+    return now.after(replace(now, former=frozenset(digest(c.source_name) for c in names)))
 
 
 def _unpublishable(

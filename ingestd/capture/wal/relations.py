@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from ingestd.decode.relation import Relation, TellPartition
+from ingestd.decode.relation import Relation
 from ingestd.errors import TableError
+from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
 
 Describe = Callable[[Relation, TableId], Awaitable[Table]]
 """Gives the captured table of that name with the message's columns. Raises TableError."""
+
+TakePartition = Callable[[int, int, Lsn, int], bool]
+"""Takes what `TellPartition` takes. Says whether the catalog is to be looked at."""
 
 
 class Relations:
@@ -18,18 +22,18 @@ class Relations:
 
     Made on the event loop; `resolve` is for the decoder's thread, and asks the loop for what it has
     not seen. `noticed` is set when a message tells of something that the catalog's last reading did
-    not: another name, other columns, a table that is not captured. (In a backlog that may be older
-    than the catalog; only the catalog can tell.)
+    not: another name, other columns, a table that is not captured, a partition. (In a backlog that
+    may be older than the catalog; only the catalog can tell.)
     """
 
     def __init__(
         self,
         describe: Describe,
         is_wanted: Callable[[TableId], bool],
-        tell_partition: TellPartition,
+        take_partition: TakePartition,
     ) -> None:
         self._describe = describe
-        self._tell_partition = tell_partition
+        self._take_partition = take_partition
         self._is_wanted = is_wanted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: dict[int, Table] = {}
@@ -61,10 +65,10 @@ class Relations:
             return None
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
 
-    def tell_partition(self, oid: int, table: int, xid: int) -> None:
+    def tell_partition(self, oid: int, table: int, lsn: Lsn, xid: int) -> None:
         """Have the loop take which partition a change came from. For the decoder's thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._tell_partition, oid, table, xid)
+            self._loop.call_soon_threadsafe(self._told_partition, oid, table, lsn, xid)
 
     async def close(self) -> None:
         """End what is being looked up: whoever waits for it gets CancelledError. Twice is fine."""
@@ -72,6 +76,10 @@ class Relations:
         for task in list(self._looking_up):
             task.cancel()
         await asyncio.gather(*self._looking_up, return_exceptions=True)
+
+    def _told_partition(self, oid: int, table: int, lsn: Lsn, xid: int) -> None:
+        if self._take_partition(oid, table, lsn, xid):
+            self.noticed.set()
 
     async def _look_up(self, relation: Relation) -> Table | None:
         if self._loop is None:

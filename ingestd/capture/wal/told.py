@@ -3,7 +3,11 @@
 Of one transaction, or of statements without a pause, a look sees only the end. A column that was
 added, written and renamed in between has left its values under a name that the catalog never had; a
 partition that was made, filled and dropped, its rows. The stream tells of both: of the columns by a
-RELATION message, of the partition by another before the first change (`StreamDecoder`).
+RELATION message, of the partition by another before its first change (`StreamDecoder`).
+
+Told is only judged by a look that sees the transaction which told it: what a transaction wrote may
+be in the stream before. Nothing is to be judged where rows of that transaction are void: the table
+has been read since, or a look that sees the transaction had it read anew.
 """
 
 from __future__ import annotations
@@ -13,106 +17,151 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ingestd.capture.storage import Storage, digest
+from ingestd.capture.storage import Storage, digest, reads_alike
+from ingestd.decode.relation import Relation
+from ingestd.positions import ZERO, Lsn
 from ingestd.visibility import Visibility
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """Digests of names of a table's columns, as transactions with these ids told of them.
+class _Columns:
+    """What transactions with these ids told of a table's columns; names as digests.
 
-    `new`: no look had seen them. `common`: all that told of one told of these as well.
+    `new`: names that no look had seen; `void`: such of rows that are void. `common`: names that all
+    told that told of a new one. `types`: those that no look had seen, by name.
     """
 
-    new: frozenset[str]
-    common: frozenset[str]
-    xids: frozenset[int]
+    new: frozenset[str] = frozenset()
+    void: frozenset[str] = frozenset()
+    common: frozenset[str] | None = None
+    types: frozenset[tuple[str, int]] = frozenset()
+    xids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What was told until a look, by transactions that it sees. By OID, of tables."""
+    """What transactions told that a look sees. By the table's OID."""
 
-    names: Mapping[int, _Names]
-    partitions: Mapping[int, int]
+    columns: Mapping[int, _Columns]
+    partitions: Mapping[int, Collection[int]]
 
     def difference(self, oid: int, now: Storage) -> str | None:
         """Say why the rows of a table are not what the stream told, None if nothing speaks for it.
 
         `now`: how the look found it.
         """
-        if self._went(oid, now) and _present(now) - self.names[oid].common:
+        told = self.columns.get(oid, _Columns())
+        if told.new - _ever(now) and _present(now) - (told.common or frozenset()):
             return "a column was renamed"
+        types = {c.name: c.type_oid for c in now.columns}
+        if any(n in types and not reads_alike(then, types[n]) for n, then in told.types):
+            return "a column's type changed"
         if self._partitions_went(oid, now):
             return "a partition was detached or dropped"
         return None
 
-    def has_news(self, oid: int, now: Storage) -> bool:
-        """Whether there is something that a look has to take."""
-        return bool(self._went(oid, now) or self._partitions_went(oid, now))
+    def has_news(self, oid: int, last: Storage) -> bool:
+        """Whether there is something that the last look has not taken."""
+        is_new = self.taken(oid, last).former != last.former
+        return is_new or self.difference(oid, last) is not None
 
     def taken(self, oid: int, now: Storage) -> Storage:
         """Give how a table was found, with names that came and went among the former ones."""
-        return replace(now, former=now.former | self._went(oid, now))
-
-    def _went(self, oid: int, now: Storage) -> frozenset[str]:
-        """Give the names of columns that came and went, or got another name, between two looks."""
-        names = self.names.get(oid)
-        return frozenset() if names is None else names.new - _ever(now)
+        told = self.columns.get(oid, _Columns())
+        return replace(now, former=now.former | ((told.new | told.void) - _ever(now)))
 
     def _partitions_went(self, oid: int, now: Storage) -> bool:
-        """Whether partitions came and went between two looks."""
-        return any(t == oid and p not in now.files for p, t in self.partitions.items())
+        return not now.files.keys() >= set(self.partitions.get(oid, ()))
 
 
 @dataclass(slots=True)
-class Told:
-    """What was told since tables were looked at, by their OID. Used on the event loop only.
+class Tellings:
+    """What was told since tables were looked at. Used on the event loop only.
 
-    `_partitions`: the table that a partition belonged to, and the transaction that told of it.
-    `_known`: partitions that a look has seen, or that have been judged.
+    `_columns`: by the table's OID. `_partitions`: by a partition's OID and its table's, the last
+    transaction that told of it. `_had`: the last look that saw it there. `_voided`: the last look
+    at a table that had it read anew; `_points`: where it was read, as the lake has it.
     """
 
-    _names: dict[int, _Names] = field(default_factory=dict)
-    _partitions: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _known: set[int] = field(default_factory=set)
+    _columns: dict[int, _Columns] = field(default_factory=dict)
+    _partitions: dict[tuple[int, int], int] = field(default_factory=dict)
+    _had: dict[tuple[int, int], Visibility] = field(default_factory=dict)
+    _voided: dict[int, Visibility] = field(default_factory=dict)
+    _points: Mapping[int, Lsn] = field(default_factory=dict)
 
-    def columns(self, oid: int, names: Iterable[str], xid: int, last: Storage | None) -> None:
-        """Take which columns a transaction told a table to have. `last`: the last look at it."""
+    def columns(self, relation: Relation, last: Storage | None) -> None:
+        """Take what a table's columns are told to be. `last`: the last look at it."""
         if last is None:
             return
-        told = frozenset(map(digest, names))
-        new = told - _ever(last)
-        if new:
-            before = self._names.get(oid, _Names(new, told, frozenset()))
-            self._names[oid] = _Names(before.new | new, before.common & told, before.xids | {xid})
+        told = {digest(c.name): c.type_oid for c in relation.columns}
+        types = {c.name: c.type_oid for c in last.columns}
+        new = told.keys() - _ever(last)
+        others = {(n, t) for n, t in told.items() if not reads_alike(t, types.get(n, t))}
+        is_void = self._is_void(relation.oid, relation.lsn, relation.xid)
+        if not (new or (others and not is_void)):
+            return
+        before = self._columns.get(relation.oid, _Columns())
+        found = replace(before, xids=before.xids | {relation.xid})
+        if is_void:
+            found = replace(found, void=before.void | new)
+        else:
+            others |= {(name, told[name]) for name in new}
+            found = replace(found, new=before.new | new, types=before.types | others)
+        if new and not is_void:
+            common = told.keys() if before.common is None else before.common & told.keys()
+            found = replace(found, common=frozenset(common))
+        self._columns[relation.oid] = found
 
     def recorded(self, oid: int, names: Iterable[str], last: Storage) -> None:
-        """Take what an earlier run looked at, and was told after its last look at the table."""
-        self._known |= last.places.keys()
+        """Take what earlier runs were told, to the end of the last: names of the lake's columns."""
         new = frozenset(map(digest, names)) - _ever(last)
         if new:
-            self._names[oid] = _Names(new, _present(last), frozenset())
+            self._columns[oid] = _Columns(new)
 
-    def partition(self, oid: int, table: int, xid: int) -> None:
-        """Take that a transaction changed rows in a partition of a table."""
-        if oid not in self._known:
-            self._partitions[oid] = table, xid
+    def partition(self, oid: int, table: int, lsn: Lsn, xid: int) -> bool:
+        """Take that a transaction changed rows in a partition of a table.
+
+        Says whether no look has seen it there.
+        """
+        had = self._had.get((oid, table))
+        if self._is_void(table, lsn, xid) or (had is not None and _sees(had, {xid})):
+            return False
+        self._partitions[oid, table] = xid
+        return had is None
+
+    def read(self, points: Mapping[int, Lsn]) -> None:
+        """Take where the lake's rows of tables were read: what was told of before is void."""
+        self._points = points
 
     def by(self, seen: Visibility) -> Unseen:
-        """Give what transactions told that a look sees: what they did may be told before."""
-        return Unseen(
-            {oid: names for oid, names in self._names.items() if _sees(seen, names.xids)},
-            {p: table for p, (table, xid) in self._partitions.items() if _sees(seen, {xid})},
-        )
+        """Give what transactions told that a look sees."""
+        partitions: dict[int, list[int]] = {}
+        for (oid, table), xid in self._partitions.items():
+            if _sees(seen, {xid}):
+                partitions.setdefault(table, []).append(oid)
+        columns = {oid: told for oid, told in self._columns.items() if _sees(seen, told.xids)}
+        return Unseen(columns, partitions)
 
-    def forget(self, taken: Unseen, looked_at: Iterable[Storage]) -> None:
-        """Take that this is told of, and that these tables were looked at."""
-        for oid, names in taken.names.items():
-            if self._names.get(oid) is names:  # nothing was told since
-                del self._names[oid]
-        self._known.update(taken.partitions, *(storage.places for storage in looked_at))
-        self._partitions = {p: t for p, t in self._partitions.items() if p not in self._known}
+    def forget(
+        self,
+        taken: Unseen,
+        seen: Visibility,
+        looked_at: Mapping[int, Storage],
+        voided: Iterable[int],
+    ) -> None:
+        """Take that this is told of, by a look at these tables, some of which are read anew."""
+        for oid, told in taken.columns.items():
+            if self._columns.get(oid) is told:  # nothing was told since
+                del self._columns[oid]
+        self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
+        self._voided |= dict.fromkeys(voided, seen)
+        self._partitions = {p: x for p, x in self._partitions.items() if not _sees(seen, {x})}
+
+    def _is_void(self, oid: int, lsn: Lsn, xid: int) -> bool:
+        """Whether what a transaction wrote to a table is void, or is to be."""
+        voided = self._voided.get(oid)
+        is_read = lsn < self._points.get(oid, ZERO)
+        return is_read or (voided is not None and _sees(voided, {xid}))
 
 
 def _present(storage: Storage) -> frozenset[str]:

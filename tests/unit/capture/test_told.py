@@ -7,20 +7,31 @@ from dataclasses import replace
 import pytest
 
 from ingestd.capture.storage import Storage, StoredColumn, digest
-from ingestd.capture.wal.told import Told
+from ingestd.capture.wal.told import Tellings
+from ingestd.decode.relation import Relation, RelationColumn
+from ingestd.positions import Lsn
+from ingestd.schema import TableId
 from ingestd.visibility import Visibility
 
-TABLE, LEAF, XID = 16400, 16410, 800
+TABLE, LEAF, XID, LSN = 16400, 16410, 800, Lsn(5000)
 SEEN, BEFORE = Visibility(810, 810), Visibility(790, 790)
-RENAMED, WENT = "a column was renamed", "a partition was detached or dropped"
+INT, TEXT = 23, 25
+RENAMED, RETYPED = "a column was renamed", "a column's type changed"
+WENT = "a partition was detached or dropped"
 
 
-def stored(*names: str, leaves: tuple[int, ...] = ()) -> Storage:
+def stored(*names: str, leaves: tuple[int, ...] = (), types: tuple[int, ...] = ()) -> Storage:
+    kinds = types or (INT,) * len(names)
     columns = tuple(
-        StoredColumn(number, 23, -1, 700, has_missing=False, name=digest(name))
-        for number, name in enumerate(names, start=1)
+        StoredColumn(number, kind, -1, 700, has_missing=False, name=digest(name))
+        for number, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1)
     )
     return Storage(columns, {o: o for o in leaves}, places=dict.fromkeys(leaves, ".1"))
+
+
+def relation(*names: str, type_oid: int = INT, xid: int = XID, lsn: Lsn = LSN) -> Relation:
+    columns = tuple(RelationColumn(n, type_oid, -1, identity=False) for n in names)
+    return Relation(TABLE, TableId("public", "t"), "d", columns, lsn, xid)
 
 
 THEN = stored("id", "n")
@@ -29,45 +40,51 @@ THEN = stored("id", "n")
 @pytest.mark.parametrize(
     ("told", "now", "reason"),
     [
-        ([["id", "n", "x"]], stored("id", "n", "y"), RENAMED),
-        ([["id", "n", "x"], ["id", "n", "y"]], stored("id", "n", "y"), RENAMED),
-        ([["id", "n", "x"]], stored("id", "n", "x"), None),
-        ([["id", "n", "x"], ["id", "n", "x", "y"]], stored("id", "n", "x", "y"), None),
-        ([["id", "n", "x"]], stored("id", "n"), None),
-        ([["id", "n"]], stored("id", "n", "y"), None),
+        (["id n x"], stored("id", "n", "y"), RENAMED),
+        (["id n x", "id n y"], stored("id", "n", "y"), RENAMED),
+        (["id n x"], stored("id", "n", "x"), None),
+        (["id n x", "id n x y"], stored("id", "n", "x", "y"), None),
+        (["id n x"], stored("id", "n"), None),
+        (["id n"], stored("id", "n", "y"), None),
+        (["id n x"], stored("id", "n", "x", types=(INT, INT, TEXT)), RETYPED),
     ],
-    ids=["renamed", "told both", "added", "added both", "dropped", "told nothing"],
+    ids=["renamed", "told both", "added", "added both", "dropped", "told nothing", "retyped"],
 )
-def test_i6_a_column_that_no_look_saw(
-    told: list[list[str]], now: Storage, reason: str | None
-) -> None:
-    tables = Told()
+def test_i6_a_column_that_no_look_saw(told: list[str], now: Storage, reason: str | None) -> None:
+    tellings = Tellings()
     for names in told:
-        tables.columns(TABLE, names, XID, THEN)
-    assert tables.by(SEEN).difference(TABLE, now.after(THEN)) == reason
+        tellings.columns(relation(*names.split()), THEN)
+    assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == reason
+
+
+def test_i6_a_type_that_only_the_stream_knows() -> None:
+    tellings = Tellings()
+    tellings.columns(relation("id", "n", type_oid=INT), stored("id", "n", types=(INT, TEXT)))
+    now = stored("id", "n", types=(INT, TEXT))
+    assert tellings.by(SEEN).difference(TABLE, now) == RETYPED
 
 
 def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
-    told = Told()
-    told.columns(TABLE, ["id", "n", "x"], XID, THEN)
-    unseen = told.by(SEEN)
+    tellings = Tellings()
+    tellings.columns(relation("id", "n", "x"), THEN)
+    unseen = tellings.by(SEEN)
     assert unseen.has_news(TABLE, THEN)
     now = unseen.taken(TABLE, THEN)
     assert now.former == {digest("x")}
-    told.forget(unseen, [now])
-    told.columns(TABLE, ["id", "n", "x"], XID, now)  # when the stream is read anew
-    assert not told.by(SEEN).has_news(TABLE, now)
+    tellings.forget(unseen, SEEN, {TABLE: now}, [])
+    tellings.columns(relation("id", "n", "x"), now)  # when the stream is read anew
+    assert not tellings.by(SEEN).has_news(TABLE, now)
 
 
 def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
-    told = Told()
-    told.columns(TABLE, ["id", "n", "x"], XID, THEN)
-    told.partition(LEAF, TABLE, XID)
-    early = told.by(BEFORE)
+    tellings = Tellings()
+    tellings.columns(relation("id", "n", "x"), THEN)
+    tellings.partition(LEAF, TABLE, LSN, XID)
+    early = tellings.by(BEFORE)
     assert not early.has_news(TABLE, THEN)
     assert early.taken(TABLE, THEN) == THEN
-    told.forget(early, [THEN])
-    late = told.by(SEEN)
+    tellings.forget(early, BEFORE, {TABLE: THEN}, [])
+    late = tellings.by(SEEN)
     now = stored("id", "n", "x", leaves=(LEAF,)).after(THEN)
     assert late.difference(TABLE, now) is None
     assert late.difference(TABLE, stored("id", "n", "y").after(THEN)) == RENAMED
@@ -75,44 +92,64 @@ def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
 
 
 def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> None:
-    told = Told()
-    told.columns(TABLE, ["id", "n", "x"], XID, THEN)
-    unseen = told.by(SEEN)
-    told.columns(TABLE, ["id", "n", "z"], XID, THEN)
-    told.partition(LEAF, TABLE, XID)
+    tellings = Tellings()
+    tellings.columns(relation("id", "n", "x"), THEN)
+    unseen = tellings.by(SEEN)
+    tellings.columns(relation("id", "n", "z", xid=820), THEN)
+    tellings.partition(LEAF, TABLE, LSN, 820)
     now = unseen.taken(TABLE, stored("id", "n", "x").after(THEN))
-    told.forget(unseen, [now])
-    later = stored("id", "n", "y").after(now)
-    assert told.by(SEEN).difference(TABLE, later) == RENAMED
-    assert told.by(SEEN).difference(TABLE, stored("id", "n")) == WENT
+    tellings.forget(unseen, SEEN, {TABLE: now}, [])
+    later = Visibility(830, 830)
+    assert not tellings.by(SEEN).has_news(TABLE, now)
+    assert tellings.by(later).difference(TABLE, stored("id", "n", "y").after(now)) == RENAMED
+    assert tellings.by(later).difference(TABLE, stored("id", "n")) == WENT
 
 
-def test_i6_what_an_earlier_run_was_told() -> None:
-    told = Told()
-    told.recorded(TABLE, ["id", "n", "x"], THEN)
-    unseen = told.by(SEEN)
-    assert unseen.difference(TABLE, stored("id", "n", "x").after(THEN)) is None
-    assert unseen.difference(TABLE, stored("id", "n", "y").after(THEN)) == RENAMED
+def test_i6_what_earlier_runs_were_told() -> None:
+    tellings = Tellings()
+    tellings.recorded(TABLE, ["id", "n", "x"], stored("id", "n", "y"))
+    unseen = tellings.by(SEEN)
+    assert unseen.difference(TABLE, stored("id", "n", "x")) is None
+    assert unseen.difference(TABLE, stored("id", "n", "y")) == RENAMED
+
+
+def test_i7_what_is_void_is_not_judged() -> None:
+    tellings = Tellings()
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
+    tellings.partition(LEAF, TABLE, LSN, XID)
+    tellings.columns(relation("id", "n", "x"), THEN)
+    now = stored("id", "n", "y").after(THEN)
+    assert tellings.by(SEEN).difference(TABLE, now) is None
+    assert tellings.by(SEEN).taken(TABLE, now).former == {digest("x")}
+    assert tellings.partition(LEAF, TABLE, LSN, 820)  # after that look
+
+
+def test_i7_what_lies_below_where_the_table_was_read_is_not_judged() -> None:
+    tellings = Tellings()
+    tellings.read({TABLE: Lsn(LSN + 1)})
+    assert not tellings.partition(LEAF, TABLE, LSN, XID)
+    assert tellings.partition(LEAF, TABLE, Lsn(LSN + 1), XID)
 
 
 def test_i6_a_partition_that_no_look_saw() -> None:
-    told = Told()
-    told.partition(LEAF, TABLE, XID)
-    now, unseen = stored("id", "n", leaves=(LEAF + 1,)), told.by(SEEN)
+    tellings = Tellings()
+    tellings.partition(LEAF, TABLE, LSN, XID)
+    tellings.partition(LEAF, TABLE + 1, LSN, XID)  # where it went then
+    now, unseen = stored("id", "n", leaves=(LEAF + 1,)), tellings.by(SEEN)
     assert unseen.difference(TABLE, now) == WENT
-    assert unseen.difference(TABLE + 1, now) is None
-    told.forget(unseen, [now])
-    told.partition(LEAF, TABLE, XID)  # when the stream is read anew
-    assert not told.by(SEEN).has_news(TABLE, now)
+    assert unseen.difference(TABLE + 1, stored("id", leaves=(LEAF,))) is None
+    tellings.forget(unseen, SEEN, {TABLE: now}, [TABLE])
+    tellings.partition(LEAF, TABLE, LSN, XID)  # when the stream is read anew
+    assert not tellings.by(SEEN).has_news(TABLE, now)
+    tellings.partition(LEAF, TABLE, LSN, 820)  # it came and went once more
+    assert tellings.by(Visibility(830, 830)).has_news(TABLE, now)
 
 
-@pytest.mark.parametrize("is_of_an_earlier_run", [True, False])
-def test_i7_a_partition_that_a_look_saw_is_for_the_looks(*, is_of_an_earlier_run: bool) -> None:
-    told, then = Told(), stored("id", "n", leaves=(LEAF,))
-    if is_of_an_earlier_run:
-        told.recorded(TABLE, ["id", "n"], then)
-    else:
-        told.forget(told.by(SEEN), [then])
-    told.partition(LEAF, TABLE, XID)
+def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
+    tellings, then = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
+    assert not tellings.partition(LEAF, TABLE, LSN, XID)
     gone = replace(then, files={}, places={})
-    assert told.by(SEEN).difference(TABLE, gone) is None
+    assert tellings.by(SEEN).difference(TABLE, gone) is None
+    assert not tellings.partition(LEAF, TABLE, LSN, 820)  # no reason to look at once
+    assert tellings.by(Visibility(830, 830)).difference(TABLE, gone) == WENT
