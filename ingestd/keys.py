@@ -11,20 +11,28 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from ingestd.schema import Table
 
-Key = tuple[str | None, ...]
-"""Texts of the values of `Table.identifying`, in that order."""
+Key = tuple[str | bytes | None, ...]
+"""Texts of the values of `Table.identifying`, in that order; bytes of one that is no UTF-8."""
 
 _OF_BEFORE = "_cdc_before."
 
 
 def new_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
-    """Give the key of each of these change rows."""
+    """Give the key of each of these change rows; of before what was not sent, being TOASTed."""
     columns = [rows.column(n) for n in _lake_names(table)]
-    return _keys(columns, rows.column("_cdc_raw"), _lake_names(table))
+    keys = _keys(columns, rows.column("_cdc_raw"), _lake_names(table))
+    # What is read has no row of before, and nothing that was not sent.
+    if "_cdc_before" not in rows.schema.names or not any(c.null_count for c in columns):
+        return keys
+    both = zip(keys, old_keys(table, rows), strict=True)
+    return (
+        tuple(was if now is None else now for now, was in zip(new, old, strict=True))
+        for new, old in both
+    )
 
 
 def old_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
-    """Give the key that each row had before; of rows that all have `_cdc_before`."""
+    """Give the key that each row had before; nulls for those without `_cdc_before`."""
     before = rows.column("_cdc_before")
     names = _lake_names(table)
     columns = [pc.struct_field(before, n) for n in names]
@@ -51,20 +59,22 @@ def _lake_names(table: Table) -> list[str]:
 
 
 def _keys(columns: Sequence[pa.Array], raw: pa.Array, names: Sequence[str]) -> Iterator[Key]:
-    """Join the columns' texts; what a column can't hold is in `raw`."""
+    """Join the columns' texts; what a column can't hold is in `raw`: of a text, its bytes."""
     texts = [_texts(column) for column in columns]
     if raw.null_count < len(raw):
+        are_texts = [pa.types.is_string(column.type) for column in columns]
         for row, kept in enumerate(raw.to_pylist(maps_as_pydicts="lossy")):
-            for text, name in zip(texts, names, strict=True):
+            for text, name, is_text in zip(texts, names, are_texts, strict=True):
                 if kept and name in kept:
-                    text[row] = kept[name]
+                    value = kept[name]
+                    text[row] = bytes.fromhex(value.removeprefix("\\x")) if is_text else value
     return zip(*texts, strict=True)
 
 
-def _texts(column: pa.Array) -> list[str | None]:
+def _texts(column: pa.Array) -> list[str | bytes | None]:
     if pa.types.is_binary(column.type):
         return [None if v is None else "\\x" + v.hex() for v in column.to_pylist()]
     if pa.types.is_nested(column.type):
         return [None if v is None else str(v) for v in column.to_pylist()]
-    texts: list[str | None] = column.cast(pa.string()).to_pylist()
+    texts: list[str | bytes | None] = column.cast(pa.string()).to_pylist()
     return texts

@@ -2,36 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from psycopg import sql
+from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.errors import TableChangedError
 from ingestd.keys import Key
 from ingestd.schema import Table
+
+# Composite values are compared as records: what the server takes no bare literal for.
+_RELATION = """
+SELECT c.relkind::text = 'p',
+       coalesce((SELECT jsonb_object_agg(a.attname, ARRAY[n.nspname::text, t.typname::text])
+          FROM pg_catalog.pg_attribute a
+          JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+          JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+          LEFT JOIN pg_catalog.pg_type b ON b.oid = t.typbasetype
+         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND 'c' IN (t.typtype, b.typtype)), '{}')
+  FROM pg_catalog.pg_class c WHERE c.oid = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRelation:
+    """Where a table's rows are found by their keys: without those of tables that inherit from it.
+
+    `composite`: the types, schema and name, of the key's columns that are composite.
+    """
+
+    blocks: BlockRange
+    composite: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    async def find(
+        cls, connection: AsyncConnection[Any], table: Table, key: Sequence[str]
+    ) -> KeyedRelation:
+        """Ask the catalog. Raises psycopg.Error; TableChangedError if the table is gone."""
+        row = await (await connection.execute(_RELATION, (list(key), table.oid))).fetchone()
+        if row is None:
+            raise TableChangedError(table.id, "is not there any more")
+        name = table.id
+        blocks = BlockRange(name.schema, name.name, is_whole=row[0], oid=table.oid)
+        return cls(blocks, row[1])
+
+    def literal(self, column: str, value: str | bytes | None) -> sql.Composable:
+        """Give a value of a key's column.
+
+        Bare, where it can be: the server takes it for the column's own type. So no type or
+        collation need be named, which the role might not be allowed to.
+        """
+        found = bare_literal(value)
+        kind = self.composite.get(column)
+        return found if kind is None else sql.SQL("{}::{}").format(found, sql.Identifier(*kind))
+
+
+def bare_literal(value: str | bytes | None) -> sql.Composable:
+    """Give a literal of no type; of bytes that are no UTF-8, of a database without an encoding."""
+    if not isinstance(value, bytes):
+        return sql.Literal(value)
+    try:
+        return sql.Literal(value.decode())
+    except UnicodeDecodeError:
+        hexed = sql.Literal(f"\\x{value.hex()}")
+        return sql.SQL("pg_catalog.convert_from({}::pg_catalog.bytea, 'SQL_ASCII')").format(hexed)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyList:
-    """The rows of `table`, in the relation that `whole` names, with these `keys`."""
+    """The rows of `table`, in this relation, with these `keys`."""
 
     table: Table
-    whole: BlockRange
+    keyed: KeyedRelation
     keys: tuple[Key, ...]
 
     @property
     def relation(self) -> sql.Composable:
         """What stands after FROM."""
-        return self.whole.relation
+        return self.keyed.blocks.relation
 
     @property
     def bounds(self) -> list[sql.Composable]:
-        """The condition. Bare literals: the server takes them for the columns' own types.
-
-        So no type or collation need be named, which the role might not be allowed to.
-        """
-        names = [sql.Identifier(name) for name in self.table.identifying]
-        rows = [sql.SQL(", ").join(map(sql.Literal, key)) for key in self.keys]
+        """The condition."""
+        key = self.table.identifying
+        names = [sql.Identifier(name) for name in key]
+        rows = [sql.SQL(", ").join(map(self.keyed.literal, key, values)) for values in self.keys]
         if len(names) == 1:
             return [sql.SQL("{} IN ({})").format(names[0], sql.SQL(", ").join(rows))]
         listed = sql.SQL(", ").join(sql.SQL("({})").format(row) for row in rows)

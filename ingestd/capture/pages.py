@@ -21,7 +21,7 @@ from psycopg import sql
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, Block, CopyOut
 from ingestd.capture.copy_queries import columns_query, rows_query
-from ingestd.capture.key_list import KeyList
+from ingestd.capture.key_list import KeyedRelation, KeyList
 from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error
 from ingestd.capture.views import Place, View
@@ -114,7 +114,9 @@ class TablePages:
             else:
                 return
 
-    async def rows_of(self, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
+    async def rows_of(
+        self, keyed: KeyedRelation, keys: Collection[Key]
+    ) -> AsyncGenerator[SnapshotPage, None]:
         """Give the rows with these keys instead, at one position; at least one page."""
         table = self._table
         try:
@@ -122,7 +124,7 @@ class TablePages:
             decoder = CopyDecoder(table, place.position, place.at)
             nothing = pa.RecordBatch.from_pylist([], change_schema(table))
             yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
-            query = rows_query(table, KeyList(table, self._blocks, tuple(keys)))
+            query = rows_query(table, KeyList(table, keyed, tuple(keys)))
             async for batch in self._read(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:

@@ -228,14 +228,18 @@ class _RowReader:
         return None if old is None else self._all(row, old, "_cdc_before.")
 
     def filled(self, row: Mapping[str, Any], texts: Texts, previous: Texts | None) -> Texts:
-        """Give `texts` with the values that the server did not send taken from `previous`."""
+        """Give `texts` with what the server did not send from the old row, else `previous`."""
         unchanged = set(row["_cdc_unchanged"] or ())
-        if not unchanged or previous is None:
+        if not unchanged:
             return texts
-        pairs = zip(self._columns, texts, previous, strict=True)
-        return tuple(
-            old if unchanged.intersection(self._lake[name]) else new for name, new, old in pairs
-        )
+        before, filled = self.before(row), list(texts)
+        for place, name in enumerate(self._columns):
+            if unchanged.intersection(self._lake[name]):
+                if before is not None and before[place] is not None:
+                    filled[place] = before[place]
+                elif previous is not None:
+                    filled[place] = previous[place]
+        return tuple(filled)
 
     def _all(self, row: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> Texts:
         raw = dict(row["_cdc_raw"] or ())

@@ -14,6 +14,7 @@ What an earlier run left (`TableBook.left`) is read in chunks, whichever way tha
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -351,7 +352,9 @@ class Reader:
             await reading.give(SplitGiven(name, load, item.where, snapshot.left, oldest, loads))
             self._watch.snapshot_progress(name, snapshot.progress(name))
             touched = reading.touched.get(name)
-            while touched is not None and touched.owes >= KEYS_AT_ONCE:
+            owed = sys.maxsize
+            while touched is not None and KEYS_AT_ONCE <= touched.owes < owed:
+                owed = touched.owes  # where the writers are faster the rest waits for the end
                 await self._complete(reading, snapshot, name)
         elif isinstance(item, TableRead):
             await self._end(reading, snapshot, item.table)
@@ -376,6 +379,7 @@ class Reader:
         touched = reading.touched[name]
         keys = touched.take_unsent(KEYS_AT_ONCE)
         again = set()
+        await snapshot.move_on()  # a chunk may have had one of them at this position
         async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
             async for page in pages:
                 await self._give_page(reading, snapshot, page)

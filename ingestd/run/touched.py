@@ -12,9 +12,11 @@ See docs/snapshots.md.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,9 @@ from ingestd.visibility import Visibility
 
 Ints = NDArray[np.int64]
 NONE: Ints = np.empty(0, np.int64)
+
+MOST_UNSENT = 100_000
+"""Rows without their values are kept as keys, each once, beyond so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Touched:
         self._is_closed = False
         self._changes: list[_Changes] = []
         self._unsent: deque[tuple[Table, pa.RecordBatch]] = deque()
+        self._unsent_rows = 0
         self._again: set[Key] = set()
 
     def take(self, batch: TableBatch) -> None:
@@ -93,6 +99,9 @@ class Touched:
             lacking = lacking.filter(pa.array([new != old for new, old in keys], pa.bool_()))
         if lacking.num_rows:
             self._unsent.append((table, key_rows(table, lacking)))
+            self._unsent_rows += lacking.num_rows
+            if self._unsent_rows > MOST_UNSENT:  # the same ones again and again, it may be
+                self._again |= self.take_unsent(sys.maxsize)
 
     def is_settled(self, point: Lsn, seen: Visibility) -> bool:
         """Whether chunks may begin: this snapshot, and so each to come, sees all below `point`.
@@ -136,8 +145,7 @@ class Touched:
     @property
     def owes(self) -> int:
         """How many rows are to be read by their keys, those counted twice that changed twice."""
-        unsent: int = sum(rows.num_rows for _, rows in self._unsent)
-        return len(self._again) + unsent
+        return len(self._again) + self._unsent_rows
 
     def owe_again(self, keys: set[Key]) -> None:
         """Note rows that were read by their keys in vain: they had been overtaken."""
@@ -145,7 +153,8 @@ class Touched:
 
     def take_unsent(self, limit: int) -> set[Key]:
         """Give about `limit` keys of rows to be read, once."""
-        keys, self._again = self._again, set()
+        keys = set(islice(self._again, limit))
+        self._again -= keys
         while self._unsent and len(keys) < limit:
             table, rows = self._unsent.popleft()
             room = limit - len(keys)
@@ -153,6 +162,7 @@ class Touched:
                 self._unsent.appendleft((table, rows.slice(room)))
                 rows = rows.slice(0, room)
             keys.update(new_keys(table, rows))
+            self._unsent_rows -= rows.num_rows
         return keys
 
     def _keep(self, changes: _Changes) -> None:

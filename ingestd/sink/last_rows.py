@@ -61,14 +61,20 @@ class _Fold:
     def __init__(
         self, rows: pa.Table, names: Sequence[str], key: Sequence[str], refuse: Refuse
     ) -> None:
-        self._rows = rows
         self._names = names
         self._key = key
         self._refuse = refuse
         self._raw = _RawTexts(rows, refuse)
         self._raw.check_keys(key)
-        own = [_whole(rows[n]) for n in key]
         before = _whole(rows["_cdc_before"])
+        own = []
+        for name in key:
+            column = _whole(rows[name])
+            if column.null_count:  # TOASTed and not sent, as it was before
+                column = pc.coalesce(column, pc.struct_field(before, name))
+                rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+            own.append(column)
+        self._rows = rows
         changed = np.flatnonzero(
             pc.and_(before.is_valid(), pc.equal(rows["_cdc_op"], "u")).to_numpy()
         )
@@ -110,7 +116,7 @@ class _Fold:
         history = self._history()
         for place in lacking:
             for name in self._lists[int(kept[place])].as_py():
-                if name in self._names:
+                if name in self._names and name not in self._key:
                     self._resolve_one(found, int(place), name, history)
         return found
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
 from tests.harness.command_line import run_command
@@ -186,6 +188,49 @@ def test_i6_a_partition_whose_name_another_table_takes_is_not_mixed_up(
         session.execute("INSERT INTO parts_1 VALUES (77, 'foreign')")
     await_live(daemon, lake, ["public.parts", "public.parts_1"])
     assert_lake_equals_source(database, lake, slot=database.name)
+
+
+FAR_KEY = "(SELECT string_agg(md5(i::text || g), '') FROM generate_series(1, 80) g)"
+VALUES = "i, repeat('b', 3000), repeat('p', 500) FROM generate_series(1, 3000) i"
+ODD_KEYS = {
+    "stored_apart": (
+        "CREATE TABLE big (k text PRIMARY KEY, v int, body text, pad text)",
+        "ALTER TABLE big ALTER k SET STORAGE EXTERNAL",
+        f"INSERT INTO big SELECT {FAR_KEY}, {VALUES}",
+    ),
+    "there_in_another_table": (
+        "CREATE TABLE big (k int PRIMARY KEY, v int, body text, pad text)",
+        "CREATE TABLE child (PRIMARY KEY (k)) INHERITS (big)",
+        "INSERT INTO child SELECT i, i, 'not this one', '' FROM generate_series(2000, 3000) i",
+        f"INSERT INTO big SELECT i, {VALUES}",
+    ),
+    "composite": (
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE TABLE big (i int, k pair, v int, body text, pad text, PRIMARY KEY (i, k))",
+        f"INSERT INTO big SELECT i, ROW(i, 'x'::text)::pair, {VALUES}",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_i6_a_row_whose_values_were_not_sent_is_found_by_its_key(
+    database: Database, make_daemon: MakeDaemon, lake: Path, key: str
+) -> None:
+    """Updated after a kill, before it was read."""
+    *made, filled = ODD_KEYS[key]
+    database.execute(*made, "ALTER TABLE big ALTER body SET STORAGE EXTERNAL", filled)
+    small = ['snapshot_chunked_above = "0"', "snapshot_workers = 1"]
+    text = config(database, lake, *small).replace('chunk = "1MB"', 'chunk = "50kB"')
+    daemon = make_daemon(text.replace('"public.*"', '"public.big"'))
+    daemon.start()
+    await_until(lambda: kept(lake) > 0, LIMIT_S, daemon.tail)
+    daemon.sigkill()
+    assert states(lake)["public.big"] == "snapshotting"
+    database.execute("UPDATE ONLY big SET v = -v WHERE v > 2900")
+    daemon.start_ready(LIMIT_S)
+    await_live(daemon, lake)
+    database.execute("DROP TABLE IF EXISTS child")
+    assert_lake_equals_source(database, lake, tables=[BIG], slot=database.name)
 
 
 def test_i8_keys_of_any_type_are_read_again(

@@ -68,6 +68,22 @@ def test_what_a_column_cannot_hold_is_its_own_text() -> None:
     assert list(old_keys(table, changed)) == [("infinity", "1")]
 
 
+def test_a_key_that_was_not_sent_is_the_one_of_before() -> None:
+    table = keyed(pa.int32(), pa.string())
+    rows = batch(
+        table,
+        {"k0": 1, "k1": None, "_cdc_before": {"k0": 1, "k1": "far"}, "_cdc_unchanged": ["k1"]},
+        {"k0": 2, "k1": "b"},
+    )
+    assert list(new_keys(table, rows)) == [("1", "far"), ("2", "b")]
+
+
+def test_a_text_that_is_no_utf8_is_its_bytes() -> None:
+    table = keyed(pa.string())
+    rows = batch(table, {"k0": None, "_cdc_raw": [("k0", "\\xe931")]}, {"k0": "\\xe931"})
+    assert list(new_keys(table, rows)) == [(b"\xe91",), ("\\xe931",)]
+
+
 def test_the_columns_looked_at_are_enough() -> None:
     table = keyed(pa.int32(), pa.string())
     rows = batch(table, {"k0": 1, "k1": "a", "_cdc_before": {"k0": 2, "k1": "b"}})

@@ -18,14 +18,13 @@ import numpy as np
 import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
-from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_queries import output_of, packable, packable_name, packed
-from ingestd.capture.key_list import KeyList
+from ingestd.capture.key_list import KeyedRelation, KeyList
 from ingestd.capture.polling.key_order import KeyOrder, key_order
 from ingestd.capture.session import read_bytes_as_they_are
 from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.packing import Form, Packing, form_of
-from ingestd.errors import ProtocolError, TableChangedError
+from ingestd.errors import ProtocolError
 from ingestd.keys import Key
 from ingestd.positions import ZERO
 from ingestd.schema import Table
@@ -39,17 +38,6 @@ _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 _COUNT = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _UNPACKED = frozenset({"UTF8", "SQL_ASCII"})
-# Composite values are compared as records: what the server takes no bare literal for.
-_RELATION = """
-SELECT c.relkind::text = 'p',
-       coalesce((SELECT jsonb_object_agg(a.attname, ARRAY[n.nspname::text, t.typname::text])
-          FROM pg_catalog.pg_attribute a
-          JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-          JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
-          LEFT JOIN pg_catalog.pg_type b ON b.oid = t.typbasetype
-         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND 'c' IN (t.typtype, b.typtype)), '{}')
-  FROM pg_catalog.pg_class c WHERE c.oid = %s
-"""
 
 
 def key_table(table: Table) -> Table:
@@ -87,8 +75,7 @@ class KeyPages:
     def __init__(self, table: Table) -> None:
         self.table = key_table(table)
         self._order: KeyOrder | None = None
-        self._relation: BlockRange | None = None
-        self._composite: dict[str, Sequence[str]] = {}
+        self._keyed: KeyedRelation | None = None
 
     async def pages(self, connection: AsyncConnection[Any]) -> AsyncGenerator[PackedKeys, None]:
         """Give all keys, in the transaction that the connection is in."""
@@ -109,8 +96,9 @@ class KeyPages:
             self._order = await key_order(connection, self.table)
         conditions: list[sql.Composable] = [sql.SQL("true")]
         if place is not None:
+            keyed = await self._found(connection)
             values = {
-                name: self._literal(name, text)
+                name: keyed.literal(name, text)
                 for name, text in zip(self.table.key, place, strict=True)
             }
             conditions = self._order.after([values[c.name] for c in self._order.columns])
@@ -123,13 +111,12 @@ class KeyPages:
 
     async def lock(self, connection: AsyncConnection[Any]) -> None:
         """Keep the table from being altered until the transaction ends."""
-        relation = (await self._found(connection)).relation
+        relation = (await self._found(connection)).blocks.relation
         await connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(relation))
 
     async def can_list(self, connection: AsyncConnection[Any]) -> bool:
         """Whether the server can be asked for some of the keys by the lake's values of them."""
-        await self._found(connection)
-        return not self._composite and not any(
+        return not (await self._found(connection)).composite and not any(
             c.mask is not None or pa.types.is_nested(c.type) for c in self.table.columns
         )
 
@@ -141,16 +128,10 @@ class KeyPages:
         [bounds] = listed.bounds
         return await self._read(connection, [sql.SQL("WHERE {}").format(bounds)])
 
-    async def _found(self, connection: AsyncConnection[Any]) -> BlockRange:
-        if self._relation is None:
-            cursor = await connection.execute(_RELATION, (list(self.table.key), self.table.oid))
-            row = await cursor.fetchone()
-            if row is None:
-                raise TableChangedError(self.table.id, "is not there any more")
-            name = self.table.id
-            self._relation = BlockRange(name.schema, name.name, is_whole=row[0])
-            self._composite = row[1]
-        return self._relation
+    async def _found(self, connection: AsyncConnection[Any]) -> KeyedRelation:
+        if self._keyed is None:
+            self._keyed = await KeyedRelation.find(connection, self.table, self.table.key)
+        return self._keyed
 
     async def _read(
         self,
@@ -159,11 +140,11 @@ class KeyPages:
         limit: int | None = None,
     ) -> PackedKeys | None:
         """Read what the SELECTs with these tails give, one after the other."""
-        relation = await self._found(connection)
+        relation = (await self._found(connection)).blocks.relation
         encoding = connection.pgconn.parameter_status(b"server_encoding") or b""
         columns = sql.SQL(", ").join(map(sql.Identifier, self.table.key))
         found = sql.SQL(" UNION ALL ").join(
-            sql.SQL("(SELECT {} FROM {} AS source {})").format(columns, relation.relation, tail)
+            sql.SQL("(SELECT {} FROM {} AS source {})").format(columns, relation, tail)
             for tail in tails
         )
         query = sql.SQL(
@@ -190,11 +171,6 @@ class KeyPages:
             fields = [result.get_value(0, i) for i in range(result.nfields)]
         await read_bytes_as_they_are(connection, yes=False)
         return self._page(fields)
-
-    def _literal(self, name: str, text: bytes) -> sql.Composable:
-        value = _literal(text)
-        kind = self._composite.get(name)
-        return value if kind is None else sql.SQL("{}::{}").format(value, sql.Identifier(*kind))
 
     def _numbers(self, form: Form) -> list[int]:
         return [i for i, c in enumerate(self.table.columns) if form_of(c) is form]
@@ -248,12 +224,3 @@ def _copied(fields: Sequence[bytes | None]) -> bytes:
         if value is not None:
             parts.append(value)
     return b"".join(parts)
-
-
-def _literal(text: bytes) -> sql.Composable:
-    """Give a bare literal, which the server takes for the column's own type."""
-    try:
-        return sql.Literal(text.decode())
-    except UnicodeDecodeError:  # of a database without an encoding
-        hexed = sql.Literal(f"\\x{text.hex()}")
-        return sql.SQL("pg_catalog.convert_from({}::pg_catalog.bytea, 'SQL_ASCII')").format(hexed)

@@ -17,9 +17,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import AsyncConnection
 
-from ingestd.capture.blocks import BlockRange
 from ingestd.capture.conditions import check_condition, joined
 from ingestd.capture.faults import classify
+from ingestd.capture.key_list import KeyedRelation
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
 from ingestd.capture.positions import insert_position
@@ -266,10 +266,14 @@ class ChunkedSnapshot:
         self, table: Table, keys: Collection[Key]
     ) -> AsyncGenerator[SnapshotPage, None]:
         """Read them by the index of the key."""
-        root = BlockRange(table.id.schema, table.id.name, is_whole=True, oid=table.oid)
-        split = Split(_only(table, self._where), "", root.to_text(), 0)
+        try:
+            async with self._lock:
+                keyed = await KeyedRelation.find(self._connection, table, table.identifying)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+        split = Split(_only(table, self._where), "", keyed.blocks.to_text(), 0)
         source = TablePages(self._dsn, split, OwnView(), row_limit_bytes=self._row_limit_bytes)
-        async with contextlib.aclosing(source.rows_of(keys)) as pages:
+        async with contextlib.aclosing(source.rows_of(keyed, keys)) as pages:
             async for page in pages:
                 yield page
 

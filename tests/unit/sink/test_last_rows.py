@@ -75,7 +75,9 @@ class Source:
             before = {"a": key[0], "b": key[1]} if to != key else None
             row["a"] = to[0]
         sent = dict(row)
-        unchanged = draw(st.sets(st.sampled_from(["note", "tags"])))
+        unchanged = draw(st.sets(st.sampled_from(["note", "tags", "b"])))
+        if "b" in unchanged:  # a key that is stored apart: the server sends the old one
+            before = {"a": key[0], "b": key[1]}
         for name in unchanged:
             row[name], sent[name] = old[name], None
         del self.rows[key]
