@@ -139,6 +139,9 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
     (r"failed to resolve host|could not translate host name", "unreachable"),
     (r"pgbouncer cannot connect to server|server login has been failing", "unreachable"),
+    # In the middle of a failover: it could not begin a session, or nobody was promoted yet.
+    (r"server sent an error response during SSL exchange", "restart"),
+    (r"session is (not )?read-only|server is (not )?in hot standby mode", "unreachable"),
     (r"server closed the connection|the connection is (closed|lost|bad)", "lost"),
     (r"Connection reset by peer|Broken pipe|EOF detected|unexpected eof", "lost"),
     (r"no connection to the server|connection not open|consuming input failed", "lost"),

@@ -98,6 +98,24 @@ async def test_what_does_not_has_its_remedy_in_any_language(
         assert remedy in str(found.remedy)
 
 
+async def test_a_server_that_can_not_begin_a_session_passes_by_itself() -> None:
+    """It answers the request for encryption by an error, as in the middle of a failover."""
+    async with refusing("57P03", "not now") as dsn:
+        found = await refusal(dsn.replace("sslmode=disable", "sslmode=require"))
+    assert isinstance(found, TransientError)
+    assert found.reason == "server_restarting"
+
+
+def test_that_nobody_can_be_written_to_yet_passes_by_itself() -> None:
+    """What libpq says of a standby, or of two, to whoever wants `target_session_attrs`."""
+    said = (
+        "connection failed: session is read-only\nhost: '127.0.0.1': server is in hot standby mode"
+    )
+    found = classify(psycopg.OperationalError(said), "source shop")
+    assert isinstance(found, TransientError)
+    assert found.reason == "unreachable"
+
+
 async def test_what_was_refused_in_english_has_the_one_remedy_that_helps() -> None:
     async with refusing("28000", 'role "u" is not permitted to log in') as dsn:
         found = await refusal(dsn)
