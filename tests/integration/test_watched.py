@@ -365,7 +365,7 @@ async def test_a_stream_that_went_silent_is_given_up_and_an_idle_one_is_not(
         with contextlib.suppress(TimeoutError):
             while (left_s := idle_until - time.monotonic()) > 0:
                 async with asyncio.timeout(left_s):
-                    await stream.take()  # signs of life
+                    (await stream.take()).block()  # signs of life
         database.execute("INSERT INTO orders VALUES (1)")
         await next_commit(stream)
         fault(network, saw)
@@ -398,7 +398,7 @@ async def test_a_stream_whose_rows_wait_for_the_lake_is_not_taken_for_silent(
         streamed(database, network.dsn(database.dsn)) as stream,
     ):
         database.execute("INSERT INTO orders SELECT generate_series(1, 200000)")
-        await stream.take()
+        (await stream.take()).block()  # whatever it ends amid
         await asyncio.sleep(8 * SHORT_S)  # the time is what is tested: the lake takes it
         await next_commit(stream)
 
