@@ -67,7 +67,8 @@ def _keys(columns: Sequence[pa.Array], raw: pa.Array, names: Sequence[str]) -> I
             for text, name, is_text in zip(texts, names, are_texts, strict=True):
                 if kept and name in kept:
                     value = kept[name]
-                    text[row] = bytes.fromhex(value.removeprefix("\\x")) if is_text else value
+                    is_hex = is_text and value.startswith("\\x")
+                    text[row] = bytes.fromhex(value[2:]) if is_hex else value
     return zip(*texts, strict=True)
 
 

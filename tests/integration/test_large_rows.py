@@ -81,6 +81,14 @@ def assert_stopped_for_size(daemon: Daemon, lake: Path) -> None:
     assert "limits.memory" in str(event)
 
 
+def await_stopped_again(daemon: Daemon) -> None:
+    await_until(
+        lambda: len(daemon.events("table.stopped")) == 2,
+        LIMIT_S,
+        lambda: f"it to be stopped again\n{daemon.tail()}",
+    )
+
+
 def test_a_row_too_large_in_the_stream_stops_its_table_alone(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -121,11 +129,7 @@ def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
     await_confirmed(shop, daemon)
     daemon.sigkill()
     daemon.start()  # and now where the stopped table is read anew
-    await_until(
-        lambda: len(daemon.events("table.stopped")) == 2,
-        LIMIT_S,
-        lambda: f"it to be stopped again\n{daemon.tail()}",
-    )
+    await_stopped_again(daemon)
     shop.execute("INSERT INTO small VALUES (2, 'later')")
     await_confirmed(shop, daemon)
     assert_lake_equals_source(shop, lake, tables=[SMALL])
@@ -154,11 +158,7 @@ def test_a_row_too_large_in_a_poll_or_its_snapshot_stops_its_table_alone(
     await_rows(lake, 1)
     daemon.sigkill()
     daemon.start()  # and now where the stopped table is read anew
-    await_until(
-        lambda: len(daemon.events("table.stopped")) == 2,
-        LIMIT_S,
-        lambda: f"it to be stopped again\n{daemon.tail()}",
-    )
+    await_stopped_again(daemon)
     shop.execute("INSERT INTO small VALUES (2, 'later')")
     await_rows(lake, 2)
     daemon.sigterm()

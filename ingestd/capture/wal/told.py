@@ -155,7 +155,12 @@ class Tellings:
                 del self._columns[oid]
         self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
         self._voided |= dict.fromkeys(voided, seen)
-        self._partitions = {p: x for p, x in self._partitions.items() if not _sees(seen, {x})}
+        judged = {(oid, table) for table, oids in taken.partitions.items() for oid in oids}
+        self._partitions = {
+            p: xid
+            for p, xid in self._partitions.items()
+            if p not in judged or not _sees(seen, {xid})
+        }
 
     def _is_void(self, oid: int, lsn: Lsn, xid: int) -> bool:
         """Whether what a transaction wrote to a table is void, or is to be."""
