@@ -17,7 +17,9 @@ from ingestd.decode.joint import Wanted, cast_jointly
 from ingestd.decode.messages import DELETE, INSERT, TRUNCATE, UPDATE, Ints, Messages, Transactions
 from ingestd.decode.relation import Relation
 from ingestd.decode.rows import Fields, Places, Tuples, table_batch
+from ingestd.decode.texts import Source
 from ingestd.decode.tuples import Field, Part, walk_tuples
+from ingestd.decode.typed_tuples import walk_typed
 from ingestd.errors import ProtocolError
 from ingestd.schema import Table
 
@@ -85,7 +87,7 @@ def _walk_changes(
     """Find the columns; `may_copy`: see `Messages.only`, not for several tables."""
     rows = [_tuple_rows(messages.types[each.messages]) for each in changes]
     with_tuples = [
-        (messages.only(c.messages if r is None else c.messages[r], may_copy=may_copy), c.relation)
+        (messages.only(c.messages if r is None else c.messages[r], may_copy=may_copy), c)
         for c, r in zip(changes, rows, strict=True)
     ]
     return [
@@ -110,7 +112,7 @@ def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
     """Give the tuples of some rows as what these are of all."""
     if rows is None:
         return tuples
-    return Tuples(tuples.fields, rows if tuples.rows is None else rows[tuples.rows])
+    return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])
 
 
 def _places(messages: Messages, transactions: Transactions, changes: Changes) -> Places:
@@ -148,26 +150,40 @@ def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) 
     return total
 
 
-def _walk(parts: Sequence[tuple[Messages, Relation]]) -> list[tuple[Tuples, Tuples | None]]:
+def _walk(parts: Sequence[tuple[Messages, Changes]]) -> list[tuple[Tuples, Tuples | None]]:
     """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`.
 
     The messages of all parts are of one source.
     """
     source = parts[0][0].source
-    starts = [_TupleStarts.of(messages, relation) for messages, relation in parts]
+    starts = [_TupleStarts.of(messages, changes.relation) for messages, changes in parts]
     with_old = [n for n, start in enumerate(starts) if len(start.old)]
     walked_old = walk_tuples(source, [starts[n].old_part() for n in with_old]) if with_old else []
     old: dict[int, Tuples | None] = {}
     for n, (fields, stops) in zip(with_old, walked_old, strict=True):
         old[n] = starts[n].take_old(fields, stops)
     found = []
-    for n, (fields, stops) in enumerate(walk_tuples(source, [s.main_part() for s in starts])):
-        start = starts[n]
-        if (stops != start.messages.ends).any():
-            msg = f"bytes after the tuple in a change of {start.relation.id}"
+    for n, (tuples, stops) in enumerate(_walk_main(source, starts, [c.table for _, c in parts])):
+        if (stops != starts[n].messages.ends).any():
+            msg = f"bytes after the tuple in a change of {starts[n].relation.id}"
             raise ProtocolError(msg)
-        found.append((Tuples(_named(start.relation, fields)), old.get(n)))
+        found.append((tuples, old.get(n)))
     return found
+
+
+def _walk_main(
+    source: Source, starts: Sequence[_TupleStarts], tables: Sequence[Table]
+) -> list[tuple[Tuples, Ints]]:
+    """Give the main tuples, and where each stops; of one relation's, values may be cast."""
+    parts = [start.main_part() for start in starts]
+    if len(parts) == 1:
+        columns = {column.name: column for column in tables[0].columns}
+        wanted = [columns.get(column.name) for column in starts[0].relation.columns]
+        typed = walk_typed(source, parts[0], wanted)
+        if typed is not None:
+            return [(Tuples(typed.fields, values=typed.values), typed.stops)]
+    walked = zip(starts, walk_tuples(source, parts), strict=True)
+    return [(Tuples(_named(s.relation, fields)), stops) for s, (fields, stops) in walked]
 
 
 @dataclass(slots=True)

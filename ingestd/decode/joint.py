@@ -38,7 +38,7 @@ def cast_jointly(wanted: Sequence[Wanted]) -> list[Tuples]:
             if walked is not None and column.mask is None:
                 group = groups.setdefault((column.type, column.is_override), [])
                 group.append((index, column.name, walked.texts))
-    found: list[dict[str, CastColumn]] = [{} for _ in wanted]
+    found = [dict(tuples.values) for tuples, _ in wanted]
     for (to, is_override), members in groups.items():
         casts = _cast([texts for *_, texts in members], to, is_override=is_override)
         for (index, name, _), values in zip(members, casts, strict=True):
@@ -54,7 +54,8 @@ def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list
     In the order in which they lie in the source: where texts begin must grow.
     """
     if len(parts) == 1:
-        return [cast(parts[0], to, is_override=is_override)]
+        array, refused = cast(parts[0], to, is_override=is_override)
+        return [CastColumn(array, refused, parts[0][refused])]
     texts, bounds = _joined(parts)
     order = np.argsort(texts.starts, kind="stable")
     array, refused = cast(texts[order], to, is_override=is_override)
@@ -64,13 +65,12 @@ def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list
     refused = np.sort(order[refused])
     cuts = np.searchsorted(refused, bounds).tolist()
     # Each its own copy: of what they shared, nothing would be free before all are written.
-    return [
-        (
-            pa.concat_arrays([array.slice(start, end - start)]),
-            refused[cuts[i] : cuts[i + 1]] - start,
-        )
-        for i, (start, end) in enumerate(pairwise(bounds.tolist()))
-    ]
+    found = []
+    for i, (start, end) in enumerate(pairwise(bounds.tolist())):
+        own = refused[cuts[i] : cuts[i + 1]] - start
+        values = pa.concat_arrays([array.slice(start, end - start)])
+        found.append(CastColumn(values, own, parts[i][own]))
+    return found
 
 
 def _joined(parts: Sequence[Texts]) -> tuple[Texts, NDArray[np.int64]]:

@@ -21,7 +21,6 @@ Fields = Mapping[str, Field]
 """Walked columns by name."""
 
 _BEFORE = "_cdc_before."
-_NONE: Rows = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,13 @@ class Places:
         return len(self.op)
 
 
-CastColumn = tuple[pa.Array, Rows]
-"""A column's values, and the rows of those that it could not hold."""
+@dataclass(frozen=True, slots=True)
+class CastColumn:
+    """A column's values; the rows of those that it could not hold (null there), their texts."""
+
+    array: pa.Array
+    refused: Rows
+    texts: Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +110,33 @@ def table_batch(
 
 
 def _column(column: Column, tuples: Tuples, count: int, raw: _Raw, prefix: str) -> pa.Array:
-    walked = tuples.fields.get(column.name)
-    if walked is None or (column.mask is not None and column.mask.kind == "null"):
+    found = _values(column, tuples)
+    if found is None:
         return pa.nulls(count, column.type)
-    texts = walked.texts
+    if isinstance(found, CastColumn):
+        if len(found.refused):
+            rows = found.refused if tuples.rows is None else tuples.rows[found.refused]
+            raw.add(prefix + column.lake_name, found.texts, rows)
+        found = found.array
+    return found if tuples.rows is None else _spread(found, tuples.rows, count)
+
+
+def _values(column: Column, tuples: Tuples) -> CastColumn | pa.Array | None:
+    """Give a column's values, masked if it is, or None if it was not walked."""
+    if column.name in tuples.values:
+        return tuples.values[column.name]
+    walked = tuples.fields.get(column.name)
+    if walked is None:
+        return None
     if column.mask is not None:
-        array, refused = masked(texts, column.mask), _NONE
-    elif column.name in tuples.values:
-        array, refused = tuples.values[column.name]
-    else:
-        array, refused = cast(texts, column.type, is_override=column.is_override)
-    if len(refused):
-        rows = refused if tuples.rows is None else tuples.rows[refused]
-        raw.add(prefix + column.lake_name, texts[refused], rows)
-    return array if tuples.rows is None else _spread(array, tuples.rows, count)
+        return None if column.mask.kind == "null" else masked(walked.texts, column.mask)
+    return cast_column(walked.texts, column)
+
+
+def cast_column(texts: Texts, column: Column) -> CastColumn:
+    """Cast the texts to the column's type."""
+    array, refused = cast(texts, column.type, is_override=column.is_override)
+    return CastColumn(array, refused, texts[refused])
 
 
 def _spread(array: pa.Array, rows: Rows, count: int) -> pa.Array:

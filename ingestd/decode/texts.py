@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ingestd.decode import native
+
 _WORD = 8
 
 
@@ -108,6 +110,9 @@ class Texts:
         rows = len(self.starts)
         if rows == 0:
             return pa.array([], pa.binary())
+        if native.compiled is not None:
+            buffers = [self.validity, *self._copied(native.compiled)]
+            return pa.BinaryArray.from_buffers(pa.binary(), rows, buffers)
         offsets = np.empty(2 * rows, np.int32)  # value, gap, value, gap, ..., value
         offsets[0::2] = self.starts
         offsets[1::2] = self.starts + self.lengths
@@ -121,6 +126,14 @@ class Texts:
         return pa.BinaryArray.from_buffers(
             pa.binary(), rows, [self.validity, *values.buffers()[1:]]
         )
+
+    def _copied(self, compiled: native.Compiled) -> tuple[pa.Buffer, pa.Buffer]:
+        """Give offsets and bytes of the values."""
+        offsets = np.empty(len(self.starts) + 1, np.int32)
+        data = pa.allocate_buffer(int(self.lengths.sum()))
+        starts, lengths = np.ascontiguousarray(self.starts), np.ascontiguousarray(self.lengths)
+        compiled.gather(self.source.buffer, starts, lengths, offsets, data)
+        return pa.py_buffer(offsets), data
 
 
 def texts_of(values: pa.BinaryArray) -> Texts:

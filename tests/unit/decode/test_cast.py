@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingestd.decode import native
 from ingestd.decode.cast import cast, raw_text
-from ingestd.decode.texts import texts_of
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ
+from ingestd.decode.texts import Source, texts_of
+from ingestd.decode.tuples import Part
+from ingestd.decode.typed_tuples import walk_typed
+from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
+from tests.unit.decode.pgoutput import tuple_data
 from tests.unit.decode.plain import Refused, parse
 
 TYPES = [
     pa.bool_(),
+    pa.int8(),
     pa.int16(),
     pa.int32(),
     pa.int64(),
@@ -28,8 +34,12 @@ TYPES = [
     pa.decimal128(12, 2),
     pa.decimal128(5, 0),
     pa.decimal128(3, 3),
+    pa.decimal128(18, 0),
+    pa.decimal128(18, 18),
     pa.decimal128(38, 10),
 ]
+UNTYPED = {pa.float64(), pa.string(), pa.binary(), pa.decimal128(38, 10)}
+"""Those that the compiled part leaves to `cast`."""
 ODD = [
     *(b"", b"t", b"f", b"T", b"true", b"0", b"-0", b"00", b"+1", b"1 ", b" 1", b"0x10", b"1_0"),
     *(b"32767", b"32768", b"-32768", b"2147483648", b"9223372036854775807", b"99999"),
@@ -38,6 +48,8 @@ ODD = [
     *(b"1e-400", b"1e5", b"5e-324", b"1.7976931348623157e+308", b"0.1", b".1", b"1.", b"--1"),
     *(b"0.00", b"-0.00", b"0.10", b"00.10", b"-0.10", b"1.5", b"1.555", b"1e2.00", b"1.2.34"),
     *(b"9999999999.99", b"10000000000.00", b"0.999", b"1.000", b"-0.999", b"1-2.00", b"-.50"),
+    *(b"9" * 18, b"-" + b"9" * 18, b"9" * 19, b"9" * 20, b"1" + b"0" * 20, b"1" + b"0" * 25),
+    *(b"0." + b"9" * 18, b"-0." + b"0" * 17 + b"1", b"1." + b"0" * 18, b"0." + b"9" * 19),
     *(b"9" * 28 + b"." + b"9" * 10, b"1" + b"0" * 28 + b"." + b"0" * 10, b"-0." + b"0" * 10),
     *(b"2024-02-29", b"2023-02-29", b"0001-01-01", b"0000-01-01", b"9999-12-31", b"20240101"),
     *(b"10000-01-01", b"0044-03-15 BC", b"2024-1-01", b"2024/01/01", b"-2024-01-1"),
@@ -73,6 +85,27 @@ def check(values: list[bytes | None], kind: pa.DataType) -> None:
     assert array.type == kind
     assert refused.tolist() == want_refused
     assert repr(array.to_pylist()) == repr(want)
+    check_typed(values, kind, array, want_refused)
+
+
+def check_typed(
+    values: list[bytes | None], kind: pa.DataType, want: pa.Array, refused: list[int]
+) -> None:
+    """What the compiled part casts while it walks is the same."""
+    tuples = [tuple_data([value]) for value in values]
+    lengths = np.array([len(t) for t in tuples], np.int64)
+    ends = np.cumsum(lengths)
+    part = Part(ends - lengths, ends, 1)
+    found = walk_typed(Source(b"".join(tuples)), part, [Column("c", 0, -1, kind)])
+    if found is None or "c" not in found.values:
+        assert native.compiled is None or pa.types.is_nested(kind) or kind in UNTYPED
+        return
+    typed = found.values["c"]
+    typed.array.validate(full=True)
+    assert typed.array.equals(want)
+    assert typed.array.type == kind
+    assert typed.refused.tolist() == refused
+    assert typed.texts.gather().to_pylist() == [values[row] for row in refused]
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)

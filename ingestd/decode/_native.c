@@ -1,0 +1,367 @@
+/* Tuples walked row by row, and values of simple types read on the way.
+ *
+ * Numpy does the same column by column (tuples.py, cast.py), in three times the time: it goes over
+ * the messages once for each column and keeps where each value lies. What is taken here is what is
+ * taken there, bit by bit (tests/unit/decode/test_native.py); what is refused there is ODD here.
+ *
+ * Nothing is read or written outside the buffers that are given, whatever is in them. The loops run
+ * without the GIL.
+ *
+ * Source: PostgreSQL documentation, "Logical Replication Message Formats", TupleData; the texts are
+ * those of the types' output functions, see cast.py.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "decimals are written for little-endian machines; numpy does without this"
+#endif
+
+/* What is made of a column; of TEXT, where it lies. As in typed_tuples.py. */
+enum { TEXT, INTEGER, BOOLEAN, DATE, TIMESTAMP, INSTANT, DECIMAL, KINDS };
+
+/* What was found of a value; ODD: its text is not one that the column can hold. */
+enum { PRESENT, ABSENT, UNSENT, ODD };
+
+static const int MOST_COLUMNS = 1664; /* of a tuple: MaxTupleAttributeNumber */
+
+typedef struct {
+    int is_wanted;
+    int kind;
+    int size; /* bytes of a value in `values` */
+    int precision, scale; /* of a decimal */
+    uint8_t seen;      /* bit n: a value of state n */
+    Py_buffer values;  /* of TEXT int64: where it begins */
+    Py_buffer lengths; /* int64, of TEXT only */
+    Py_buffer states;  /* uint8 */
+} Column;
+
+static inline int32_t int32_at(const uint8_t *p) {
+    return (int32_t)((uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3]);
+}
+
+/* --- values --------------------------------------------------------------------------------- */
+
+static inline int is_digit(uint8_t c) { return (uint8_t)(c - '0') <= 9; }
+
+/* Up to 19 digits, which 64 bits hold. */
+static inline int read_digits(const uint8_t *p, int n, uint64_t *out) {
+    uint64_t value = *out;
+    for (int i = 0; i < n; i++) {
+        uint8_t digit = (uint8_t)(p[i] - '0');
+        if (digit > 9) return 0;
+        value = value * 10 + digit;
+    }
+    *out = value;
+    return 1;
+}
+
+static inline int starts_like_a_number(const uint8_t *p, int n) {
+    return n >= 1 && (p[0] != '0' || n == 1);
+}
+
+static int read_integer(const uint8_t *p, int n, int size, int64_t *out) {
+    int is_negative = n > 0 && p[0] == '-';
+    uint64_t value = 0, most = (UINT64_C(1) << (8 * size - 1)) - 1 + (uint64_t)is_negative;
+    p += is_negative;
+    n -= is_negative;
+    if (n > 19 || !starts_like_a_number(p, n) || !read_digits(p, n, &value)) return 0;
+    if (value > most || (is_negative && value == 0)) return 0;
+    *out = is_negative ? (int64_t)(0 - value) : (int64_t)value;
+    return 1;
+}
+
+/* A number with exactly `scale` digits after the point; 19 digits with a zero before it. */
+static int read_decimal(const uint8_t *p, int n, const Column *column, int64_t *out) {
+    int is_negative = n > 0 && p[0] == '-', scale = column->scale;
+    uint64_t value = 0;
+    p += is_negative;
+    n -= is_negative;
+    int whole = scale ? n - scale - 1 : n;
+    if (whole > 19 - scale || !starts_like_a_number(p, whole)) return 0;
+    if (!read_digits(p, whole, &value)) return 0;
+    if (scale && (p[whole] != '.' || !read_digits(p + whole + 1, scale, &value))) return 0;
+    uint64_t end = 1;
+    for (int i = 0; i < column->precision; i++) end *= 10;
+    if (value >= end || (is_negative && value == 0)) return 0;
+    *out = is_negative ? -(int64_t)value : (int64_t)value;
+    return 1;
+}
+
+static inline int two_digits(const uint8_t *p) {
+    return is_digit(p[0]) && is_digit(p[1]) ? 10 * (p[0] - '0') + p[1] - '0' : -1;
+}
+
+/* YYYY-MM-DD of the years 1 to 9999, as days since 1970. */
+static int read_day(const uint8_t *p, int64_t *out) {
+    static const uint8_t days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    int century = two_digits(p), of_century = two_digits(p + 2);
+    int month = two_digits(p + 5), day = two_digits(p + 8);
+    if (century < 0 || of_century < 0 || p[4] != '-' || p[7] != '-') return 0;
+    int year = 100 * century + of_century;
+    if (year < 1 || month < 1 || month > 12 || day < 1) return 0;
+    int is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    if (day > days[month - 1] + (month == 2 && is_leap)) return 0;
+    /* Years begin in March here, so that the leap day is their last. */
+    int from_march = month > 2 ? month - 3 : month + 9, y = year - (month <= 2);
+    int day_of_year = (153 * from_march + 2) / 5 + day - 1;
+    *out = 365 * (int64_t)y + y / 4 - y / 100 + y / 400 + day_of_year - 719468;
+    return 1;
+}
+
+/* YYYY-MM-DD HH:MM:SS[.ffffff], the fraction without trailing zeros, as us since 1970. */
+static int read_timestamp(const uint8_t *p, int n, int64_t *out) {
+    static const int32_t units[] = {100000, 10000, 1000, 100, 10, 1};
+    int64_t day;
+    if (n < 19 || n == 20 || n > 26 || p[10] != ' ' || !read_day(p, &day)) return 0;
+    int hour = two_digits(p + 11), minute = two_digits(p + 14), second = two_digits(p + 17);
+    if (p[13] != ':' || p[16] != ':') return 0;
+    if ((unsigned)hour > 23 || (unsigned)minute > 59 || (unsigned)second > 59) return 0;
+    uint64_t fraction = 0;
+    if (n > 19) {
+        int digits = n - 20;
+        if (p[19] != '.' || p[n - 1] == '0' || !read_digits(p + 20, digits, &fraction)) return 0;
+        fraction *= (uint64_t)units[digits - 1];
+    }
+    *out = ((day * 24 + hour) * 60 + minute) * 60 + second;
+    *out = *out * 1000000 + (int64_t)fraction;
+    return 1;
+}
+
+static int read_instant(const uint8_t *p, int n, int64_t *out) {
+    return n > 3 && memcmp(p + n - 3, "+00", 3) == 0 && read_timestamp(p, n - 3, out);
+}
+
+static int read_number(const Column *column, const uint8_t *p, int n, int64_t *out) {
+    switch (column->kind) {
+    case INTEGER: return read_integer(p, n, column->size, out);
+    case DATE: return n == 10 && read_day(p, out);
+    case TIMESTAMP: return read_timestamp(p, n, out);
+    case INSTANT: return read_instant(p, n, out);
+    case DECIMAL: return read_decimal(p, n, column, out);
+    default: /* BOOLEAN */
+        *out = n == 1 && p[0] == 't';
+        return n == 1 && (p[0] == 't' || p[0] == 'f');
+    }
+}
+
+static void store(Column *column, Py_ssize_t row, int64_t number) {
+    char *to = (char *)column->values.buf + row * column->size;
+    int64_t sign = number >> 63;
+    switch (column->size) { /* the lowest bytes of a number come first */
+    case 1: memcpy(to, &number, 1); break;
+    case 2: memcpy(to, &number, 2); break;
+    case 4: memcpy(to, &number, 4); break;
+    case 8: memcpy(to, &number, 8); break;
+    default:
+        memcpy(to, &number, 8);
+        memcpy(to + 8, &sign, 8);
+    }
+}
+
+/* --- tuples --------------------------------------------------------------------------------- */
+
+static inline void take(Column *column, Py_ssize_t row, const uint8_t *data, int64_t at, int32_t n,
+                        uint8_t state) {
+    if (column->kind == TEXT) {
+        ((int64_t *)column->values.buf)[row] = at;
+        ((int64_t *)column->lengths.buf)[row] = n;
+    } else {
+        int64_t number = 0;
+        if (state == PRESENT && !read_number(column, data + at, n, &number)) {
+            state = ODD;
+            number = 0;
+        }
+        store(column, row, number);
+    }
+    ((uint8_t *)column->states.buf)[row] = state;
+    column->seen |= (uint8_t)(1 << state);
+}
+
+/* Gives the first row that is malformed, or -1. */
+static Py_ssize_t walk_rows(const uint8_t *data, int64_t size, const int64_t *at,
+                            const int64_t *ends, int64_t *stops, Py_ssize_t rows, Column *columns,
+                            int count) {
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int64_t p = at[row], end = ends[row];
+        if (p < 0 || end > size || end < p || end - p < 2) return row;
+        if ((data[p] << 8 | data[p + 1]) != count) return row;
+        p += 2;
+        for (int c = 0; c < count; c++) {
+            int32_t n = 0;
+            uint8_t state = PRESENT;
+            if (p >= end) return row;
+            switch (data[p]) {
+            case 't':
+                if (end - p < 5 || (n = int32_at(data + p + 1)) < 0 || n > end - p - 5) return row;
+                p += 5;
+                break;
+            case 'n':
+                state = ABSENT;
+                p += 1;
+                break;
+            case 'u':
+                state = UNSENT;
+                p += 1;
+                break;
+            default: return row;
+            }
+            if (columns[c].is_wanted) take(&columns[c], row, data, p, n, state);
+            p += n;
+        }
+        stops[row] = p;
+    }
+    return -1;
+}
+
+/* --- arguments ------------------------------------------------------------------------------ */
+
+static int has_items(const Py_buffer *view, Py_ssize_t items, Py_ssize_t size) {
+    return view->len / size >= items;
+}
+
+static int set_column(Column *column, PyObject *given, Py_ssize_t rows) {
+    PyObject *values, *lengths, *states;
+    if (given == Py_None) return 1;
+    if (!PyArg_ParseTuple(given, "iiiiOOO", &column->kind, &column->size, &column->precision,
+                          &column->scale, &values, &lengths, &states))
+        return 0;
+    int size = column->size, digits = column->precision, scale = column->scale;
+    int is_sized = size == 1 || size == 2 || size == 4 || size == 8 || size == 16;
+    int is_decimal = digits >= 1 && digits <= 18 && scale >= 0 && scale <= digits;
+    if (column->kind < TEXT || column->kind >= KINDS || !is_sized ||
+        (column->kind == INTEGER && size > 8) || (column->kind == TEXT && size != 8) ||
+        (column->kind == DECIMAL && !is_decimal)) {
+        PyErr_SetString(PyExc_ValueError, "no such column");
+        return 0;
+    }
+    if (PyObject_GetBuffer(values, &column->values, PyBUF_WRITABLE) < 0 ||
+        PyObject_GetBuffer(states, &column->states, PyBUF_WRITABLE) < 0)
+        return 0;
+    if (column->kind == TEXT && PyObject_GetBuffer(lengths, &column->lengths, PyBUF_WRITABLE) < 0)
+        return 0;
+    if (!has_items(&column->values, rows, size) || !has_items(&column->states, rows, 1) ||
+        (column->kind == TEXT && !has_items(&column->lengths, rows, 8))) {
+        PyErr_SetString(PyExc_ValueError, "arrays shorter than there are rows");
+        return 0;
+    }
+    column->is_wanted = 1;
+    return 1;
+}
+
+static PyObject *seen_of(const Column *columns, int count) {
+    PyObject *seen = PyBytes_FromStringAndSize(NULL, count);
+    if (seen != NULL) {
+        char *to = PyBytes_AsString(seen);
+        for (int c = 0; c < count; c++) to[c] = (char)columns[c].seen;
+    }
+    return seen;
+}
+
+PyDoc_STRVAR(walk_doc,
+             "walk(buffer, at, ends, stops, columns) -> (row, seen)\n\n"
+             "Walk the tuple that begins at each of `at` and ends at or before `ends` (int64);\n"
+             "`stops` (int64, written) is where it stops. `columns` has for each column None, or\n"
+             "(kind, bytes of a value, precision, scale, values, lengths, states): writable\n"
+             "arrays, `lengths` for TEXT only. Gives the first malformed row, or -1, and for each\n"
+             "column a byte in which bit n says that a value of state n was seen.");
+
+static PyObject *walk(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer buffer, at, ends, stops;
+    PyObject *given, *found = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*O!", &buffer, &at, &ends, &stops, &PyList_Type, &given))
+        return NULL;
+    Py_ssize_t rows = at.len / 8, count = PyList_Size(given), malformed;
+    Column *columns = NULL;
+    if (count > MOST_COLUMNS || !has_items(&ends, rows, 8) || !has_items(&stops, rows, 8)) {
+        PyErr_SetString(PyExc_ValueError, "too many columns, or arrays of different lengths");
+        goto done;
+    }
+    columns = PyMem_Calloc((size_t)count + 1, sizeof(Column));
+    if (columns == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t c = 0; c < count; c++)
+        if (!set_column(&columns[c], PyList_GetItem(given, c), rows)) goto done;
+    Py_BEGIN_ALLOW_THREADS;
+    malformed = walk_rows(buffer.buf, buffer.len, at.buf, ends.buf, stops.buf, rows, columns,
+                          (int)count);
+    Py_END_ALLOW_THREADS;
+    found = Py_BuildValue("nN", malformed, seen_of(columns, (int)count));
+done:
+    for (Py_ssize_t c = 0; columns != NULL && c < count; c++) {
+        PyBuffer_Release(&columns[c].values);
+        PyBuffer_Release(&columns[c].lengths);
+        PyBuffer_Release(&columns[c].states);
+    }
+    PyMem_Free(columns);
+    PyBuffer_Release(&buffer);
+    PyBuffer_Release(&at);
+    PyBuffer_Release(&ends);
+    PyBuffer_Release(&stops);
+    return found;
+}
+
+static int gather_rows(const char *data, int64_t size, const int64_t *starts,
+                       const int64_t *lengths, Py_ssize_t rows, int32_t *offsets, char *to,
+                       int64_t most) {
+    const int64_t SHORT = 16; /* copied without a loop, with what lies behind */
+    int64_t used = 0;
+    offsets[0] = 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int64_t at = starts[row], n = lengths[row];
+        if (n < 0 || n > most - used) return 0;
+        if (n > 0 && (at < 0 || at > size || n > size - at)) return 0;
+        if (n > 0 && n <= SHORT && SHORT <= size - at && SHORT <= most - used)
+            memcpy(to + used, data + at, SHORT);
+        else if (n > 0)
+            memcpy(to + used, data + at, (size_t)n);
+        used += n;
+        offsets[row + 1] = (int32_t)used;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(gather_doc,
+             "gather(buffer, starts, lengths, offsets, to)\n\n"
+             "Copy `lengths` bytes from each of `starts` (int64) to `to`, one after another;\n"
+             "`offsets` (int32, written, one more) says where each begins there. Raises\n"
+             "ValueError if one lies outside the buffer, or `to` is too small.");
+
+static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer buffer, starts, lengths, offsets, to;
+    int is_done = 0;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*w*", &buffer, &starts, &lengths, &offsets, &to))
+        return NULL;
+    Py_ssize_t rows = starts.len / 8;
+    if (to.len <= INT32_MAX && has_items(&lengths, rows, 8) && has_items(&offsets, rows + 1, 4)) {
+        Py_BEGIN_ALLOW_THREADS;
+        is_done = gather_rows(buffer.buf, buffer.len, starts.buf, lengths.buf, rows, offsets.buf,
+                              to.buf, to.len);
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&buffer);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&to);
+    if (is_done) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "values outside their buffer, or arrays too short for them");
+    return NULL;
+}
+
+static PyMethodDef methods[] = {
+    {"walk", walk, METH_VARARGS, walk_doc},
+    {"gather", gather, METH_VARARGS, gather_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "_native", .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

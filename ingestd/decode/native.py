@@ -1,0 +1,47 @@
+"""The compiled part (`_native.c`), where it was built; without it numpy does the same, slower."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Output = tuple[int, int, int, int, NDArray[Any], Ints | None, NDArray[np.uint8]]
+"""A column to write: kind, bytes of a value, precision and scale; values, lengths, states."""
+
+
+class Compiled(Protocol):
+    """What `_native.c` has. Arrays are contiguous. Raises ValueError if some are too short."""
+
+    def walk(
+        self, buffer: bytes, at: Ints, ends: Ints, stops: Ints, columns: list[Output | None], /
+    ) -> tuple[int, bytes]:
+        """Walk the tuples from `at`, which end at or before `ends`; write where, and the columns.
+
+        Gives the first malformed row or -1; and for each column, which states were seen (bits).
+        """
+
+    def gather(
+        self,
+        buffer: bytes,
+        starts: Ints,
+        lengths: Ints,
+        offsets: NDArray[np.int32],
+        to: pa.Buffer,
+        /,
+    ) -> None:
+        """Copy values to the buffer `to`, one after another; write where each begins in it."""
+
+
+def _load() -> Compiled | None:
+    try:
+        return cast("Compiled", import_module("ingestd.decode._native"))
+    except ImportError:  # there was no C compiler, or no Python.h
+        return None
+
+
+compiled = _load()

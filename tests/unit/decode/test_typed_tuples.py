@@ -1,0 +1,189 @@
+"""The compiled part: what it is not given right, and that it takes what `cast` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ingestd.decode import native
+from ingestd.decode.native import Compiled
+from ingestd.decode.rows import cast_column
+from ingestd.decode.texts import Source
+from ingestd.decode.tuples import Part
+from ingestd.decode.typed_tuples import TypedTuples, walk_typed
+from ingestd.schema import Column
+from tests.unit.decode.pgoutput import UNCHANGED, Value, tuple_data
+
+pytestmark = pytest.mark.parametrize("decoding", ["compiled"], indirect=True, scope="module")
+TYPES = (pa.int32(), pa.string(), pa.bool_())
+ROW = (b"-12", b"text", b"t")
+
+
+@pytest.fixture
+def compiled() -> Compiled:
+    assert native.compiled is not None
+    return native.compiled
+
+
+def column(name: str, kind: pa.DataType) -> Column:
+    return Column(name, 0, -1, kind)
+
+
+def columns(kinds: Sequence[pa.DataType] = TYPES) -> list[Column | None]:
+    return [column(f"c{n}", kind) for n, kind in enumerate(kinds)]
+
+
+def laid_out(
+    tuples: Sequence[bytes], *, before: bytes = b"", behind: bytes = b""
+) -> tuple[Source, Part]:
+    lengths = np.array([len(t) for t in tuples])
+    ends = len(before) + np.cumsum(lengths)
+    source = Source(before + b"".join(tuples) + behind)
+    return source, Part(ends - lengths, ends, len(TYPES))
+
+
+def walked(rows: Sequence[Sequence[Value]], wanted: Sequence[Column | None]) -> TypedTuples | None:
+    source, part = laid_out([tuple_data(row) for row in rows], before=b"before")
+    return walk_typed(source, part, wanted)
+
+
+def test_columns_that_are_wanted_are_typed_or_texts() -> None:
+    first, _, third = columns()
+    found = walked([ROW, (None, None, None)], [first, column("c1", pa.string()), third])
+    assert found is not None
+    assert found.values["c0"].array.to_pylist() == [-12, None]
+    assert found.values["c2"].array.to_pylist() == [True, None]
+    assert found.fields["c1"].texts.gather().to_pylist() == [b"text", None]
+    found = walked([ROW], [None, None, third])
+    assert found is not None
+    assert list(found.values) == ["c2"]
+    assert not found.fields
+
+
+def test_refused_values_are_told_with_their_texts() -> None:
+    rows = [ROW, (b"0012", b"", b"x"), (None, b"", b"f"), (b"2147483648", b"", b"yes")]
+    found = walked(rows, columns())
+    assert found is not None
+    for name, refused, texts in (
+        ("c0", [1, 3], [b"0012", b"2147483648"]),
+        ("c2", [1, 3], [b"x", b"yes"]),
+    ):
+        assert found.values[name].refused.tolist() == refused
+        assert found.values[name].texts.gather().to_pylist() == texts
+    assert found.values["c0"].array.to_pylist() == [-12, None, None, None]
+    assert found.values["c2"].array.to_pylist() == [True, None, False, None]
+
+
+def test_a_column_of_which_a_value_was_not_sent_is_texts() -> None:
+    found = walked([(UNCHANGED, UNCHANGED, b"t"), (b"7", b"x", b"f")], columns())
+    assert found is not None
+    assert list(found.values) == ["c2"]
+    for name, texts in (("c0", [None, b"7"]), ("c1", [None, b"x"])):
+        field = found.fields[name]
+        assert field.unchanged is not None
+        assert field.unchanged.tolist() == [True, False]
+        assert field.texts.gather().to_pylist() == texts
+    assert cast_column(found.fields["c0"].texts, column("c0", pa.int32())).refused.tolist() == []
+
+
+def test_where_a_tuple_is_malformed_nothing_is_taken() -> None:
+    whole = tuple_data(ROW)
+    source, part = laid_out([whole, whole], behind=whole)
+    assert walk_typed(source, part, columns()) is not None
+    for length in range(len(whole)):
+        for order in ([whole[:length], whole], [whole, whole[:length]]):
+            source, part = laid_out(order, behind=whole)
+            assert walk_typed(source, part, columns()) is None
+    for wrong in (
+        tuple_data(ROW[:2]),
+        whole.replace(b"t\0\0\0\3", b"b\0\0\0\3"),
+        whole.replace(b"\0\0\0\3", b"\xff\xff\xff\xff"),
+        whole.replace(b"\0\0\0\4", b"\x7f\xff\xff\xff"),
+    ):
+        source, part = laid_out([whole, wrong])
+        assert walk_typed(source, part, columns()) is None
+
+
+@pytest.mark.parametrize(
+    ("at", "end"), [(-1, 20), (0, 1 << 62), (1 << 62, 1 << 62), (20, 0), (-9, -5)]
+)
+def test_nothing_outside_the_buffer_is_looked_at(at: int, end: int) -> None:
+    source = Source(tuple_data(ROW))
+    assert walk_typed(source, Part(np.array([at]), np.array([end]), 3), columns()) is None
+
+
+def test_a_tuple_may_end_before_its_message() -> None:
+    source, part = laid_out([tuple_data(ROW) + b"more"])
+    found = walk_typed(source, part, columns())
+    assert found is not None
+    assert found.stops.tolist() == [len(tuple_data(ROW))]
+
+
+def test_arrays_that_are_too_short_are_refused(compiled: Compiled) -> None:
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    states = np.zeros(2, np.uint8)
+    for ends, stops, values, given in (
+        (one, two, two, states),
+        (two, one, two, states),
+        (two, two, one, states),
+        (two, two, two, states[:1]),
+    ):
+        with pytest.raises(ValueError, match="arrays"):
+            compiled.walk(b"", two, ends, stops, [(1, 8, 0, 0, values, None, given)])
+    with pytest.raises(ValueError, match="arrays"):
+        compiled.walk(b"", two, two, two, [(0, 8, 0, 0, two, one, states)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "precision", "scale"),
+    [
+        *((-1, 8, 0, 0), (7, 8, 0, 0), (0, 4, 0, 0), (1, 3, 0, 0), (1, 16, 0, 0)),
+        *((6, 16, 19, 2), (6, 16, 2, 3), (6, 16, 0, 0), (6, 16, 2, -1)),
+    ],
+)
+def test_columns_that_there_are_not_are_refused(
+    compiled: Compiled, kind: int, size: int, precision: int, scale: int
+) -> None:
+    empty, states = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    output = (kind, size, precision, scale, empty, empty, states)
+    with pytest.raises(ValueError, match="no such column"):
+        compiled.walk(b"", empty, empty, empty, [output])
+    with pytest.raises(ValueError, match="too many"):
+        compiled.walk(b"", empty, empty, empty, [None] * 1665)
+
+
+def test_what_is_read_only_is_not_written(compiled: Compiled) -> None:
+    one, fixed = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    fixed.flags.writeable = False
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        compiled.walk(b"", one, one, fixed, [])
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        compiled.walk(b"", one, one, one, [(1, 8, 0, 0, fixed, None, np.zeros(1, np.uint8))])
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "room"),
+    [(0, 4, 3), (0, 11, 20), (10, 1, 20), (-1, 1, 20), (1 << 62, 1 << 62, 20), (0, -1, 20)],
+)
+def test_values_outside_their_buffer_are_not_copied(
+    compiled: Compiled, start: int, length: int, room: int
+) -> None:
+    offsets, to = np.zeros(2, np.int32), pa.allocate_buffer(room)
+    with pytest.raises(ValueError, match="outside"):
+        compiled.gather(b"0123456789", np.array([start]), np.array([length]), offsets, to)
+    with pytest.raises(ValueError, match="outside"):
+        compiled.gather(b"0123456789", np.zeros(2, int), np.ones(2, int), offsets, to)
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 40])
+def test_values_of_any_length_are_copied_whole(compiled: Compiled, size: int) -> None:
+    buffer = bytes(range(100))
+    starts, lengths = np.array([0, 60, 100 - size, 5]), np.array([size, 0, size, size])
+    offsets, to = np.zeros(5, np.int32), pa.allocate_buffer(3 * size)
+    compiled.gather(buffer, starts, lengths, offsets, to)
+    wanted = b"".join(buffer[s : s + n] for s, n in zip(starts, lengths, strict=True))
+    assert to.to_pybytes() == wanted
+    assert offsets.tolist() == [0, size, size, 2 * size, 3 * size]
