@@ -6,6 +6,7 @@ Source: PostgreSQL documentation, "SET TRANSACTION", "Snapshot Synchronization F
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ from ingestd.visibility import Visibility
 
 _SEEN = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
 _FILE = "SELECT pg_catalog.pg_relation_filenode(%s::oid)::int8"
+
+NotePosition = Callable[[AsyncConnection[Any]], Awaitable[Lsn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,12 @@ class OwnView:
 
     The lock comes before the snapshot: what replaces a file, TRUNCATE or a rewrite, has either
     ended and is seen, or waits. The position comes after it: whatever it sees has committed below.
+    `position` notes it, on the connection of the view: by default the end of the WAL, which may be
+    that of others, too.
     """
+
+    def __init__(self, position: NotePosition = insert_position) -> None:
+        self._position = position
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
@@ -78,7 +86,7 @@ class OwnView:
         await connection.execute(
             sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(blocks.relation)
         )
-        place = await _now(connection)
+        place = await self._now(connection)
         await ensure_named(connection, table.id, blocks)
         await ensure_described(connection, table)
         if blocks.file:
@@ -88,6 +96,13 @@ class OwnView:
                 raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
         return place
 
+    async def _now(self, connection: AsyncConnection[Any]) -> Place:
+        cursor = await connection.execute(_SEEN)
+        row = await cursor.fetchone()
+        assert row is not None
+        seen, at = row
+        return Place(await self._position(connection), at, Visibility.parse(seen))
+
 
 async def look(connection: AsyncConnection[Any]) -> Visibility:
     """Take a snapshot, or give that of the transaction that the connection is in."""
@@ -95,11 +110,3 @@ async def look(connection: AsyncConnection[Any]) -> Visibility:
     row = await cursor.fetchone()
     assert row is not None
     return Visibility.parse(row[0])
-
-
-async def _now(connection: AsyncConnection[Any]) -> Place:
-    cursor = await connection.execute(_SEEN)
-    row = await cursor.fetchone()
-    assert row is not None
-    seen, at = row
-    return Place(await insert_position(connection), at, Visibility.parse(seen))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import pyarrow as pa
+
+from ingestd.changes import TableBatch
 from ingestd.errors import TableError, TableReplacedError
 from ingestd.fakes.database import RECORD_BYTES, FakeDatabase, Version
 from ingestd.fakes.rows import read_batch
@@ -62,6 +65,8 @@ class FakeSnapshot:
         where: str | None = None,
     ) -> None:
         self.is_chunked = is_chunked
+        if is_chunked:
+            database.write_elsewhere(RECORD_BYTES)
         self.point = database.current if left is None else left.point
         self.at = datetime.now(UTC)
         self._database = database
@@ -102,10 +107,10 @@ class FakeSnapshot:
         """Look at all rows."""
         seen, rows = self._look(table)
         self._taken = self._taken[:-1]
-        page = self._page(table, rows, seen)
+        page = self._page(table, rows, seen, self._own_position())
         wanted = [key in keys for key in new_keys(table, page.batch.rows)]
-        found = [version for version, is_wanted in zip(rows, wanted, strict=True) if is_wanted]
-        yield self._page(table, found, seen)
+        found = page.batch.rows.filter(pa.array(wanted, pa.bool_()))
+        yield replace(page, batch=TableBatch(table, found, RECORD_BYTES * found.num_rows))
 
     def oldest(self) -> Visibility | None:
         """Of the pages that were read and not given, or the newest."""
@@ -155,7 +160,16 @@ class FakeSnapshot:
         first, end = split.split(":")
         seen, rows = self._look(table)
         inside = [v for v in rows if int(first) <= v.block and (not end or v.block < int(end))]
-        return self._page(table, inside, seen)
+        position = self.point
+        if self.is_chunked:
+            is_partial = self._where is not None
+            position = self._own_position() if is_partial else self._database.current
+        return self._page(table, inside, seen, position)
+
+    def _own_position(self) -> Lsn:
+        """Write something, and give a position inside it."""
+        self._database.write_elsewhere(RECORD_BYTES)
+        return Lsn(self._database.current - 1)
 
     def _look(self, table: Table) -> tuple[Visibility | None, list[Version]]:
         """Give the rows at the point, or those that a new snapshot sees."""
@@ -168,9 +182,12 @@ class FakeSnapshot:
         return seen, self._database.seen_rows(table, seen)
 
     def _page(
-        self, table: Table, versions: Sequence[Version], seen: Visibility | None
+        self,
+        table: Table,
+        versions: Sequence[Version],
+        seen: Visibility | None,
+        position: Lsn,
     ) -> SnapshotPage:
-        position = self._database.current if self.is_chunked else self.point
         holds = self._database.condition(self._where)
         rows = [version.row for version in versions if holds(version.row)]
         return SnapshotPage(read_batch(table, rows, position, self.at), position, seen)

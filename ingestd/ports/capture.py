@@ -137,7 +137,8 @@ class Snapshot(Protocol):
 
     At one point: every row is at (`point`, 0). In chunks (`is_chunked`): each page has its own
     position above `point` and says what its snapshot saw; the stream's changes have to be held
-    against that (design section 8.9, docs/snapshots.md).
+    against that (design section 8.9, docs/snapshots.md). A row that is read again, by this snapshot
+    or by another one, has another position, on an idle source too.
     """
 
     @property

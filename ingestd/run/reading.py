@@ -379,7 +379,6 @@ class Reader:
         touched = reading.touched[name]
         keys = touched.take_unsent(KEYS_AT_ONCE)
         again = set()
-        await snapshot.move_on()  # a chunk may have had one of them at this position
         async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
             async for page in pages:
                 await self._give_page(reading, snapshot, page)

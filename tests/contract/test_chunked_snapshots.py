@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -232,6 +233,31 @@ async def test_rows_are_found_by_their_keys(world: ChangeWorld) -> None:
     assert none
     assert ids(none) == []
     assert all(page.seen is not None for page in [*pages, *none])
+
+
+async def test_a_row_that_is_read_again_has_another_position(world: ChangeWorld) -> None:
+    """In whichever order, by whichever snapshot; nothing else is written."""
+    async with streaming(world) as stream, AsyncExitStack() as open_ones:
+        keys = {(str(i),) for i in range(world.many)}
+        pages: list[SnapshotPage] = []
+
+        async def read(**options: Any) -> Snapshot:
+            snapshot = await chunked(stream, **options)
+            open_ones.push_async_callback(snapshot.close)
+            pages.extend([p async for p in snapshot.rows_of(stream.table, keys)])
+            pages.extend(pages_of([item async for item in snapshot.items()]))
+            pages.extend([p async for p in snapshot.rows_of(stream.table, keys)])
+            return snapshot
+
+        first = await read()
+        await read(where="id < 10")
+        await read(left=first.left(stream.table.id, []))
+        await read()
+    found = [page.batch.rows.select(["id", "_cdc_lsn"]) for page in pages]
+    rows = pa.Table.from_batches(found).to_pylist()
+    places = Counter((row["id"], row["_cdc_lsn"]) for row in rows)
+    assert len(places) > 9 * world.many
+    assert set(places.values()) == {1}
 
 
 async def test_resumes_with_what_was_left(world: ChangeWorld) -> None:

@@ -45,10 +45,8 @@ LARGEST = 4
 _NOW = "SELECT pg_catalog.clock_timestamp()"
 # Flushed, unlike one outside of transactions: whoever waits for it need not wait for the WAL
 # writer. Nobody need wait for a standby.
-_MOVE_ON = """
-SET LOCAL synchronous_commit = 'local';
-SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')
-"""
+_LOCAL = "SET LOCAL synchronous_commit = 'local'"
+_MOVE_ON = "SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')::text"
 # A transaction keeps its locks until others see it, whatever it waits for after its commit is in
 # the WAL. Every role sees them, and those of prepared transactions.
 _WRITERS = """
@@ -97,8 +95,21 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
 async def move_on(connection: AsyncConnection[Any]) -> None:
     """Have the WAL grow by something that is no change, and flushed. A standby grows by itself."""
     if not await is_standby(connection):
-        async with connection.transaction():
-            await connection.execute(_MOVE_ON)
+        await own_position(connection)
+
+
+async def own_position(connection: AsyncConnection[Any]) -> Lsn:
+    """Write the same, to a primary's WAL, and give a position inside it.
+
+    Nobody else has that: records, commits among them, begin and end elsewhere. What was visible
+    before lies below it. Source: src/backend/replication/logical/message.c (LogLogicalMessage).
+    """
+    async with connection.transaction():
+        await connection.execute(_LOCAL)
+        cursor = await connection.execute(_MOVE_ON)
+        row = await cursor.fetchone()
+        assert row is not None
+        return Lsn(Lsn.parse(row[0]) - 1)
 
 
 async def await_running(connection: AsyncConnection[Any]) -> None:
@@ -196,7 +207,7 @@ class ChunkedSnapshot:
             dsn,
             [_only(table, where) for table in tables],
             self._cut,
-            OwnView(),
+            OwnView(self._own_position) if self._is_partial else OwnView(),
             workers=workers,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
@@ -226,6 +237,7 @@ class ChunkedSnapshot:
         connection = await connect(dsn)
         try:
             await _refuse_standby(connection, tables[0])
+            await move_on(connection)  # an earlier reading may have rows where the WAL ends
             if are_new:
                 await await_running(connection)
             seen = await look(connection)
@@ -272,7 +284,8 @@ class ChunkedSnapshot:
         except psycopg.Error as error:
             raise classify(error, "snapshot", self._dsn) from error
         split = Split(_only(table, self._where), "", keyed.blocks.to_text(), 0)
-        source = TablePages(self._dsn, split, OwnView(), row_limit_bytes=self._row_limit_bytes)
+        view = OwnView(self._own_position)  # a chunk may have one of them where the WAL ends
+        source = TablePages(self._dsn, split, view, row_limit_bytes=self._row_limit_bytes)
         async with contextlib.aclosing(source.rows_of(keyed, keys)) as pages:
             async for page in pages:
                 yield page
@@ -312,6 +325,10 @@ class ChunkedSnapshot:
     async def close(self) -> None:
         """Close its connection."""
         await self._connection.close()
+
+    async def _own_position(self, _: AsyncConnection[Any]) -> Lsn:
+        async with self._lock:
+            return await own_position(self._connection)
 
     async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,12 +18,22 @@ from ingestd.errors import TransientError
 from ingestd.fakes.capture import FakeCapture
 from ingestd.fakes.database import FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
-from ingestd.fakes.snapshot import Reach
+from ingestd.fakes.snapshot import FakeSnapshot, Reach
+from ingestd.ports import SnapshotItem
 from ingestd.recorded import TableEvent, TableState
 from ingestd.run.pipeline import Pipeline
 from ingestd.run.table_entry import left_of
 from ingestd.schema import Column, with_before
-from tests.unit.run.fixtures import LIMIT_S, A, lake_rows, policy, source_rows, until, watch
+from tests.unit.run.fixtures import (
+    LIMIT_S,
+    A,
+    lake_rows,
+    policy,
+    running,
+    source_rows,
+    until,
+    watch,
+)
 
 T = with_before(
     replace(A, columns=(*A.columns, Column("big", 25, -1, pa.string(), "text"))), full=False
@@ -136,6 +147,13 @@ def settled(base: FakeDatabase, disk: MemoryDisk) -> bool:
     return is_live and disk.position == base.current
 
 
+def doubled(disk: MemoryDisk) -> list[Any]:
+    """What the lake has at one position more than once, of the same key."""
+    rows = disk.tables[T.id].rows().select(["id", "_cdc_lsn", "_cdc_seq"]).to_pylist()
+    places = Counter(tuple(row.values()) for row in rows)
+    return [place for place, count in places.items() if count > 1]
+
+
 class Source:
     """A source under writes, its lake, and one daemon after another."""
 
@@ -170,6 +188,7 @@ class Source:
         if self.task.done():
             self.task.result()
         assert lake_rows(self.disk, T) == source_rows(self.base, T)
+        assert doubled(self.disk) == []
 
 
 class NeverWhole(MemoryLake):
@@ -193,7 +212,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_snapshot_boundary_chunks_under_writes_and_kills(seed: int) -> None:
+async def test_snapshot_boundary_chunks_under_writes_and_kills(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seed % 2:  # rows are read by their keys between chunks, too
+        monkeypatch.setattr("ingestd.run.reading.KEYS_AT_ONCE", 2)
     source = Source(seed)
     rng = source.rng
     for _ in range(6):
@@ -209,6 +232,36 @@ async def test_snapshot_boundary_chunks_under_writes_and_kills(seed: int) -> Non
     await source.settle()
     source.stop.set()
     await source.task
+
+
+class ReadTwice(FakeSnapshot):
+    """An update of the row in the last block lacks a value; then the source is idle."""
+
+    async def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        row = {"id": BLOCKS - 1, "note": "new", "big": "big"}
+        change = FakeChange(T.id, UPDATE, row, unchanged=("big",), block=BLOCKS - 1)
+        self._database.commit(change)
+        async for item in super().items():
+            yield item
+
+
+async def test_a_row_that_is_read_twice_has_two_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its key, then with its block. Equal rows at one position are `doubled` to `verify`."""
+    monkeypatch.setattr("ingestd.run.reading.KEYS_AT_ONCE", 1)
+    monkeypatch.setattr("ingestd.run.reading.PATIENCE_S", 0.1)
+    monkeypatch.setattr("ingestd.run.reading.MOVE_ON_INTERVAL_S", 1.0)
+    base, disk = FakeDatabase([T]), MemoryDisk()
+    for key in range(BLOCKS):
+        row = {"id": key, "note": "old", "big": "big"}
+        base.commit(FakeChange(T.id, "c", row, block=key))
+    capture = FakeCapture(base, in_chunks=True, reach=Reach(blocks=1))
+    capture.make_snapshot = ReadTwice
+    async with running(base, disk, capture=capture):
+        await until(lambda: settled(base, disk))
+    assert lake_rows(disk, T) == source_rows(base, T)
+    assert doubled(disk) == []
+    rows = disk.tables[T.id].rows().select(["id", "_cdc_op"]).to_pylist()
+    assert rows.count({"id": BLOCKS - 1, "_cdc_op": "r"}) == 2
 
 
 async def test_snapshot_boundary_the_closing_marker_is_given_once() -> None:
