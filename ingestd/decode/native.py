@@ -17,6 +17,9 @@ Output = tuple[int, int, int, int, NDArray[Any], Ints | None, NDArray[np.uint8]]
 class Compiled(Protocol):
     """What `_native.c` has. Arrays are contiguous. Raises ValueError if some are too short."""
 
+    def follow(self, buffer: bytes, at: int, starts: Ints, ends: Ints, /) -> int:
+        """Find the whole CopyData messages from `at` on, as many as there is room for: how many."""
+
     def walk(
         self, buffer: bytes, at: Ints, ends: Ints, stops: Ints, columns: list[Output | None], /
     ) -> tuple[int, bytes]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingestd.decode import native
 from ingestd.errors import ProtocolError
 
 Ints = NDArray[np.int64]
@@ -26,6 +28,8 @@ _KNOWN = frozenset((COPY_DATA, COPY_BOTH, COPY_OUT)) | _ENDS | ASIDES
 _HEADER = 5
 _LENGTH = struct.Struct(">i")
 _NONE: Ints = np.empty(0, np.int64)
+_CHAIN = 1 << 15
+"""So many messages are followed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +47,18 @@ class Cut:
 
 
 def cut(buffer: bytes) -> Cut:
-    """Find the messages; the buffer begins with one. Raises ProtocolError.
-
-    Every message is found from the one before it. So that this takes no step per message, all
-    places are looked at that may begin a CopyData message; where one leads to the next, on and on,
-    the chain is followed at once.
-    """
-    places, follows = _likely(buffer)
-    breaks = np.flatnonzero(np.append(follows[:-1] != places[1:], True))
+    """Find the messages; the buffer begins with one. Raises ProtocolError."""
+    compiled = native.compiled
+    chains: _Chains = _Likely(buffer) if compiled is None else _Followed(buffer, compiled)
     starts, ends = [_NONE], [_NONE]
     last = None
     at = 0
     while last is None and len(buffer) - at >= _HEADER:
-        index = int(np.searchsorted(places, at))
-        if index < len(places) and places[index] == at:
-            run = slice(index, int(breaks[np.searchsorted(breaks, index)]) + 1)
-            starts.append(places[run] + _HEADER)
-            ends.append(follows[run])
-            at = int(follows[run][-1])
+        chain = chains.at(at)
+        if chain is not None:
+            starts.append(chain[0])
+            ends.append(chain[1])
+            at = int(chain[1][-1])
             continue
         content, end = at + _HEADER, at + 1 + _length(buffer, at)
         if end > len(buffer):
@@ -74,11 +72,49 @@ def cut(buffer: bytes) -> Cut:
     return Cut(np.concatenate(starts), np.concatenate(ends), at, last)
 
 
-def _likely(buffer: bytes) -> tuple[Ints, Ints]:
-    """Give the places that look like a whole CopyData message, and where each of them ends.
+class _Chains(Protocol):
+    def at(self, place: int) -> tuple[Ints, Ints] | None:
+        """Give contents of CopyData messages that follow one another from there, if one is there.
 
-    Those of 16 MB or more are left out: few other places have a 'd' before a 0.
+        There may be more of them.
+        """
+
+
+class _Followed:
+    """Finds every message from the one before it, by the compiled part."""
+
+    def __init__(self, buffer: bytes, compiled: native.Compiled) -> None:
+        self._buffer = buffer
+        self._compiled = compiled
+
+    def at(self, place: int) -> tuple[Ints, Ints] | None:
+        starts, ends = np.empty(_CHAIN, np.int64), np.empty(_CHAIN, np.int64)
+        found = self._compiled.follow(self._buffer, place, starts, ends)
+        return (starts[:found], ends[:found]) if found else None
+
+
+class _Likely:
+    """Looks at all places that may begin a message, without a step for each.
+
+    Where one leads to the next, on and on, the chain is followed at once. Messages of 16 MB or more
+    are left out: few other places have a 'd' before a 0.
     """
+
+    def __init__(self, buffer: bytes) -> None:
+        self._places, self._follows = _likely(buffer)
+        is_break = np.append(self._follows[:-1] != self._places[1:], True)
+        self._breaks = np.flatnonzero(is_break)
+
+    def at(self, place: int) -> tuple[Ints, Ints] | None:
+        index = int(np.searchsorted(self._places, place))
+        if index == len(self._places) or self._places[index] != place:
+            return None
+        run = slice(index, int(self._breaks[np.searchsorted(self._breaks, index)]) + 1)
+        return self._places[run] + _HEADER, self._follows[run]
+
+
+def _likely(buffer: bytes) -> tuple[Ints, Ints]:
+    """Give the places that look like a whole CopyData message, and where each of them ends."""
     size = len(buffer)
     if size < _HEADER:
         return _NONE, _NONE
