@@ -3,7 +3,8 @@
 # In the config, listen = "0.0.0.0:9464" makes the port reachable from outside the container; set
 # token, tls_cert and tls_key with it (SECURITY.md; with TLS the health check needs https).
 
-FROM python:3.13-slim AS build
+# not slim: it has a C compiler, for ingestd/decode/_native.c
+FROM python:3.13 AS build
 WORKDIR /src
 RUN python -m venv /opt/ingestd
 # the dependencies first: their layer is built anew only when the versions change

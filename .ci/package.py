@@ -85,6 +85,8 @@ def look_at_start(program: Path) -> None:
     run(program, "--version")
     # -I: of the wheel, not of this checkout
     run(python, "-I", "-c", "import ingestd.app.daemon, ingestd.demo")
+    asked = "from ingestd.decode.native import compiled; print('compiled:', compiled is not None)"
+    run(python, "-I", "-c", asked)
     listed = (
         "from importlib.metadata import distributions as d; print(*(x.name.lower() for x in d()))"
     )

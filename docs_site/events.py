@@ -30,7 +30,7 @@ MEANINGS: Mapping[str, str] = {
     " changed.",
     "config.reloaded": "SIGHUP came, and the config was read anew: which sources are `added`,"
     " `removed`, `changed` (begun again).",
-    "daemon.started": "All is built; the sources begin.",
+    "daemon.started": "All is built; the sources begin. `compiled`: whether the part in C is there, which decodes faster.",
     "daemon.stopped": "Every source is closed, after SIGTERM or SIGINT.",
     "epoch.committed": "An epoch is durable: raw tables and `_epochs`. Of each epoch one line.",
     "epoch.files_left": "An epoch was given up, and its files could not be removed. Nothing reads"

@@ -19,6 +19,7 @@ from ingestd import __version__, failpoints
 from ingestd.app.parts import load
 from ingestd.app.sources import Building
 from ingestd.config import Config
+from ingestd.decode import native
 from ingestd.observe import logs
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
@@ -78,7 +79,12 @@ async def _run(config: Config, load: Callable[[], Config]) -> None:
             log.info("http.listening", address=str(server.address))
             if why := openness(config.http.listen, protection):
                 log.warning("http.open", address=str(server.address), reason=why)
-        log.info("daemon.started", version=__version__, sources=len(config.sources))
+        log.info(
+            "daemon.started",
+            version=__version__,
+            sources=len(config.sources),
+            compiled=native.compiled is not None,
+        )
         telling = telling_service_manager(
             partial(ready, status), config.redactor, stop, paused=partial(paused, status)
         )
