@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -136,13 +137,18 @@ from ingestd.allocation import give_back_early
 give_back_early()
 import sys
 from benchmarks import decode
+from ingestd.decode import native
+if sys.argv[2] == "numpy":
+    native.compiled = None
 print(decode.measure(int(sys.argv[1]))["rows_per_s"])
 """
 
 
-def rows_per_s_as_daemon(transactions: int = TRANSACTIONS) -> float:
+def rows_per_s_as_daemon(
+    transactions: int = TRANSACTIONS, way: Literal["compiled", "numpy"] = "compiled"
+) -> float:
     """Measure in a process that gets its memory as the daemon does."""
-    command = [sys.executable, "-c", AS_DAEMON, str(transactions)]
+    command = [sys.executable, "-c", AS_DAEMON, str(transactions), way]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout)
 
