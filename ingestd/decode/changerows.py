@@ -21,7 +21,7 @@ from ingestd.decode.texts import Source
 from ingestd.decode.tuples import Field, Part, walk_tuples
 from ingestd.decode.typed_tuples import walk_typed
 from ingestd.errors import ProtocolError
-from ingestd.schema import Table
+from ingestd.schema import Column, Table
 
 _NEW, _KEY, _OLD = (ord(c) for c in "NKO")
 _TEXT = ord("t")
@@ -156,34 +156,46 @@ def _walk(parts: Sequence[tuple[Messages, Changes]]) -> list[tuple[Tuples, Tuple
     The messages of all parts are of one source.
     """
     source = parts[0][0].source
-    starts = [_TupleStarts.of(messages, changes.relation) for messages, changes in parts]
-    with_old = [n for n, start in enumerate(starts) if len(start.old)]
-    walked_old = walk_tuples(source, [starts[n].old_part() for n in with_old]) if with_old else []
-    old: dict[int, Tuples | None] = {}
-    for n, (fields, stops) in zip(with_old, walked_old, strict=True):
-        old[n] = starts[n].take_old(fields, stops)
+    starts = [_TupleStarts.of(messages, changes) for messages, changes in parts]
+    _walk_old(source, [start for start in starts if len(start.old)])
     found = []
-    for n, (tuples, stops) in enumerate(_walk_main(source, starts, [c.table for _, c in parts])):
-        if (stops != starts[n].messages.ends).any():
-            msg = f"bytes after the tuple in a change of {starts[n].relation.id}"
+    for start, (tuples, stops) in zip(starts, _walk_main(source, starts), strict=True):
+        if (stops != start.messages.ends).any():
+            msg = f"bytes after the tuple in a change of {start.relation.id}"
             raise ProtocolError(msg)
-        found.append((tuples, old.get(n)))
+        found.append((tuples, start.before))
     return found
 
 
-def _walk_main(
-    source: Source, starts: Sequence[_TupleStarts], tables: Sequence[Table]
-) -> list[tuple[Tuples, Ints]]:
+def _walk_main(source: Source, starts: Sequence[_TupleStarts]) -> list[tuple[Tuples, Ints]]:
     """Give the main tuples, and where each stops; of one relation's, values may be cast."""
     parts = [start.main_part() for start in starts]
-    if len(parts) == 1:
-        columns = {column.name: column for column in tables[0].columns}
-        wanted = [columns.get(column.name) for column in starts[0].relation.columns]
-        typed = walk_typed(source, parts[0], wanted)
+    if len(starts) == 1:
+        typed = walk_typed(source, parts[0], starts[0].wanted(starts[0].table.columns))
         if typed is not None:
             return [(Tuples(typed.fields, values=typed.values), typed.stops)]
     walked = zip(starts, walk_tuples(source, parts), strict=True)
     return [(Tuples(_named(s.relation, fields)), stops) for s, (fields, stops) in walked]
+
+
+def _walk_old(source: Source, starts: Sequence[_TupleStarts]) -> None:
+    """Note what `_cdc_before` is to have, and where updates go on."""
+    parts = [start.old_part() for start in starts]
+    if len(starts) == 1:
+        [start], [part] = starts, parts
+        whole = walk_typed(source, part, start.wanted(()))
+        if whole is not None:
+            sent = start.take_stops(whole.stops)
+            part = Part(part.at[sent], part.ends[sent], part.columns)
+            typed = walk_typed(source, part, start.wanted(start.table.before_columns))
+            if typed is not None and len(sent):
+                start.before = Tuples(typed.fields, start.old[sent], typed.values)
+            return
+    for start, (fields, stops) in zip(starts, walk_tuples(source, parts), strict=True):
+        sent = start.take_stops(stops)
+        if len(sent):
+            sliced = _named(start.relation, [field[sent] for field in fields])
+            start.before = Tuples(sliced, start.old[sent])
 
 
 @dataclass(slots=True)
@@ -191,26 +203,35 @@ class _TupleStarts:
     """Where the tuples of one relation's changes are.
 
     `old`: the messages that begin with an old one. `main`: where the main tuple begins; of updates
-    with an old one, since `take_old`.
+    with an old one, since `take_stops`. `before`: the tuples for `_cdc_before`, once walked.
     """
 
     messages: Messages
     relation: Relation
+    table: Table
     kinds: NDArray[np.uint8]
     old: Ints
     main: Ints
+    before: Tuples | None = None
 
     @classmethod
-    def of(cls, messages: Messages, relation: Relation) -> _TupleStarts:
+    def of(cls, messages: Messages, changes: Changes) -> _TupleStarts:
         types = messages.types
         kinds = (messages.heads >> 16).astype(np.uint8)
         is_new = kinds == _NEW
         is_old = (kinds == _KEY) | (kinds == _OLD)
         good = np.where(types == INSERT, is_new, np.where(types == DELETE, is_old, is_new | is_old))
         if not good.all():
-            msg = f"unexpected kind of tuple in a change of {relation.id}"
+            msg = f"unexpected kind of tuple in a change of {changes.relation.id}"
             raise ProtocolError(msg)
-        return cls(messages, relation, kinds, np.flatnonzero(is_old), messages.starts + _TUPLE + 1)
+        main = messages.starts + _TUPLE + 1
+        old = np.flatnonzero(is_old)
+        return cls(messages, changes.relation, changes.table, kinds, old, main)
+
+    def wanted(self, columns: Sequence[Column]) -> list[Column | None]:
+        """Give for each column of the relation that of these by its name."""
+        by_name = {column.name: column for column in columns}
+        return [by_name.get(column.name) for column in self.relation.columns]
 
     def old_part(self) -> Part:
         ends = self.messages.ends[self.old]
@@ -219,8 +240,8 @@ class _TupleStarts:
     def main_part(self) -> Part:
         return Part(self.main, self.messages.ends, len(self.relation.columns))
 
-    def take_old(self, fields: list[Field], stops: Ints) -> Tuples | None:
-        """Note where the new tuples of updates follow; give what `_cdc_before` is to have."""
+    def take_stops(self, stops: Ints) -> Ints:
+        """Note where the new tuples of updates follow; give which of `old` `_cdc_before` has."""
         messages, old = self.messages, self.old
         updated = messages.types[old] != DELETE
         follows, ends = stops[updated], messages.ends[old][updated]
@@ -228,10 +249,7 @@ class _TupleStarts:
             msg = f"update of {self.relation.id} without a new tuple"
             raise ProtocolError(msg)
         self.main[old[updated]] = follows + 1
-        sent = np.flatnonzero(updated | (self.kinds[old] == _OLD))
-        if len(sent) == 0:
-            return None
-        return Tuples(_named(self.relation, [field[sent] for field in fields]), old[sent])
+        return np.flatnonzero(updated | (self.kinds[old] == _OLD))
 
 
 def _named(relation: Relation, fields: list[Field]) -> Fields:

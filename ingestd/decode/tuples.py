@@ -48,6 +48,8 @@ def walk_tuples(
     The n-th columns of all parts are read together: what a step takes hardly depends on how many
     there are. No tuple reaches beyond its message's end. Raises ProtocolError.
     """
+    if not parts:
+        return []
     order = sorted(range(len(parts)), key=lambda n: parts[n].columns, reverse=True)
     widths = [parts[n].columns for n in order]
     bounds = list(accumulate((len(parts[n].at) for n in order), initial=0))
