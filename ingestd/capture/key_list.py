@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.errors import TableChangedError
 from ingestd.keys import Key
-from ingestd.schema import Table
+from ingestd.schema import Column, Table
 
 # Composite values are compared as records: what the server takes no bare literal for.
 _RELATION = """
@@ -24,6 +25,15 @@ SELECT c.relkind::text = 'p',
          WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND 'c' IN (t.typtype, b.typtype)), '{}')
   FROM pg_catalog.pg_class c WHERE c.oid = %s
 """
+
+
+def can_be_found(column: Column) -> bool:
+    """Whether the server finds a key's value by the text that the lake's has.
+
+    Of another type than the source's the text may be another (``0.50`` of ``0.5``).
+    """
+    is_other = column.is_override and not pa.types.is_string(column.type)
+    return not (column.mask or is_other or pa.types.is_nested(column.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +76,7 @@ def bare_literal(value: str | bytes | None) -> sql.Composable:
     try:
         return sql.Literal(value.decode())
     except UnicodeDecodeError:
-        hexed = sql.Literal(f"\\x{value.hex()}")
-        return sql.SQL("pg_catalog.convert_from({}::pg_catalog.bytea, 'SQL_ASCII')").format(hexed)
+        return sql.SQL("E'" + "".join(f"\\x{byte:02x}" for byte in value) + "'")
 
 
 @dataclass(frozen=True, slots=True)

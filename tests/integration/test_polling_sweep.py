@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -335,6 +336,7 @@ async def test_children_of_a_plain_table_are_not_its_rows(database: Database) ->
     assert keys_in(table, await absent_of(database, table, found)) == ["[3]"]
 
 
+@pytest.mark.parametrize("kind", ["text", "char(9)"])
 @pytest.mark.parametrize(
     ("encoding", "value"),
     [
@@ -344,20 +346,38 @@ async def test_children_of_a_plain_table_are_not_its_rows(database: Database) ->
     ],
 )
 async def test_keys_of_a_database_of_another_encoding(
-    database: Database, encoding: str, value: str
+    database: Database, encoding: str, value: str, kind: str
 ) -> None:
     name = f"{database.name}_other"
     database.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
     other = replace(database, name=name)
     try:
-        make(other, "id text PRIMARY KEY", value)
+        make(other, f"id {kind} PRIMARY KEY", value)
         table = await keyed(other)
         log = await lake_of(other, table)
         other.execute("DELETE FROM t WHERE number % 10 = 0")
         found = await swept(other, table, log)
         assert keys_in(table, found) == numbered(table, log, DELETED)
+        one, *_ = log.rows.filter(pc.equal(log.rows["number"], 1)).to_batches()
+        assert keys_in(table, await absent_of(other, table, [*found, one])) == keys_in(table, found)
     finally:
         database.execute(f"DROP DATABASE {name} (FORCE)")
+
+
+async def test_keys_that_the_lake_has_as_another_type_are_not_taken_for_gone(
+    database: Database,
+) -> None:
+    """Text to the server, to which ``0.5`` is not ``0.50``."""
+    make(database, "id text PRIMARY KEY", "i || '.5'", 10)
+    table = await keyed(database)
+    chosen = replace(table.columns[0], type=pa.decimal128(10, 2), is_override=True)
+    table = replace(table, columns=(chosen, *table.columns[1:]))
+    log = await lake_of(database, table)
+    database.execute("DELETE FROM t WHERE number = 3")
+    every = log.rows.combine_chunks().to_batches()
+    gone = [str([Decimal("3.50")])]
+    assert keys_in(table, await swept(database, table, log)) == gone
+    assert keys_in(table, await absent_of(database, table, every)) == gone
 
 
 async def test_keys_that_went_meanwhile_are_no_candidates(database: Database) -> None:

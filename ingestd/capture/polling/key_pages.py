@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.copy_queries import output_of, packable, packable_name, packed
-from ingestd.capture.key_list import KeyedRelation, KeyList
+from ingestd.capture.key_list import KeyedRelation, KeyList, can_be_found
 from ingestd.capture.polling.key_order import KeyOrder, key_order
 from ingestd.capture.session import read_bytes_as_they_are
 from ingestd.decode.columnar import ColumnarDecoder
@@ -116,9 +116,8 @@ class KeyPages:
 
     async def can_list(self, connection: AsyncConnection[Any]) -> bool:
         """Whether the server can be asked for some of the keys by the lake's values of them."""
-        return not (await self._found(connection)).composite and not any(
-            c.mask is not None or pa.types.is_nested(c.type) for c in self.table.columns
-        )
+        found = await self._found(connection)
+        return not found.composite and all(map(can_be_found, self.table.columns))
 
     async def listed(
         self, connection: AsyncConnection[Any], keys: Sequence[Key]

@@ -14,12 +14,11 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from psycopg import AsyncConnection
 
 from ingestd.capture.conditions import check_condition, joined
 from ingestd.capture.faults import classify
-from ingestd.capture.key_list import KeyedRelation
+from ingestd.capture.key_list import KeyedRelation, can_be_found
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
 from ingestd.capture.positions import insert_position
@@ -70,7 +69,7 @@ _IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle i
 def can_be_chunked(table: Table) -> bool:
     """Whether rows can be told apart and be found by what the stream has of their keys."""
     key = [table.column(n) for n in table.identifying]
-    return bool(key) and not any(c.mask or pa.types.is_nested(c.type) for c in key)
+    return bool(key) and all(map(can_be_found, key))
 
 
 async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:

@@ -1,0 +1,45 @@
+"""Which rows the server can be asked for by the lake's values of their keys."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from ingestd.capture.key_list import bare_literal, can_be_found
+from ingestd.capture.wal.chunks import can_be_chunked
+from ingestd.schema import Column, Mask, Table, TableId
+
+TEXT_OID = 25
+
+
+def column(kind: pa.DataType, *, is_override: bool = False, mask: Mask | None = None) -> Column:
+    return Column("k", TEXT_OID, -1, kind, identity=True, is_override=is_override, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_found"),
+    [
+        (column(pa.string()), True),
+        (column(pa.int64()), True),
+        (column(pa.decimal128(12, 2)), True),
+        (column(pa.list_(pa.int64())), False),
+        (column(pa.string(), mask=Mask("sha256")), False),
+        (column(pa.string(), is_override=True), True),
+        (column(pa.decimal128(12, 2), is_override=True), False),
+        (column(pa.timestamp("us"), is_override=True), False),
+        (column(pa.float64(), is_override=True), False),
+    ],
+)
+def test_a_key_is_found_by_the_text_that_the_source_has(key: Column, *, is_found: bool) -> None:
+    """A decimal of two digits, say, gives ``0.50`` for a text ``0.5``."""
+    assert can_be_found(key) is is_found
+    table = Table(TableId("public", "t"), 7, (key,), key=("k",))
+    assert can_be_chunked(table) is is_found
+
+
+def test_a_literal_has_no_type_whatever_its_bytes() -> None:
+    """So that the server takes it for the column's: a char(n) is padded, a text is not."""
+    assert bare_literal("it's").as_string(None) == "'it''s'"
+    assert bare_literal(b"\xc3\xa9").as_string(None) == "'\u00e9'"
+    assert bare_literal(b"\xe9'\\").as_string(None) == r"E'\xe9\x27\x5c'"
+    assert bare_literal(None).as_string(None) == "NULL"
