@@ -205,7 +205,7 @@ def identify(
     if sending.unsent_key and table.key:
         return _alter(table, "DEFAULT", sending)
     if sending.unsent_key or _refused_for_unsent(table, sending):
-        return _whole(table, sending)
+        return whole_rows(table, sending)
     if table.identity and any(p.is_unidentified for p in sending.partitions):
         return _alter_partitions(table, sending)
     if table.identity and found is not None and found.columns is not None:
@@ -214,7 +214,7 @@ def identify(
         return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
     if table.replica_identity in {"n", "i"} and table.key:
         return _alter(table, "DEFAULT", sending)
-    whole = _whole(table, sending)
+    whole = whole_rows(table, sending)
     return whole if whole.startswith(_ADD_KEY) else f"add a primary key, or {whole}"
 
 
@@ -266,10 +266,10 @@ def _alter_partitions(table: Table, sending: Sending) -> str:
     """Write what gives the partitions an identity that serves as the table's."""
     if table.key and table.replica_identity in {"d", "f"}:
         return _for_tree(table, "DEFAULT", _LEAVES)
-    return _whole(table, sending, _LEAVES)
+    return whole_rows(table, sending, _LEAVES)
 
 
-def _whole(table: Table, sending: Sending, which: LiteralString = "") -> str:
+def whole_rows(table: Table, sending: Sending, which: LiteralString = "") -> str:
     """Write what has whole rows sent; where the server would refuse that, what is left to do."""
     if not (sending.minds_unsent and sending.unsent):
         if which:

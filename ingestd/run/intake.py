@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from ingestd.changes import Chunk, TableBatch
 from ingestd.errors import TableChangedError, TableError, TableReplacedError
+from ingestd.incomplete_rows import has_incomplete, incomplete_row
 from ingestd.ports import Sink
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import TableEvent, TableState
@@ -143,21 +144,27 @@ class Intake:
             self.wanted.set()
         for batch in chunk.batches:
             self.delivered.take(batch)  # those of a stopped table too: it may be read soon
-            if not self._book.is_captured(batch.table.id):
-                continue
-            for touched in self._touched.get(batch.table.id, {}).values():
-                touched.take(batch)
-            lsn = batch.rows.column("_cdc_lsn")
-            if self._book.is_new_version(batch.table):
-                first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
-                if self._book.is_ambiguous(batch.table, first, xid):
-                    self.wanted.set()
-                await self.enter([batch.table], self._book.state(batch.table.id), first)
-            self._book.took(batch.table.id, Lsn(lsn[-1].as_py()))
-            await self._append(epoch, batch)
+            if self._book.is_captured(batch.table.id):
+                await self._take_changes(epoch, batch)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)
         await self.record(self._book.changed(_now(), chunk.position))
+
+    async def _take_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
+        """Append changes of a table that is captured, unless they stop it."""
+        if has_incomplete(batch):
+            await self.stop_table(epoch, incomplete_row(batch.table.id))
+            return
+        for touched in self._touched.get(batch.table.id, {}).values():
+            touched.take(batch)
+        lsn = batch.rows.column("_cdc_lsn")
+        if self._book.is_new_version(batch.table):
+            first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
+            if self._book.is_ambiguous(batch.table, first, xid):
+                self.wanted.set()
+            await self.enter([batch.table], self._book.state(batch.table.id), first)
+        self._book.took(batch.table.id, Lsn(lsn[-1].as_py()))
+        await self._append(epoch, batch)
 
     async def enter(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
         """Record that tables entered a state."""

@@ -19,9 +19,11 @@ from ingestd.capture.identity import (
     incomplete,
     only_inserts,
     only_keys,
+    whole_rows,
 )
 from ingestd.capture.patterns import missing_tables, unmatched
 from ingestd.capture.published import find_publication, published
+from ingestd.capture.row_filters import MAY_STOP, may_lack_values, with_toast
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.tls import check_line
@@ -112,6 +114,7 @@ async def _tables(
     is_ours = settings.manage and (publication is None or publication.owned)
     definitions = Definitions(settings)
     await definitions.take(connection, catalog, {})
+    toasted = await with_toast(connection, [row.oid for row in catalog.rows])
     good = []
     for row in catalog.rows:
         plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)
@@ -133,7 +136,10 @@ async def _tables(
         good.append(table)
         detail = _captured(plain, table, settings, sending, is_ours=is_ours)
         lacking = only_inserts(plain, None if is_ours else sent, sending)
-        if lacking is None:
+        if lacking is None and may_lack_values(table, sending, toasted):
+            detail = f"{detail}: {MAY_STOP}"
+            found.note(subject, "warn", detail, whole_rows(plain, sending))
+        elif lacking is None:
             found.note(subject, "ok", detail)
         else:
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"

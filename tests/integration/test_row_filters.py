@@ -1,0 +1,91 @@
+"""Rows that an UPDATE moves into a publication's row filter: an INSERT without TOASTed values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ingestd.schema import TableId
+from tests.harness.command_line import run_command
+from tests.harness.compare import assert_lake_equals_source, registry
+from tests.harness.config import wal_config
+from tests.harness.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 60
+BIG = TableId("public", "big")
+OUTSIDE = 1000
+"""Rows that the filter does not let through, of 3,000."""
+REMEDY = "REPLICA IDENTITY FULL"
+
+
+@pytest.fixture
+def filtered(database: Database) -> Database:
+    if database.server.major < 15:
+        pytest.skip("PostgreSQL 14 has no row filters")
+    database.execute(
+        "CREATE TABLE big (id int PRIMARY KEY, v int, body text)",
+        "ALTER TABLE big ALTER body SET STORAGE EXTERNAL",
+        "INSERT INTO big SELECT i, i, repeat(md5(i::text), 100) FROM generate_series(1, 3000) i",
+        f"CREATE PUBLICATION {database.name} FOR TABLE big WHERE (id > {OUTSIDE})",
+    )
+    return database
+
+
+def config(database: Database, lake: Path) -> str:
+    names = [f'slot = "{database.name}"', f'publication = "{database.name}"']
+    lines = [*names, 'discover_interval = "1s"']
+    return wal_config(
+        tables=("public.big",), lake=lake, dsn=database.dsn, source_extra="\n".join(lines)
+    )
+
+
+def last(lake: Path) -> dict[str, Any]:
+    return registry(lake)[-1]
+
+
+def await_state(daemon: Daemon, lake: Path, state: str) -> None:
+    await_until(lambda: bool(registry(lake)) and last(lake)["state"] == state, LIMIT_S, daemon.tail)
+
+
+def assert_lake_has_what_is_published(database: Database, lake: Path) -> None:
+    """Removes the other rows, of which nothing was ever sent."""
+    database.execute(f"DELETE FROM big WHERE id <= {OUTSIDE}")
+    assert_lake_equals_source(database, lake, tables=[BIG], slot=database.name)
+
+
+def test_i7_a_row_that_comes_into_the_filter_without_its_values_stops_its_table(
+    filtered: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    daemon = make_daemon(config(filtered, lake))
+    said = run_command(daemon.config_path, "check").stdout
+    assert "an UPDATE that moves a row there without its large values stops the table" in said
+    assert REMEDY in said
+    daemon.start_ready()
+    # within the filter, out of it, and new in it: all that is needed comes, or is in the lake
+    filtered.execute(
+        "UPDATE big SET v = -v WHERE id = 2000",
+        "UPDATE big SET id = 7000 WHERE id = 2001",
+        "UPDATE big SET id = -3 WHERE id = 2002",
+        "UPDATE big SET id = 7001, body = repeat('n', 9000) WHERE id = 4",
+        "INSERT INTO big VALUES (7002, 1, repeat('n', 9000))",
+    )
+    filtered.execute("UPDATE big SET id = 7003 WHERE id = 5")
+    await_state(daemon, lake, "stopped")
+    assert "moved a row into the publication's row filter" in last(lake)["reason"]
+    [event] = await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
+    assert REMEDY in event["remedy"]
+    filtered.execute("ALTER TABLE big REPLICA IDENTITY FULL")
+    assert "ok" in run_command(daemon.config_path, "check").stdout
+    snapshot = run_command(daemon.config_path, "snapshot", "shop", "public.big")
+    assert snapshot.returncode == 0, snapshot.stdout + snapshot.stderr
+    filtered.execute("UPDATE big SET id = id + 8000 WHERE id BETWEEN 6 AND 9")
+    assert_lake_has_what_is_published(filtered, lake)
+    assert last(lake)["state"] == "live"
