@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ingestd.config import TableSettings
 from ingestd.decode.masks import masked_text
-from ingestd.decode.types import Types, override_type
+from ingestd.decode.types import Types, is_number, override_type
 from ingestd.errors import TableError
 from ingestd.references import key_path
 from ingestd.schema import Column, Mask, Table
@@ -43,7 +43,7 @@ def controlled(
         _refuse_unknown(table, settings)
     else:
         _refuse_renamed(table, settings, is_listed=is_listed)
-    _refuse_unidentifiable(table, settings)
+    _refuse_unidentifiable(table, settings, types)
     columns = tuple(
         _one(table, column, settings, mask_key, types)
         for column in table.columns
@@ -142,8 +142,9 @@ def _refuse_renamed(table: Table, settings: TableSettings, *, is_listed: bool) -
             raise _fault(table, key, what, "correct")
 
 
-def _refuse_unidentifiable(table: Table, settings: TableSettings) -> None:
+def _refuse_unidentifiable(table: Table, settings: TableSettings, types: Types) -> None:
     """Refuse to hide what tells rows apart: with whole rows the primary key, if there is one."""
+    oids = {column.name: column.type_oid for column in table.columns}
     needed = table.key if table.replica_identity == FULL else table.identity
     what = "primary key" if table.replica_identity == FULL else "replica identity"
     for column in needed:
@@ -158,6 +159,14 @@ def _refuse_unidentifiable(table: Table, settings: TableSettings) -> None:
                 "mask_columns",
                 reason + "it can't be masked with null",
                 "use sha256 for it in",
+            )
+        chosen = settings.types.get(column, "").strip().lower()
+        if chosen.startswith("decimal") and not is_number(oids.get(column, 0), types):
+            raise _fault(
+                table,
+                "types",
+                reason + "as decimals, texts that are two rows (1.5 and 1.50) would be one",
+                "take it out of",
             )
 
 

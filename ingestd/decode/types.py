@@ -205,6 +205,14 @@ def override_type(text: str, type_oid: int, typmod: int, types: Types = BUILT_IN
     return _override(name, type_oid, typmod, types)
 
 
+def is_number(type_oid: int, types: Types) -> bool:
+    """Whether the server compares values of the type as numbers: whole or decimal, not floats."""
+    known = types.get(type_oid)
+    if known is not None and known.kind == "domain":
+        return is_number(known.of, types)
+    return type_oid in _INTEGER_OIDS or type_oid == NUMERIC_OID
+
+
 def _check_name(name: str, text: str) -> None:
     array = _ARRAY.fullmatch(name)
     if array is not None:

@@ -179,3 +179,18 @@ def test_what_is_published_of_a_table_is_what_is_captured() -> None:
     assert table.before == ("id", "note")
     assert table.row_filter == "(id > 5)"
     assert as_published(orders(), None, None) == orders()
+
+
+def test_texts_that_tell_rows_apart_are_no_decimals() -> None:
+    """``1.5`` and ``1.50`` are two keys of the source's, and one decimal."""
+    by_email = orders(by=("email",), key=("email",))
+    with pytest.raises(TableError, match="would be one") as caught:
+        apply(by_email, types={"email": " Decimal(12, 2)"})
+    assert "types" in str(caught.value.remedy)
+    assert apply(by_email, types={"email": "integer"}).column("email").type == pa.int32()
+    assert apply(by_email, types={"note": "decimal(12,2)"}).column("note").is_override
+    for name in ("id", "amount"):
+        by_number = orders(by=(name,), key=(name,))
+        assert apply(by_number, types={name: "decimal(12,2)"}).column(name).is_override
+    whole = orders(identity="f", key=())
+    assert apply(whole, types={"email": "decimal(12,2)"}).column("email").is_override
