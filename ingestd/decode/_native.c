@@ -34,6 +34,7 @@ typedef struct {
     int kind;
     int size; /* bytes of a value in `values` */
     int precision, scale; /* of a decimal */
+    uint64_t end;         /* of a decimal's digits as a number */
     uint8_t seen;      /* bit n: a value of state n */
     Py_buffer values;  /* of TEXT int64: where it begins */
     Py_buffer lengths; /* int64, of TEXT only */
@@ -85,9 +86,7 @@ static int read_decimal(const uint8_t *p, int n, const Column *column, int64_t *
     if (whole > 19 - scale || !starts_like_a_number(p, whole)) return 0;
     if (!read_digits(p, whole, &value)) return 0;
     if (scale && (p[whole] != '.' || !read_digits(p + whole + 1, scale, &value))) return 0;
-    uint64_t end = 1;
-    for (int i = 0; i < column->precision; i++) end *= 10;
-    if (value >= end || (is_negative && value == 0)) return 0;
+    if (value >= column->end || (is_negative && value == 0)) return 0;
     *out = is_negative ? -(int64_t)value : (int64_t)value;
     return 1;
 }
@@ -249,6 +248,8 @@ static int set_column(Column *column, PyObject *given, Py_ssize_t rows) {
         PyErr_SetString(PyExc_ValueError, "arrays shorter than there are rows");
         return 0;
     }
+    column->end = 1;
+    for (int i = 0; i < digits; i++) column->end *= 10;
     column->is_wanted = 1;
     return 1;
 }
@@ -310,20 +311,25 @@ done:
 static int gather_rows(const char *data, int64_t size, const int64_t *starts,
                        const int64_t *lengths, Py_ssize_t rows, int32_t *offsets, char *to,
                        int64_t most) {
-    const int64_t SHORT = 16; /* copied without a loop, with what lies behind */
     int64_t used = 0;
-    offsets[0] = 0;
     for (Py_ssize_t row = 0; row < rows; row++) {
         int64_t at = starts[row], n = lengths[row];
+        offsets[row] = (int32_t)used;
+        if (n == 0) continue;
         if (n < 0 || n > most - used) return 0;
-        if (n > 0 && (at < 0 || at > size || n > size - at)) return 0;
-        if (n > 0 && n <= SHORT && SHORT <= size - at && SHORT <= most - used)
-            memcpy(to + used, data + at, SHORT);
-        else if (n > 0)
+        if (at < 0 || at > size || n > size - at) return 0;
+        int64_t room = size - at < most - used ? size - at : most - used;
+        if (n <= 16 && room >= 16) /* with what lies behind: faster than so many bytes */
+            memcpy(to + used, data + at, 16);
+        else if (n <= 32 && room >= 32)
+            memcpy(to + used, data + at, 32);
+        else if (n <= 64 && room >= 64)
+            memcpy(to + used, data + at, 64);
+        else
             memcpy(to + used, data + at, (size_t)n);
         used += n;
-        offsets[row + 1] = (int32_t)used;
     }
+    offsets[rows] = (int32_t)used;
     return 1;
 }
 
