@@ -131,7 +131,8 @@ class Texts:
         """Give offsets and bytes of the values."""
         offsets = np.empty(len(self.starts) + 1, np.int32)
         data = pa.allocate_buffer(int(self.lengths.sum()))
-        starts, lengths = np.ascontiguousarray(self.starts), np.ascontiguousarray(self.lengths)
+        starts = np.ascontiguousarray(self.starts, np.int64)
+        lengths = np.ascontiguousarray(self.lengths, np.int64)
         compiled.gather(self.source.buffer, starts, lengths, offsets, data)
         return pa.py_buffer(offsets), data
 

@@ -54,9 +54,11 @@ def walk_typed(source: Source, part: Part, wanted: Sequence[Column | None]) -> T
 
     None if nothing is compiled, or a tuple is malformed, of which `walk_tuples` tells more.
     """
+    if native.compiled is None:
+        return None
     rows = len(part.at)
     outputs = [None if column is None else _output(column, rows) for column in wanted]
-    stops = _walk(source, part, outputs)
+    stops = _walk(native.compiled, source, part, outputs)
     if stops is None:
         return None
     found = TypedTuples(stops)
@@ -66,11 +68,13 @@ def walk_typed(source: Source, part: Part, wanted: Sequence[Column | None]) -> T
         if output.kind == _TEXT:
             found.fields[column.name] = output.field(source)
         elif output.has(_UNSENT):
-            found.fields[column.name] = _field(source, part, n)
+            found.fields[column.name] = _field(native.compiled, source, part, n)
         else:
-            refused = np.flatnonzero(output.states == _ODD) if output.has(_ODD) else _NONE
-            odd = Part(part.at[refused], part.ends[refused], part.columns)
-            texts = _field(source, odd, n).texts
+            refused, texts = _NONE, Texts(source, _NONE, _NONE)
+            if output.has(_ODD):
+                refused = np.flatnonzero(output.states == _ODD)
+                odd = Part(part.at[refused], part.ends[refused], part.columns)
+                texts = _field(native.compiled, source, odd, n).texts
             found.values[column.name] = CastColumn(output.array(column.type), refused, texts)
     return found
 
@@ -135,15 +139,14 @@ def _texts(rows: int) -> _Output:
 
 
 def _walk(
-    source: Source, part: Part, outputs: Sequence[_Output | None]
+    compiled: native.Compiled, source: Source, part: Part, outputs: Sequence[_Output | None]
 ) -> NDArray[np.int64] | None:
-    """Fill the outputs, and give where each tuple ends."""
-    if native.compiled is None:
-        return None
-    at, ends = np.ascontiguousarray(part.at), np.ascontiguousarray(part.ends)
+    """Fill the outputs, and give where each tuple ends; None if one is malformed."""
+    at = np.ascontiguousarray(part.at, np.int64)
+    ends = np.ascontiguousarray(part.ends, np.int64)
     stops = np.empty_like(at)
     arguments = [None if output is None else output.argument for output in outputs]
-    malformed, seen = native.compiled.walk(source.buffer, at, ends, stops, arguments)
+    malformed, seen = compiled.walk(source.buffer, at, ends, stops, arguments)
     if malformed >= 0:
         return None
     for output, states in zip(outputs, seen, strict=True):
@@ -152,9 +155,9 @@ def _walk(
     return stops
 
 
-def _field(source: Source, part: Part, column: int) -> Field:
+def _field(compiled: native.Compiled, source: Source, part: Part, column: int) -> Field:
     """Give one column's texts, of tuples that were walked before."""
     outputs: list[_Output | None] = [None] * part.columns
     outputs[column] = output = _texts(len(part.at))
-    _walk(source, part, outputs)
+    _walk(compiled, source, part, outputs)
     return output.field(source)
