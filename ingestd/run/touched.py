@@ -76,6 +76,7 @@ class Touched:
         self._unsent: deque[tuple[Table, pa.RecordBatch]] = deque()
         self._unsent_rows = 0
         self._again: set[Key] = set()
+        self._asked: set[Key] = set()
 
     def take(self, batch: TableBatch) -> None:
         """Note changes that the stream brought."""
@@ -95,13 +96,14 @@ class Touched:
         lacking = rows.filter(rows.column("_cdc_unchanged").is_valid())
         if self._is_closed:  # one that is still owed may have got another key
             lacking = lacking.filter(lacking.column("_cdc_before").is_valid())
-            keys = zip(new_keys(table, lacking), old_keys(table, lacking), strict=True)
-            lacking = lacking.filter(pa.array([new != old for new, old in keys], pa.bool_()))
-        if lacking.num_rows:
+            for new, old in zip(new_keys(table, lacking), old_keys(table, lacking), strict=True):
+                if new != old and (old in self._again or old in self._asked):
+                    self._again.add(new)
+        elif lacking.num_rows:
             self._unsent.append((table, key_rows(table, lacking)))
             self._unsent_rows += lacking.num_rows
             if self._unsent_rows > MOST_UNSENT:  # the same ones again and again, it may be
-                self._again |= self.take_unsent(sys.maxsize)
+                self._again |= self._take_unsent(sys.maxsize)
 
     def is_settled(self, point: Lsn, seen: Visibility) -> bool:
         """Whether chunks may begin: this snapshot, and so each to come, sees all below `point`.
@@ -113,6 +115,7 @@ class Touched:
     def close(self) -> None:
         """Take that every row has been read, but for what is owed: a change has one before it."""
         self._is_closed = True
+        self._again |= self._take_unsent(sys.maxsize)
 
     def pass_floor(self, seen: Visibility) -> None:
         """Take that no chunk to come is older than this snapshot."""
@@ -148,11 +151,16 @@ class Touched:
         return len(self._again) + self._unsent_rows
 
     def owe_again(self, keys: set[Key]) -> None:
-        """Note rows that were read by their keys in vain: they had been overtaken."""
+        """Take that what was to be read has been; of these rows in vain: they were overtaken."""
         self._again |= keys
+        self._asked = set()
 
     def take_unsent(self, limit: int) -> set[Key]:
-        """Give about `limit` keys of rows to be read, once."""
+        """Give about `limit` keys of rows to be read, once; then say `owe_again`."""
+        self._asked = self._take_unsent(limit)
+        return self._asked
+
+    def _take_unsent(self, limit: int) -> set[Key]:
         keys = set(islice(self._again, limit))
         self._again -= keys
         while self._unsent and len(keys) < limit:

@@ -30,6 +30,14 @@ def lacking(*ids: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, change_schema(TABLE))
 
 
+def renamed(*pairs: tuple[int, int]) -> pa.RecordBatch:
+    rows = [
+        {"id": new, "_cdc_op": "u", "_cdc_unchanged": ["big"], "_cdc_before": {"id": old}}
+        for old, new in pairs
+    ]
+    return pa.RecordBatch.from_pylist(rows, change_schema(TABLE))
+
+
 def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_UNSENT", 10)
     touched = Touched(TABLE, Visibility(1, 1), np.empty(0, np.int64))
@@ -42,3 +50,22 @@ def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> N
         assert 0 < len(some) <= 2
         taken += some
     assert set(taken) == {("1",), ("2",), ("3",)}
+
+
+def test_when_all_is_read_a_new_key_is_owed_only_of_a_row_that_is() -> None:
+    """Or a source that changes keys faster than they are read would never let it end."""
+    touched = Touched(TABLE, Visibility(1, 1), np.empty(0, np.int64))
+    touched.owe(TABLE, lacking(1, 2))
+    touched.close()
+    touched.owe(TABLE, lacking(1, 7))
+    touched.owe(TABLE, renamed((8, 9), (1, 11), (11, 12), (3, 3)))
+    assert touched.owes == 4
+    asked = touched.take_unsent(10)
+    assert asked == {("1",), ("2",), ("11",), ("12",)}
+    touched.owe(TABLE, renamed((2, 22), (22, 23), (9, 10)))  # while they are read
+    assert touched.owes == 2
+    touched.owe_again({("12",)})
+    touched.owe(TABLE, renamed((1, 100), (12, 13)))
+    assert touched.take_unsent(10) == {("22",), ("23",), ("12",), ("13",)}
+    touched.owe_again(set())
+    assert touched.owes == 0
