@@ -13,8 +13,10 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 import zipfile
@@ -85,8 +87,13 @@ def look_at_start(program: Path) -> None:
     run(program, "--version")
     # -I: of the wheel, not of this checkout
     run(python, "-I", "-c", "import ingestd.app.daemon, ingestd.demo")
-    asked = "from ingestd.decode.native import compiled; print('compiled:', compiled is not None)"
-    run(python, "-I", "-c", asked)
+    asked = "from ingestd.decode.native import compiled; print(compiled is not None)"
+    answer = subprocess.run([python, "-I", "-c", asked], check=True, capture_output=True)  # noqa: S603
+    is_compiled = answer.stdout.strip() == b"True"
+    said(f"compiled: {is_compiled}")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if shutil.which("cc") and header.exists() and not is_compiled:
+        sys.exit("ingestd/decode/_native.c was not compiled, though there is a compiler")
     listed = (
         "from importlib.metadata import distributions as d; print(*(x.name.lower() for x in d()))"
     )

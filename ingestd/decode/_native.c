@@ -18,7 +18,7 @@
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "decimals are written for little-endian machines; numpy does without this"
+#error "numbers are written as little-endian machines have them; numpy does without this"
 #endif
 
 /* What is made of a column; of TEXT, where it lies. As in typed_tuples.py. */
@@ -27,7 +27,10 @@ enum { TEXT, INTEGER, BOOLEAN, DATE, TIMESTAMP, INSTANT, DECIMAL, KINDS };
 /* What was found of a value; ODD: its text is not one that the column can hold. */
 enum { PRESENT, ABSENT, UNSENT, ODD };
 
-static const int MOST_COLUMNS = 1664; /* of a tuple: MaxTupleAttributeNumber */
+static const int MOST_COLUMNS = INT16_MAX; /* of a tuple: as many as can be said */
+
+/* As in native.py: with what is called otherwise, or writes otherwise, it grows. */
+static const int VERSION = 1;
 
 typedef struct {
     int is_wanted;
@@ -231,7 +234,7 @@ static int set_column(Column *column, PyObject *given, Py_ssize_t rows) {
         return 0;
     int size = column->size, digits = column->precision, scale = column->scale;
     int is_sized = size == 1 || size == 2 || size == 4 || size == 8 || size == 16;
-    int is_decimal = digits >= 1 && digits <= 18 && scale >= 0 && scale <= digits;
+    int is_decimal = size == 16 && digits >= 1 && digits <= 18 && scale >= 0 && scale <= digits;
     if (column->kind < TEXT || column->kind >= KINDS || !is_sized ||
         (column->kind == INTEGER && size > 8) || (column->kind == TEXT && size != 8) ||
         (column->kind == DECIMAL && !is_decimal)) {
@@ -249,7 +252,7 @@ static int set_column(Column *column, PyObject *given, Py_ssize_t rows) {
         return 0;
     }
     column->end = 1;
-    for (int i = 0; i < digits; i++) column->end *= 10;
+    for (int i = 0; column->kind == DECIMAL && i < digits; i++) column->end *= 10;
     column->is_wanted = 1;
     return 1;
 }
@@ -401,7 +404,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int set_version(PyObject *module) {
+    return PyModule_AddIntConstant(module, "VERSION", VERSION);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_version}, {0, NULL}};
+
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "_native", .m_methods = methods};
+    PyModuleDef_HEAD_INIT, .m_name = "_native", .m_methods = methods, .m_slots = slots};
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

@@ -186,9 +186,10 @@ def _walk_old(source: Source, starts: Sequence[_TupleStarts]) -> None:
         whole = walk_typed(source, part, start.wanted(()))
         if whole is not None:
             sent = start.take_stops(whole.stops)
-            part = Part(part.at[sent], part.ends[sent], part.columns)
-            typed = walk_typed(source, part, start.wanted(start.table.before_columns))
-            if typed is not None and len(sent):
+            if len(sent):
+                part = Part(part.at[sent], part.ends[sent], part.columns)
+                typed = walk_typed(source, part, start.wanted(start.table.before_columns))
+                assert typed is not None  # it was walked before
                 start.before = Tuples(typed.fields, start.old[sent], typed.values)
             return
     for start, (fields, stops) in zip(starts, walk_tuples(source, parts), strict=True):

@@ -14,8 +14,18 @@ Output = tuple[int, int, int, int, NDArray[Any], Ints | None, NDArray[np.uint8]]
 """A column to write: kind, bytes of a value, precision and scale; values, lengths, states."""
 
 
+_VERSION = 1
+"""Of what is below. Another one was compiled from another checkout, and is not used."""
+
+
 class Compiled(Protocol):
-    """What `_native.c` has. Arrays are contiguous. Raises ValueError if some are too short."""
+    """What `_native.c` has. Arrays are contiguous.
+
+    Raises ValueError where arrays are too short, values lie outside their buffer, or there is no
+    such kind of column.
+    """
+
+    VERSION: int
 
     def follow(self, buffer: bytes, at: int, starts: Ints, ends: Ints, /) -> int:
         """Find the whole CopyData messages from `at` on, as many as there is room for: how many."""
@@ -42,9 +52,11 @@ class Compiled(Protocol):
 
 def _load() -> Compiled | None:
     try:
-        return cast("Compiled", import_module("ingestd.decode._native"))
+        found = import_module("ingestd.decode._native")
     except ImportError:  # there was no C compiler, or no Python.h
         return None
+    is_ours = getattr(found, "VERSION", None) == _VERSION
+    return cast("Compiled", found) if is_ours else None
 
 
 compiled = _load()

@@ -25,6 +25,7 @@ _TEXT, _INTEGER, _BOOLEAN, _DATE, _TIMESTAMP, _INSTANT, _DECIMAL = range(7)
 _PRESENT, _ABSENT, _UNSENT, _ODD = range(4)
 
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
+_NONE_REFUSED = _NONE, Texts(Source(b""), _NONE, _NONE)
 
 _MOST_DIGITS = 18
 """Of a decimal: 64 bits hold them."""
@@ -56,26 +57,31 @@ def walk_typed(source: Source, part: Part, wanted: Sequence[Column | None]) -> T
     """
     if native.compiled is None:
         return None
-    rows = len(part.at)
-    outputs = [None if column is None else _output(column, rows) for column in wanted]
+    outputs = [None if column is None else _output(column, len(part.at)) for column in wanted]
     stops = _walk(native.compiled, source, part, outputs)
     if stops is None:
         return None
+    typed = {n: o for n, o in enumerate(outputs) if o is not None and o.kind != _TEXT}
+    unsent = [n for n, output in typed.items() if output.has(_UNSENT)]
+    odd = [n for n, output in typed.items() if output.has(_ODD) and not output.has(_UNSENT)]
+    rows = _rows_with([typed[n].states == _ODD for n in odd])
+    some = Part(part.at[rows], part.ends[rows], part.columns)
+    texts = _fields(native.compiled, source, part, unsent)
+    refusable = _fields(native.compiled, source, some, odd)
     found = TypedTuples(stops)
     for n, (column, output) in enumerate(zip(wanted, outputs, strict=True)):
         if column is None or output is None:
             continue
         if output.kind == _TEXT:
             found.fields[column.name] = output.field(source)
-        elif output.has(_UNSENT):
-            found.fields[column.name] = _field(native.compiled, source, part, n)
+        elif n in texts:
+            found.fields[column.name] = texts[n]
         else:
-            refused, texts = _NONE, Texts(source, _NONE, _NONE)
-            if output.has(_ODD):
-                refused = np.flatnonzero(output.states == _ODD)
-                odd = Part(part.at[refused], part.ends[refused], part.columns)
-                texts = _field(native.compiled, source, odd, n).texts
-            found.values[column.name] = CastColumn(output.array(column.type), refused, texts)
+            refused = _NONE_REFUSED
+            if n in refusable:
+                own = np.flatnonzero(output.states[rows] == _ODD)
+                refused = rows[own], refusable[n].texts[own]
+            found.values[column.name] = CastColumn(output.array(column.type), *refused)
     return found
 
 
@@ -155,9 +161,16 @@ def _walk(
     return stops
 
 
-def _field(compiled: native.Compiled, source: Source, part: Part, column: int) -> Field:
-    """Give one column's texts, of tuples that were walked before."""
-    outputs: list[_Output | None] = [None] * part.columns
-    outputs[column] = output = _texts(len(part.at))
-    _walk(compiled, source, part, outputs)
-    return output.field(source)
+def _fields(
+    compiled: native.Compiled, source: Source, part: Part, columns: Sequence[int]
+) -> dict[int, Field]:
+    """Give these columns' texts, of tuples that were walked before."""
+    if not columns:
+        return {}
+    found = {n: _texts(len(part.at)) for n in columns}
+    _walk(compiled, source, part, [found.get(n) for n in range(part.columns)])
+    return {n: output.field(source) for n, output in found.items()}
+
+
+def _rows_with(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.int64]:
+    return np.flatnonzero(np.logical_or.reduce(masks)) if masks else _NONE

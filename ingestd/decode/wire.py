@@ -86,11 +86,11 @@ class _Followed:
     def __init__(self, buffer: bytes, compiled: native.Compiled) -> None:
         self._buffer = buffer
         self._compiled = compiled
+        self._starts, self._ends = np.empty(_CHAIN, np.int64), np.empty(_CHAIN, np.int64)
 
     def at(self, place: int) -> tuple[Ints, Ints] | None:
-        starts, ends = np.empty(_CHAIN, np.int64), np.empty(_CHAIN, np.int64)
-        found = self._compiled.follow(self._buffer, place, starts, ends)
-        return (starts[:found], ends[:found]) if found else None
+        found = self._compiled.follow(self._buffer, place, self._starts, self._ends)
+        return (self._starts[:found].copy(), self._ends[:found].copy()) if found else None
 
 
 class _Likely:

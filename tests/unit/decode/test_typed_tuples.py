@@ -152,7 +152,7 @@ def test_columns_that_there_are_not_are_refused(
     with pytest.raises(ValueError, match="no such column"):
         compiled.walk(b"", empty, empty, empty, [output])
     with pytest.raises(ValueError, match="too many"):
-        compiled.walk(b"", empty, empty, empty, [None] * 1665)
+        compiled.walk(b"", empty, empty, empty, [None] * (1 << 15))
 
 
 def test_what_is_read_only_is_not_written(compiled: Compiled) -> None:
@@ -187,3 +187,42 @@ def test_values_of_any_length_are_copied_whole(compiled: Compiled, size: int) ->
     wanted = b"".join(buffer[s : s + n] for s, n in zip(starts, lengths, strict=True))
     assert to.to_pybytes() == wanted
     assert offsets.tolist() == [0, size, size, 2 * size, 3 * size]
+
+
+def test_odd_and_unsent_values_of_many_columns_are_each_their_own() -> None:
+    rows = [
+        (b"x", UNCHANGED, b"1", None),
+        (b"1", b"2", b"3", b"4"),
+        (None, b"y", b"007", b"t"),
+        (b"z", b"5", b"-1", UNCHANGED),
+    ]
+    wanted = columns([pa.int16()] * 4)
+    source, part = laid_out([tuple_data(row) for row in rows])
+    found = walk_typed(source, Part(part.at, part.ends, 4), wanted)
+    assert found is not None
+    assert {
+        name: (cast.refused.tolist(), cast.texts.gather().to_pylist(), cast.array.to_pylist())
+        for name, cast in found.values.items()
+    } == {
+        "c0": ([0, 3], [b"x", b"z"], [None, 1, None, None]),
+        "c2": ([2], [b"007"], [1, 3, None, -1]),
+    }
+    texts = {name: field.texts.gather().to_pylist() for name, field in found.fields.items()}
+    assert texts == {"c1": [None, b"2", b"y", b"5"], "c3": [None, b"4", b"t", None]}
+
+
+def test_as_many_columns_as_a_relation_can_have() -> None:
+    width = (1 << 15) - 1
+    tuple_ = tuple_data([b"1"] * width)
+    part = Part(np.array([0]), np.array([len(tuple_)]), width)
+    found = walk_typed(Source(tuple_), part, columns([pa.int32()] * width))
+    assert found is not None
+    assert len(found.values) == width
+
+
+def test_what_was_compiled_from_another_checkout_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, compiled: Compiled
+) -> None:
+    assert native._load() is compiled
+    monkeypatch.setattr(native, "_VERSION", compiled.VERSION + 1)
+    assert native._load() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -97,3 +98,16 @@ def test_fields_of_an_error() -> None:
         ord("C"): b"57P01",
         ord("M"): b"terminating",
     }
+
+
+def test_chains_of_few_messages_keep_no_more_than_they_are() -> None:
+    """Each notice breaks a chain, as anything else does that is no data."""
+    pair = b"d\0\0\0\4" + b"N\0\0\0\4"
+    found = cut(pair * 10_000)
+    assert (len(found.starts), found.used) == (10_000, 100_000)
+    tracemalloc.start()
+    try:
+        cut(pair * 10_000)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
