@@ -160,8 +160,8 @@ def _refuse_unidentifiable(table: Table, settings: TableSettings, types: Types) 
                 reason + "it can't be masked with null",
                 "use sha256 for it in",
             )
-        chosen = settings.types.get(column, "").strip().lower()
-        if chosen.startswith("decimal") and not is_number(oids.get(column, 0), types):
+        chosen = "".join(settings.types.get(column, "").split()).lower()
+        if "decimal" in chosen and not is_number(oids.get(column, 0), types):
             raise _fault(
                 table,
                 "types",

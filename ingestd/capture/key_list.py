@@ -10,6 +10,7 @@ import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.decode.types import BUILT_IN, is_number, lake_type
 from ingestd.errors import TableChangedError
 from ingestd.keys import Key
 from ingestd.schema import Column, Table
@@ -30,9 +31,12 @@ SELECT c.relkind::text = 'p',
 def can_be_found(column: Column) -> bool:
     """Whether the server finds a key's value by the text that the lake's has.
 
-    Of another type than the source's the text may be another (``0.50`` of ``0.5``).
+    Of another type than the source's the text may be another (``0.50`` of ``0.5``), which is the
+    same to a server that compares numbers.
     """
-    is_other = column.is_override and not pa.types.is_string(column.type)
+    own = lake_type(column.type_oid, column.typmod)
+    is_same = column.type in {own, pa.string()} or is_number(column.type_oid, BUILT_IN)
+    is_other = column.is_override and not is_same
     return not (column.mask or is_other or pa.types.is_nested(column.type))
 
 

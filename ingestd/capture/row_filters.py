@@ -17,11 +17,11 @@ MAY_STOP = "an UPDATE that moves a row there without its large values stops the 
 
 # What has no TOAST table has no values out of line. Of a partitioned one its partitions have.
 _WITH_TOAST = """
-SELECT r.oid::int8 FROM unnest(%s::oid[]) r (oid)
- WHERE EXISTS (SELECT FROM pg_catalog.pg_class c
-                WHERE c.reltoastrelid <> 0
-                  AND (c.oid = r.oid
-                       OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(r.oid))))
+SELECT DISTINCT r.oid::int8
+  FROM unnest(%s::oid[]) r (oid)
+ CROSS JOIN LATERAL (
+   SELECT r.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(r.oid)) t (oid)
+  JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.reltoastrelid <> 0
 """
 
 

@@ -176,6 +176,8 @@ def _unsent(table: Table, new: Tuples) -> tuple[list[str], Rows, Rows]:
     names: list[str] = []
     rows: list[Rows] = []
     for column in table.columns:
+        if column.mask is not None and column.mask.kind == "null":  # nothing is kept of it
+            continue
         walked = new.fields.get(column.name)
         if walked is not None and walked.unchanged is not None and walked.unchanged.any():
             at = np.flatnonzero(walked.unchanged)

@@ -206,9 +206,9 @@ def override_type(text: str, type_oid: int, typmod: int, types: Types = BUILT_IN
 
 
 def is_number(type_oid: int, types: Types) -> bool:
-    """Whether the server compares values of the type as numbers: whole or decimal, not floats."""
+    """Whether the server compares values, or their elements, as whole or decimal numbers."""
     known = types.get(type_oid)
-    if known is not None and known.kind == "domain":
+    if known is not None and known.kind in {"domain", "array"}:
         return is_number(known.of, types)
     return type_oid in _INTEGER_OIDS or type_oid == NUMERIC_OID
 

@@ -252,7 +252,8 @@ class SourceStatus:
             what = error.reason  # of which table is said
         if error is not None and state is TableState.STOPPED and what != status.reason:
             note_error(self.last_errors, now, str(what), error.remedy, table=table)
-        if state is not status.state:
+        is_again = state is TableState.STOPPED and status.snapshot_requested
+        if state is not status.state or is_again:
             if state is TableState.SNAPSHOTTING:
                 status.replaced_lsn = status.snapshot_lsn
             elif status.state is TableState.SNAPSHOTTING and state is TableState.LIVE:

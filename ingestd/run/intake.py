@@ -123,7 +123,12 @@ class Intake:
             partial = self._book.end_partial(load)
             if partial is not None:
                 self._watch.snapshot_ended(partial)
-        await self.enter(self._book.loaded(loads), TableState.LIVE, epoch.position)
+        whole = self._book.loaded(loads)
+        for name in [table.id for table in whole if self._book.is_incomplete(table.id)]:
+            table = self._book.stop(name)
+            await self.record([stopped(table, incomplete_row(name), _now(), epoch.position)])
+        whole = [table for table in whole if self._book.is_captured(table.id)]
+        await self.enter(whole, TableState.LIVE, epoch.position)
         last = {split.load: split for split in splits if split.load not in loads}
         progressed = [
             self._book.progressed(split.table, load, split.left(split.table, self._done[load]))
@@ -152,18 +157,19 @@ class Intake:
 
     async def _take_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
         """Append changes of a table that is captured, unless they stop it."""
-        if has_incomplete(batch):
+        lsn = batch.rows.column("_cdc_lsn")
+        last = Lsn(lsn[-1].as_py())
+        if has_incomplete(batch) and not self._book.note_incomplete(batch.table.id, last):
             await self.stop_table(epoch, incomplete_row(batch.table.id))
             return
         for touched in self._touched.get(batch.table.id, {}).values():
             touched.take(batch)
-        lsn = batch.rows.column("_cdc_lsn")
         if self._book.is_new_version(batch.table):
             first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
             if self._book.is_ambiguous(batch.table, first, xid):
                 self.wanted.set()
             await self.enter([batch.table], self._book.state(batch.table.id), first)
-        self._book.took(batch.table.id, Lsn(lsn[-1].as_py()))
+        self._book.took(batch.table.id, last)
         await self._append(epoch, batch)
 
     async def enter(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:

@@ -234,7 +234,8 @@ class Reader:
         if name not in await self._capture.chunked([table], initial=False):
             raise TableError(
                 name,
-                "can't be read in parts: it has no key, or the source is a standby",
+                "can't be read in parts: it has no key by whose texts the server finds rows, or"
+                " the source is a standby",
                 remedy="`ingestd snapshot` without --where reads it whole",
             )
         snapshot = await self._patiently(

@@ -45,7 +45,8 @@ class TableEntry:
     far; `owes_marker`: its `t` comes last. `is_new`: the source has sent its changes only since a
     moment ago. `is_asked`: it was whole when somebody asked for it to be read, since its snapshot
     at `whole_at`. `has_gap`: changes of it were missed since its reading began. `failures`:
-    readings that it was altered in.
+    readings that it was altered in. `incomplete`: the last transaction with a row that lacked
+    values (`incomplete_rows`), taken while the table was not whole.
     """
 
     table: Table
@@ -66,6 +67,7 @@ class TableEntry:
     whole_at: Lsn | None = None
     has_gap: bool = False
     failures: int = 0
+    incomplete: Lsn | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -118,7 +120,24 @@ class TableEntry:
     def stop(self) -> None:
         """Take nothing more of it."""
         self.is_stopped, self.is_wanted, self.load, self.point = True, True, None, None
-        self.progress, self.is_asked = "", False
+        self.progress, self.is_asked, self.incomplete = "", False, None
+
+    def note_incomplete(self, lsn: Lsn) -> bool:
+        """Take that a row came that lacks values, unless that would be seen: say whether it was.
+
+        Not where readers see it: what is read anew, and was not asked for, voids what lies below.
+        """
+        if self.is_whole or self.is_asked:
+            return False
+        self.incomplete = lsn
+        return True
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether such a row lies where the reading has not made it void."""
+        if self.incomplete is None:
+            return False
+        return self.point is None or self.incomplete >= self.point
 
     def is_told_after(self, discovery: Discovery) -> bool:
         """Whether the stream has told of columns by a transaction that the discovery is before.

@@ -389,6 +389,16 @@ class TableBook:
         entry = self._entries.get(name)
         return name in self._gone if entry is None else not entry.is_stopped
 
+    def note_incomplete(self, name: TableId, lsn: Lsn) -> bool:
+        """Take a row that lacks values, where a reading may void it; else say False."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.note_incomplete(lsn)
+
+    def is_incomplete(self, name: TableId) -> bool:
+        """Whether a row that lacks values is above what its reading made void."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.is_incomplete
+
     def is_new_version(self, table: Table) -> bool:
         """Whether the stream brought other columns than `_tables` has, of a table that is there."""
         if table.id not in self._entries:

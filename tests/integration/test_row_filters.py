@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ingestd.demo.comparison import await_caught_up
 from ingestd.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
@@ -89,3 +90,33 @@ def test_i7_a_row_that_comes_into_the_filter_without_its_values_stops_its_table(
     filtered.execute("UPDATE big SET id = id + 8000 WHERE id BETWEEN 6 AND 9")
     assert_lake_has_what_is_published(filtered, lake)
     assert last(lake)["state"] == "live"
+
+
+def test_what_came_before_the_remedy_does_not_stop_the_table_again(
+    filtered: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """It lies below what is read anew: in a backlog, say."""
+    daemon = make_daemon(config(filtered, lake))
+    daemon.start_ready()
+    daemon.sigkill()
+    for row in range(1, 40):
+        filtered.execute(f"UPDATE big SET id = {5000 + row} WHERE id = {row}")
+    filtered.execute("ALTER TABLE big REPLICA IDENTITY FULL")
+    daemon.start()
+    await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
+    run_command(daemon.config_path, "snapshot", "shop", "public.big", "--no-wait")
+    await_state(daemon, lake, "live")
+    assert_lake_has_what_is_published(filtered, lake)
+    assert len(daemon.events("table.stopped")) == 1
+
+
+def test_a_hidden_value_is_not_missed(
+    filtered: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    hidden = '[sources.shop.table."public.big"]\nmask_columns = { body = "null" }\n'
+    daemon = make_daemon(config(filtered, lake) + hidden)
+    daemon.start_ready()
+    filtered.execute("UPDATE big SET id = 7003 WHERE id = 5")
+    with filtered.connect() as connection:
+        await_caught_up(connection, filtered.name, LIMIT_S)
+    assert not daemon.events("table.stopped")

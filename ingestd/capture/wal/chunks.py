@@ -98,7 +98,7 @@ async def move_on(connection: AsyncConnection[Any]) -> None:
 
 
 async def own_position(connection: AsyncConnection[Any]) -> Lsn:
-    """Write the same, to a primary's WAL, and give a position inside it.
+    """Write a message to a primary's WAL, flushed, and give a position inside it.
 
     Nobody else has that: records, commits among them, begin and end elsewhere. What was visible
     before lies below it. Source: src/backend/replication/logical/message.c (LogLogicalMessage).

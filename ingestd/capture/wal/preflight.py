@@ -114,7 +114,8 @@ async def _tables(
     is_ours = settings.manage and (publication is None or publication.owned)
     definitions = Definitions(settings)
     await definitions.take(connection, catalog, {})
-    toasted = await with_toast(connection, [row.oid for row in catalog.rows])
+    filtered = {name for name, sent in catalog.published.items() if sent.row_filter is not None}
+    toasted = await with_toast(connection, [r.oid for r in catalog.rows if r.id in filtered])
     good = []
     for row in catalog.rows:
         plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)

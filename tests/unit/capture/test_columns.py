@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 KEY = b"sesame"
 INT, TEXT, NUMERIC = 23, 25, 1700
+TEXTS, NUMERICS = 1009, 1231
 
 
 def column(name: str, type_oid: int = TEXT, *, identity: bool = False) -> Column:
@@ -185,7 +186,7 @@ def test_texts_that_tell_rows_apart_are_no_decimals() -> None:
     """``1.5`` and ``1.50`` are two keys of the source's, and one decimal."""
     by_email = orders(by=("email",), key=("email",))
     with pytest.raises(TableError, match="would be one") as caught:
-        apply(by_email, types={"email": " Decimal(12, 2)"})
+        apply(by_email, types={"email": " De cimal(12, 2)"})
     assert "types" in str(caught.value.remedy)
     assert apply(by_email, types={"email": "integer"}).column("email").type == pa.int32()
     assert apply(by_email, types={"note": "decimal(12,2)"}).column("note").is_override
@@ -194,3 +195,8 @@ def test_texts_that_tell_rows_apart_are_no_decimals() -> None:
         assert apply(by_number, types={name: "decimal(12,2)"}).column(name).is_override
     whole = orders(identity="f", key=())
     assert apply(whole, types={"email": "decimal(12,2)"}).column("email").is_override
+    texts, numbers = column("k", TEXTS, identity=True), column("k", NUMERICS, identity=True)
+    lists = Table(TableId("public", "lists"), 8, (texts,), "d", ("k",))
+    with pytest.raises(TableError, match="would be one"):
+        apply(lists, types={"k": "array<decimal(12,2)>"})
+    assert apply(replace(lists, columns=(numbers,)), types={"k": "array<decimal(12,2)>"})

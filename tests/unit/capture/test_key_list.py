@@ -9,11 +9,13 @@ from ingestd.capture.key_list import bare_literal, can_be_found
 from ingestd.capture.wal.chunks import can_be_chunked
 from ingestd.schema import Column, Mask, Table, TableId
 
-TEXT_OID = 25
+TEXT, INT8, NUMERIC, FLOAT8 = 25, 20, 1700, 701
 
 
-def column(kind: pa.DataType, *, is_override: bool = False, mask: Mask | None = None) -> Column:
-    return Column("k", TEXT_OID, -1, kind, identity=True, is_override=is_override, mask=mask)
+def column(
+    kind: pa.DataType, oid: int = TEXT, *, is_override: bool = False, mask: Mask | None = None
+) -> Column:
+    return Column("k", oid, -1, kind, identity=True, is_override=is_override, mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,11 @@ def column(kind: pa.DataType, *, is_override: bool = False, mask: Mask | None = 
         (column(pa.decimal128(12, 2), is_override=True), False),
         (column(pa.timestamp("us"), is_override=True), False),
         (column(pa.float64(), is_override=True), False),
+        (column(pa.int64(), INT8, is_override=True), True),
+        (column(pa.decimal128(20, 0), INT8, is_override=True), True),
+        (column(pa.decimal128(12, 2), NUMERIC, is_override=True), True),
+        (column(pa.float64(), FLOAT8, is_override=True), True),
+        (column(pa.string(), FLOAT8, is_override=True), True),
     ],
 )
 def test_a_key_is_found_by_the_text_that_the_source_has(key: Column, *, is_found: bool) -> None:

@@ -189,6 +189,21 @@ def test_a_table_stopped_twice_for_a_reason_is_one_error(status: DaemonStatus) -
     assert len(shop.last_errors) == 1
 
 
+def test_a_table_that_stops_again_when_it_was_to_be_read_has_stopped_anew(
+    status: DaemonStatus,
+) -> None:
+    """`ingestd snapshot` waits for that, or for its being live."""
+    shop, error = status.sources["shop"], TableError(TableId("public", "items"), "no")
+    later = T0 + timedelta(minutes=1)
+    shop.table("public.items", TableState.STOPPED, T0, error)
+    shop.table("public.items", TableState.STOPPED, later, error)
+    assert shop.tables["public.items"].since == T0
+    shop.tables["public.items"].snapshot_requested = True
+    shop.table("public.items", TableState.STOPPED, later, error)
+    assert shop.tables["public.items"].since == later
+    assert not shop.tables["public.items"].snapshot_requested
+
+
 def test_json_has_a_tables_snapshot(status: DaemonStatus) -> None:
     shop = status.sources["shop"]
     shop.table("public.items", TableState.LIVE, T0, snapshot_lsn=Lsn(0x10))
