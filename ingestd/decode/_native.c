@@ -35,13 +35,13 @@ static const int VERSION = 1;
 typedef struct {
     int is_wanted;
     int kind;
-    int size; /* bytes of a value in `values` */
+    int size;             /* bytes of a value in `values` */
     int precision, scale; /* of a decimal */
-    uint64_t end;         /* of a decimal's digits as a number */
-    uint8_t seen;      /* bit n: a value of state n */
-    Py_buffer values;  /* of TEXT int64: where it begins */
-    Py_buffer lengths; /* int64, of TEXT only */
-    Py_buffer states;  /* uint8 */
+    uint64_t end;         /* of a decimal: one more than its digits can be as a number */
+    uint8_t seen;         /* bit n: a value of state n */
+    Py_buffer values;     /* of TEXT int64: where it begins */
+    Py_buffer lengths;    /* int64, of TEXT only */
+    Py_buffer states;     /* uint8 */
 } Column;
 
 static inline int32_t int32_at(const uint8_t *p) {
