@@ -80,7 +80,8 @@ def bare_literal(value: str | bytes | None) -> sql.Composable:
     try:
         return sql.Literal(value.decode())
     except UnicodeDecodeError:
-        return sql.SQL("E'" + "".join(f"\\x{byte:02x}" for byte in value) + "'")
+        escaped = "".join(f"\\x{byte:02x}" for byte in value)
+        return sql.SQL("E'{}'").format(sql.SQL(escaped))
 
 
 @dataclass(frozen=True, slots=True)

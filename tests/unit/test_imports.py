@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 PACKAGE = Path(ingestd.__file__).parent
 
 VOCABULARY = (
-    "__init__ allocation changes checks config config_errors errors failpoints importing keys "
-    "open_files ports positions predicates quantities recorded redaction references row_digests "
-    "row_limit schema value_hashes verification visibility"
+    "__init__ allocation changes checks config config_errors errors failpoints importing "
+    "incomplete_rows keys open_files ports positions predicates quantities recorded redaction "
+    "references row_digests row_limit schema value_hashes verification visibility"
 )
 EDGE = (
     "__main__ app checks_table cli demo drop_command grid lake_listing lake_look pause_command "

@@ -9,6 +9,7 @@ from tests.harness.composed_sql import ROOT, built_texts
 MEANT = {
     ("ingestd/capture/conditions.py", "text"): "--where is SQL of whoever may run the command",
     ("ingestd/capture/copy_queries.py", "table.row_filter"): "the publication's, and --where",
+    ("ingestd/capture/key_list.py", "escaped"): "hexadecimal digits, for bytes that are no text",
     ("ingestd/capture/wal/publication.py", "row_filter"): "as pg_get_expr writes it",
     ("ingestd/capture/key_range.py", "name"): "held against what operators consist of",
     ("ingestd/capture/pushdown.py", "kind.held or 'true'"): "a LiteralString of the module",
