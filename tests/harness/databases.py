@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pytest
 from psycopg import sql
 
 from ingestd.capture.session import connect
@@ -104,3 +105,9 @@ def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], dbname: str) ->
         return row is not None and bool(row[0])
 
     await_until(gone, _LIMIT_S, f"the slots of {dbname} to be dropped")
+
+
+def skip_without_lists(database: Database) -> None:
+    """Skip a test of column lists, row filters or schemas in a publication where there are none."""
+    if database.server.major < 15:
+        pytest.skip("PostgreSQL 14 publishes no columns, rows or schemas by themselves")

@@ -17,6 +17,7 @@ from ingestd.demo.daemon import Daemon, module_environment
 from ingestd.demo.postgres import PostgresServer
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
+from tests.harness.databases import skip_without_lists
 from tests.harness.servers import FAST, running_server
 from tests.harness.waiting import await_until
 
@@ -264,8 +265,7 @@ def test_tables_that_cannot_be_captured_are_named(tmp_path: Path, shop: Database
 
 @pytest.fixture
 def new_shop(shop: Database) -> Database:
-    if shop.server.major < 15:
-        pytest.skip("PostgreSQL 14 publishes no columns, rows or schemas by themselves")
+    skip_without_lists(shop)
     return shop
 
 

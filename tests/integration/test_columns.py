@@ -28,6 +28,7 @@ from ingestd.sink.fold import Row, fold
 from ingestd.sink.read import read_raw
 from tests.harness.compare import registry
 from tests.harness.config import wal_config
+from tests.harness.databases import skip_without_lists
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ NEEDLE = "hidden-needle"
 
 @pytest.fixture
 def people(database: Database) -> Database:
-    if database.server.major < 15:
-        pytest.skip("PostgreSQL 14 publishes no columns, rows or schemas by themselves")
+    skip_without_lists(database)
     database.execute(
         "CREATE TABLE people"
         " (id int PRIMARY KEY, email text, salary numeric, born date, note text)",

@@ -17,6 +17,7 @@ from ingestd.capture.wal.publication import column_list, keep_publication
 from ingestd.config import TableSettings
 from ingestd.decode.types import BUILT_IN
 from ingestd.schema import Table, TableId
+from tests.harness.databases import skip_without_lists
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +30,7 @@ WHOLE = Published(None, None, None)
 
 @pytest.fixture
 def people(database: Database) -> Database:
-    if database.server.major < 15:
-        pytest.skip("PostgreSQL 14 publishes no columns, rows or schemas by themselves")
+    skip_without_lists(database)
     database.execute(
         "CREATE TABLE people"
         " (id int PRIMARY KEY, email text, salary numeric, born date, note text)",

@@ -11,6 +11,7 @@ from ingestd.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import wal_config
+from tests.harness.databases import skip_without_lists
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ REMEDY = "REPLICA IDENTITY FULL"
 
 @pytest.fixture
 def filtered(database: Database) -> Database:
-    if database.server.major < 15:
-        pytest.skip("PostgreSQL 14 has no row filters")
+    skip_without_lists(database)
     database.execute(
         "CREATE TABLE big (id int PRIMARY KEY, v int, body text)",
         "ALTER TABLE big ALTER body SET STORAGE EXTERNAL",
@@ -98,16 +98,17 @@ def test_what_came_before_the_remedy_does_not_stop_the_table_again(
     """It lies below what is read anew: in a backlog, say."""
     daemon = make_daemon(config(filtered, lake))
     daemon.start_ready()
+    filtered.execute("UPDATE big SET id = 5000 WHERE id = 1")
+    await_state(daemon, lake, "stopped")
     daemon.sigkill()
-    for row in range(1, 40):
+    for row in range(2, 40):
         filtered.execute(f"UPDATE big SET id = {5000 + row} WHERE id = {row}")
     filtered.execute("ALTER TABLE big REPLICA IDENTITY FULL")
+    told = len(registry(lake))
     daemon.start()
-    await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
-    run_command(daemon.config_path, "snapshot", "shop", "public.big", "--no-wait")
     await_state(daemon, lake, "live")
     assert_lake_has_what_is_published(filtered, lake)
-    assert len(daemon.events("table.stopped")) == 1
+    assert "stopped" not in {row["state"] for row in registry(lake)[told:]}
 
 
 def test_a_hidden_value_is_not_missed(
