@@ -97,6 +97,7 @@ class Catalog:
 
     def storage(self, row: TableRow) -> Storage:
         """Give how a table's rows are stored."""
+        described = self.columns.get(row.oid, ())
         columns = tuple(
             StoredColumn(
                 c.number,
@@ -107,13 +108,14 @@ class Catalog:
                 digest(c.name),
                 c.default_oid,
             )
-            for c in self.columns.get(row.oid, ())
+            for c in described
         )
-        types = {t for c in self.columns.get(row.oid, ()) for t in self.types.get(c.type_oid, ())}
+        types = {t for c in described for t in self.types.get(c.type_oid, ())}
         how = self.published.get(row.id, WHOLE)
         generated = self.generated.get(row.oid, {})
         present = {c.number for c in columns} | generated.keys()
         dropped = frozenset(range(1, row.numbered + 1)) - present
+        unlisted = {c.number for c in described if how.columns and c.name not in how.columns}
         return Storage(
             columns,
             self.files.get(row.oid, {}),
@@ -126,6 +128,7 @@ class Catalog:
             publication=self.publication.mark if self.publication else "",
             numbered=row.numbered,
             dropped=dropped,
+            unlisted=frozenset(unlisted),
         )
 
 

@@ -138,15 +138,15 @@ class StoredColumn:
 class Storage:
     """How a table's rows were stored at some time.
 
-    `columns`: the published ones. `files`: pg_relation_filenode by the OID of the table, or of each
-    of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
+    `columns`: those that can be sent. `files`: pg_relation_filenode by the OID of the table, or of
+    each of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
     `former`: digests of the names that columns once had and none has now. `membership`: OID of the
     publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
     columns are made of. `ended`: the transaction id (64 bits) below which all had ended then; 0
     where a publication sends the changes. `places`: by the OID of each of its leaf partitions,
     which transactions put it, and what is above it, there. `publication`: its mark, empty without.
-    `numbered`: how many columns it has had; `dropped`: the numbers of those it has no more, where
-    just read.
+    `numbered`: how many columns it has had; `dropped`: the numbers of those it has no more, and
+    `unlisted` of those that the publication's column list leaves out, where just read.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -160,6 +160,7 @@ class Storage:
     publication: str = ""
     numbered: int = 0
     dropped: frozenset[int] = field(default=frozenset(), compare=False)
+    unlisted: frozenset[int] = field(default=frozenset(), compare=False)
 
     def __str__(self) -> str:
         """Write it for `_tables`."""

@@ -223,6 +223,21 @@ UNSEEN = (
         is_read_anew=True,
     ),
     Case(
+        "added_and_its_name_given_on",
+        (
+            (
+                "LOCK TABLE {t}",
+                "ALTER TABLE {t} ADD x int",
+                "INSERT INTO {t} (id, x) VALUES (-1, 1)",
+                "UPDATE {t} SET x = id",
+                "ALTER TABLE {t} RENAME x TO y",
+                "ALTER TABLE {t} ADD x int",
+            ),
+        ),
+        OLD_ROWS,
+        is_read_anew=True,
+    ),
+    Case(
         "added_dropped_and_added",
         (
             (

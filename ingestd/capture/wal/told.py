@@ -1,9 +1,10 @@
 """What the stream told of tables that no look at the catalog has seen.
 
 Of one transaction, or of statements without a pause, a look sees only the end. A column that was
-added, written and renamed in between has left its values under a name that the catalog never had; a
-partition that was made, filled and dropped, its rows. The stream tells of both: of the columns by a
-RELATION message, of the partition by another before its first change (`StreamDecoder`).
+added, written and renamed in between has left its values under a name that the catalog never had,
+or that another column has now; a partition that was made, filled and dropped, its rows. The stream
+tells of both: of the columns by a RELATION message, which lists them by their numbers, of the
+partition by another before its first change (`StreamDecoder`).
 
 Told is only judged by a look that sees the transaction which told it: what a transaction wrote may
 be in the stream before. Nothing is to be judged where rows of that transaction are void: the table
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from sys import intern
 
 import numpy as np
 
@@ -28,13 +30,15 @@ class _Columns:
     """What transactions with these ids told of a table's columns; names as digests.
 
     `new`: names that no look had seen; `void`: such of rows that are void. `common`: names that all
-    told that told of a new one. `types`: those that no look had seen, by name.
+    told that told of a new one. `types`: those that no look had seen, by name. `lists`: all names
+    in their order, where one was new, or they were not those of the last look.
     """
 
     new: frozenset[str] = frozenset()
     void: frozenset[str] = frozenset()
     common: frozenset[str] | None = None
     types: frozenset[tuple[str, int]] = frozenset()
+    lists: tuple[tuple[str, ...], ...] = ()
     xids: frozenset[int] = frozenset()
 
 
@@ -52,6 +56,8 @@ class Unseen:
         """
         told = self.columns.get(oid, _Columns())
         if told.new - _ever(now) and _present(now) - (told.common or frozenset()):
+            return "a column was renamed"
+        if not all(_are_these(names, now) for names in told.lists):
             return "a column was renamed"
         types = {c.name: c.type_oid for c in now.columns}
         if any(n in types and not reads_alike(then, types[n]) for n, then in told.types):
@@ -93,12 +99,13 @@ class Tellings:
         """Take what a table's columns are told to be. `last`: the last look at it."""
         if last is None:
             return
-        told = {digest(c.name): c.type_oid for c in relation.columns}
+        told = {intern(digest(c.name)): c.type_oid for c in relation.columns}
         types = {c.name: c.type_oid for c in last.columns}
         new = told.keys() - _ever(last)
         others = {(n, t) for n, t in told.items() if not reads_alike(t, types.get(n, t))}
         is_void = self._is_void(relation.oid, relation.lsn, relation.xid)
-        if not (new or (others and not is_void)):
+        is_other = bool(new) or not _are_these(told, last)
+        if not (new or ((others or is_other) and not is_void)):
             return
         before = self._columns.get(relation.oid, _Columns())
         found = replace(before, xids=before.xids | {relation.xid})
@@ -107,6 +114,8 @@ class Tellings:
         else:
             others |= {(name, told[name]) for name in new}
             found = replace(found, new=before.new | new, types=before.types | others)
+            if is_other:
+                found = replace(found, lists=_with(before.lists, tuple(told)))
         if new and not is_void:
             common = told.keys() if before.common is None else before.common & told.keys()
             found = replace(found, common=frozenset(common))
@@ -167,6 +176,23 @@ class Tellings:
         voided = self._voided.get(oid)
         is_read = lsn < self._points.get(oid, ZERO)
         return is_read or (voided is not None and _sees(voided, {xid}))
+
+
+def _are_these(names: Iterable[str], now: Storage) -> bool:
+    """Whether columns that were listed by their numbers can have had these names of now.
+
+    A column never comes with a lower number than one that is there.
+    """
+    numbers = {c.name: c.number for c in now.columns if c.number not in now.unlisted}
+    listed = [numbers[n] for n in names if n in numbers]
+    return listed == sorted(numbers.values())[: len(listed)]
+
+
+def _with(lists: tuple[tuple[str, ...], ...], new: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Give the lists with another; one that goes on as another does tells nothing beside it."""
+    if any(known[: len(new)] == new for known in lists):
+        return lists
+    return (*(known for known in lists if new[: len(known)] != known), new)
 
 
 def _present(storage: Storage) -> frozenset[str]:

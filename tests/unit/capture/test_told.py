@@ -47,8 +47,17 @@ THEN = stored("id", "n")
         (["id n x"], stored("id", "n"), None),
         (["id n"], stored("id", "n", "y"), None),
         (["id n x"], stored("id", "n", "x", types=(INT, INT, TEXT)), RETYPED),
+        (["id n x"], stored("id", "n", "y", "x"), RENAMED),
+        (["id n x", "id n y x"], stored("id", "n", "y", "x"), RENAMED),
+        (["id n x y"], stored("id", "n", "y", "x"), RENAMED),
+        (["id n x", "id n x y"], stored("id", "n", "y", "x"), RENAMED),
+        (["id x"], stored("id", "n", "x"), RENAMED),
+        (["id n x y", "id n x"], stored("id", "n", "x"), None),
     ],
-    ids=["renamed", "told both", "added", "added both", "dropped", "told nothing", "retyped"],
+    ids=[
+        *("renamed", "told both", "added", "added both", "dropped", "told nothing", "retyped"),
+        *("name given on", "then told", "names swapped", "then swapped", "old one was", "one went"),
+    ],
 )
 def test_i6_a_column_that_no_look_saw(told: list[str], now: Storage, reason: str | None) -> None:
     tellings = Tellings()
