@@ -30,7 +30,7 @@ enum { PRESENT, ABSENT, UNSENT, ODD };
 static const int MOST_COLUMNS = INT16_MAX; /* of a tuple: as many as can be said */
 
 /* As in native.py: with what is called otherwise, or writes otherwise, it grows. */
-static const int VERSION = 1;
+static const int VERSION = 2;
 
 typedef struct {
     int is_wanted;
@@ -364,6 +364,66 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args) {
     return NULL;
 }
 
+static inline uint8_t nibble_of(uint8_t digit) {
+    uint8_t number = (uint8_t)(digit - '0'), letter = (uint8_t)(digit - 'a');
+    return number < 10 ? number : letter < 6 ? (uint8_t)(letter + 10) : 0xF0;
+}
+
+static int unhex_rows(const uint8_t *data, int64_t size, const int64_t *starts,
+                      const int64_t *lengths, Py_ssize_t rows, int32_t *offsets, uint8_t *odd,
+                      uint8_t *to, int64_t most) {
+    int64_t used = 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int64_t at = starts[row], n = lengths[row];
+        offsets[row] = (int32_t)used;
+        if (n != 0 && (at < 0 || at > size || n < 0 || n > size - at)) return 0;
+        odd[row] = n < 2 || n % 2 != 0 || data[at] != '\\' || data[at + 1] != 'x';
+        if (odd[row]) continue;
+        int64_t count = n / 2 - 1;
+        if (count > most - used) return 0;
+        const uint8_t *digits = data + at + 2;
+        uint8_t wrong = 0;
+        for (int64_t i = 0; i < count; i++) {
+            uint8_t high = nibble_of(digits[2 * i]), low = nibble_of(digits[2 * i + 1]);
+            wrong |= high | low;
+            to[used + i] = (uint8_t)(high << 4 | low);
+        }
+        odd[row] = wrong > 15;
+        if (!odd[row]) used += count;
+    }
+    offsets[rows] = (int32_t)used;
+    return 1;
+}
+
+PyDoc_STRVAR(unhex_doc,
+             "unhex(buffer, starts, lengths, offsets, odd, to)\n\n"
+             "Write the bytes that texts of bytea stand for to `to`, one after another, as gather\n"
+             "does; none for those that are not such a text, for which `odd` (uint8) is 1.");
+
+static PyObject *unhex(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer buffer, starts, lengths, offsets, odd, to;
+    int is_done = 0;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*w*w*", &buffer, &starts, &lengths, &offsets, &odd, &to))
+        return NULL;
+    Py_ssize_t rows = starts.len / 8;
+    if (to.len <= INT32_MAX && has_items(&lengths, rows, 8) && has_items(&offsets, rows + 1, 4) &&
+        has_items(&odd, rows, 1)) {
+        Py_BEGIN_ALLOW_THREADS;
+        is_done = unhex_rows(buffer.buf, buffer.len, starts.buf, lengths.buf, rows, offsets.buf,
+                             odd.buf, to.buf, to.len);
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&buffer);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&odd);
+    PyBuffer_Release(&to);
+    if (is_done) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "values outside their buffer, or arrays too short for them");
+    return NULL;
+}
+
 static Py_ssize_t follow_messages(const uint8_t *data, int64_t size, int64_t at, int64_t *starts,
                                   int64_t *ends, Py_ssize_t room) {
     Py_ssize_t found = 0;
@@ -401,6 +461,7 @@ static PyMethodDef methods[] = {
     {"follow", follow, METH_VARARGS, follow_doc},
     {"walk", walk, METH_VARARGS, walk_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
+    {"unhex", unhex, METH_VARARGS, unhex_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ingestd.decode import native
 from ingestd.decode.dates import dates, instants, timestamps
 from ingestd.decode.decimals import decimals, exact_decimals, integers
 from ingestd.decode.floats import exact_floats, floats
@@ -29,11 +30,7 @@ Caster = Callable[[Texts, pa.DataType], tuple[pa.Array, Flags | None]]
 """Gives the array and a mask of what it refused (None for nothing); absent values may be in it."""
 
 _HEX_PREFIX = int.from_bytes(b"\\x", "big")
-_NO_NIBBLE = 255
-_DIGITS_AT_ONCE = 1 << 20
-
-_nibbles = np.full(256, _NO_NIBBLE, np.uint8)
-_nibbles[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+_DIGITS_AT_ONCE = 1 << 16
 
 
 def cast(
@@ -111,6 +108,10 @@ def _booleans(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def _bytes(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
+    if native.compiled is not None:
+        offsets, data, odd = texts.unhex(native.compiled)
+        buffers = [texts.without(odd).validity, offsets, data]
+        return pa.BinaryArray.from_buffers(pa.binary(), len(texts), buffers), odd
     lengths = texts.lengths
     prefix = texts.source.int16_at(texts.starts)
     odd = (lengths < 2) | (lengths % 2 != 0) | (prefix != _HEX_PREFIX)  # noqa: PLR2004
@@ -131,14 +132,20 @@ def _unhex(texts: Texts) -> tuple[pa.Array, Flags | None]:
     packed = np.empty(len(data) // 2, np.uint8)
     is_bad = False
     for at in range(0, len(data), _DIGITS_AT_ONCE):  # values may be as large as memory allows
-        nibbles = _nibbles[data[at : at + _DIGITS_AT_ONCE]]
-        is_bad = is_bad or bool((nibbles == _NO_NIBBLE).any())
+        some = data[at : at + _DIGITS_AT_ONCE]
+        is_bad = is_bad or bool(_are_no_digits(some).any())
+        nibbles = (some & 15) + 9 * (some >> 6)
         half = at // 2
         packed[half : half + len(nibbles) // 2] = (nibbles[0::2] << 4) | nibbles[1::2]
-    bad = any_within(_nibbles[data] == _NO_NIBBLE, offsets) if is_bad else None
+    bad = any_within(_are_no_digits(data), offsets) if is_bad else None
     bounds = (offsets // 2).astype(np.int32)
     buffers = [texts.validity, pa.py_buffer(bounds), pa.py_buffer(packed)]
     return pa.BinaryArray.from_buffers(pa.binary(), len(texts), buffers), bad
+
+
+def _are_no_digits(data: NDArray[np.uint8]) -> Flags:
+    # Numbers below wrap.
+    return (data - ord("0") > 9) & (data - ord("a") > 5)  # noqa: PLR2004
 
 
 _CASTERS: dict[pa.DataType, Caster] = {

@@ -14,7 +14,7 @@ Output = tuple[int, int, int, int, NDArray[Any], Ints | None, NDArray[np.uint8]]
 """A column to write: kind, bytes of a value, precision and scale; values, lengths, states."""
 
 
-_VERSION = 1
+_VERSION = 2
 """Of what is below. Another one was compiled from another checkout, and is not used."""
 
 
@@ -48,6 +48,18 @@ class Compiled(Protocol):
         /,
     ) -> None:
         """Copy values to the buffer `to`, one after another; write where each begins in it."""
+
+    def unhex(  # noqa: PLR0917 - as C has it
+        self,
+        buffer: bytes,
+        starts: Ints,
+        lengths: Ints,
+        offsets: NDArray[np.int32],
+        odd: NDArray[np.bool_],
+        to: pa.Buffer,
+        /,
+    ) -> None:
+        """Write what texts of bytea stand for, as `gather`; nothing for one that is none: odd."""
 
 
 def _load() -> Compiled | None:

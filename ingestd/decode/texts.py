@@ -127,6 +127,16 @@ class Texts:
             pa.binary(), rows, [self.validity, *values.buffers()[1:]]
         )
 
+    def unhex(self, compiled: native.Compiled) -> tuple[pa.Buffer, pa.Buffer, NDArray[np.bool_]]:
+        """Give offsets and bytes that texts of bytea stand for, and which are no such texts."""
+        offsets = np.empty(len(self.starts) + 1, np.int32)
+        odd = np.empty(len(self.starts), np.bool_)
+        data = pa.allocate_buffer(int(self.lengths.sum()) // 2)
+        starts = np.ascontiguousarray(self.starts, np.int64)
+        lengths = np.ascontiguousarray(self.lengths, np.int64)
+        compiled.unhex(self.source.buffer, starts, lengths, offsets, odd, data)
+        return pa.py_buffer(offsets), data, odd
+
     def _copied(self, compiled: native.Compiled) -> tuple[pa.Buffer, pa.Buffer]:
         """Give offsets and bytes of the values."""
         offsets = np.empty(len(self.starts) + 1, np.int32)
