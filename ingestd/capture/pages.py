@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
-from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, Block, CopyOut
+from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, LARGE_BLOCK_BYTES, Block, CopyOut
 from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.capture.key_list import KeyedRelation, KeyList
 from ingestd.capture.session import connect
@@ -77,7 +77,10 @@ class TablePages:
         self._reading: asyncio.Task[Block] | None = None
 
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
-        """Give the rows; while a block is decoded or in the caller's hands the next is read."""
+        """Give the rows.
+
+        While a block is decoded or in the caller's hands the next is read, but for large ones.
+        """
         table, blocks = self._table, self._blocks
         try:
             if blocks.is_packed and packings_of(table):
@@ -160,9 +163,18 @@ class TablePages:
             block = await reading
             if by_row:
                 refuse_too_large(self._table.id, block.largest_bytes, self._row_limit_bytes)
-            self._reading = None if block.is_last else asyncio.create_task(copy.read_block())
+            is_large, is_last = len(block.buffer) > LARGE_BLOCK_BYTES, block.is_last
+            if is_last or is_large:
+                self._reading = None
+            else:
+                self._reading = asyncio.create_task(copy.read_block())
+            del reading  # a task keeps what it gave
             batch = await asyncio.to_thread(decoder.feed, block.buffer, block.starts, block.ends)
+            del block
             if batch is not None:
                 yield batch
+            del batch
+            if is_large and not is_last:
+                self._reading = asyncio.create_task(copy.read_block())
         decoder.finish()
         await self.close()

@@ -68,13 +68,14 @@ class CopyRows:
         if self._ended:
             msg = "COPY data after its trailer"
             raise ProtocolError(msg)
+        view = memoryview(buffer)  # a row may be as large as memory allows
         if not self._begun:
             starts = starts.copy()
-            starts[0] += _header_length(buffer[int(starts[0]) : int(ends[0])])
+            starts[0] += _header_length(view[int(starts[0]) : int(ends[0])])
             self._begun = True
             if starts[0] == ends[0]:
                 starts, ends = starts[1:], ends[1:]
-        if len(starts) and buffer[int(starts[-1]) : int(ends[-1])] == _TRAILER:
+        if len(starts) and view[int(starts[-1]) : int(ends[-1])] == _TRAILER:
             self._ended = True
             starts, ends = starts[:-1], ends[:-1]
         if not len(starts):
@@ -129,7 +130,7 @@ def microseconds(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1)
 
 
-def _header_length(message: bytes) -> int:
+def _header_length(message: memoryview) -> int:
     """Check the header and give its length. A flag of the upper half is one we don't know."""
     try:
         signature, flags, extension = _HEADER.unpack_from(message)

@@ -129,8 +129,8 @@ class StreamDecoder:
     ) -> list[Chunk]:
         """Decode whole messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
 
-        Nobody may write to what a view shows: it is not copied. Gives no chunk, one, or one with
-        whole transactions and an open one. Raises ProtocolError.
+        Nobody may write to what a view shows: it is not copied. Gives chunks with
+        whole transactions, and then open ones. Raises ProtocolError.
         """
         if len(starts) == 0:
             return []
@@ -144,6 +144,8 @@ class StreamDecoder:
             self._hold(memoryview(buffer), starts[:whole], ends[:whole])
             chunks += self._release()
         if whole < len(starts):
+            if len(buffer) > self._hold_bytes:  # a large message, say: not to be copied to join it
+                chunks += self._release()
             self._hold(buffer, starts[whole:], ends[whole:])
             if self._held_bytes > self._hold_bytes:
                 chunks += self._release()
@@ -171,7 +173,9 @@ class StreamDecoder:
         self._held_bytes += len(piece)
 
     def _release(self) -> list[Chunk]:
-        """Decode all that is held."""
+        """Decode all that is held, if there is anything."""
+        if not self._held:
+            return []
         pieces, self._held, self._held_bytes = self._held, [], 0
         shifts = np.cumsum([0, *(len(p) for p, _ in pieces[:-1])])
         ranges = np.concatenate(

@@ -27,7 +27,7 @@ import numpy as np
 import psycopg
 from numpy.typing import NDArray
 
-from ingestd.capture.copy_out import Block
+from ingestd.capture.copy_out import LARGE_BLOCK_BYTES, Block
 from ingestd.capture.faults import is_unsendable
 from ingestd.capture.said import said
 from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
@@ -198,8 +198,9 @@ class CatchUp:
     ) -> AsyncGenerator[Chunk, None]:
         """Give the transactions from `start` up to `target`, or less if streaming is better then.
 
-        While a block is decoded the next is read. After each part a chunk without changes tells
-        that all before its end are given. Raises TransientError if the slot was beyond `start`.
+        While a block is decoded the next is read, but for large ones. After each part a chunk
+        without changes tells that all before its end are given. Raises TransientError if the slot
+        was beyond `start`.
         """
         for slot in self._slots:
             if slot.position > start:  # nobody holds the one that they were copied from
@@ -212,10 +213,18 @@ class CatchUp:
         try:
             reading = self._start(anext(blocks, None))
             while (found := await reading) is not None:
+                del reading  # a task keeps what it gave
                 block, result, end = found
-                reading = self._start(anext(blocks, None))
-                for chunk in await self._decoded(decoder, result, block, waiting):
+                is_large = len(block.buffer) > LARGE_BLOCK_BYTES
+                if not is_large:
+                    reading = self._start(anext(blocks, None))
+                decoded = await self._decoded(decoder, result, block, waiting)
+                del found, block
+                for chunk in decoded:
                     yield chunk
+                del decoded
+                if is_large:
+                    reading = self._start(anext(blocks, None))
                 if end is not None:
                     idle = decoder.idle(end)
                     if idle is not None:
@@ -245,7 +254,9 @@ class CatchUp:
             result = slot.result()
             nbytes = len(block.buffer)
             while not block.is_last:
-                yield block, result, None
+                given = [block]
+                del block  # not to be kept while it is decoded
+                yield given.pop(), result, None
                 block = await slot.read_block()
                 nbytes += len(block.buffer)
             end = await slot.finish(part)
@@ -255,7 +266,9 @@ class CatchUp:
                 making.appendleft((slot, rest, self._make(slot, rest)))
             else:
                 make_next(slot)
-            yield block, result, end
+            given = [block]
+            del block
+            yield given.pop(), result, end
 
     async def _first_block(self, slot: DrainSlot, part: Part, made: asyncio.Task[None]) -> Block:
         """Give the first block of a part's result, which the server has whole then."""
