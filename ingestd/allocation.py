@@ -87,8 +87,9 @@ class Trimming:
         """
         now_bytes = resident_bytes()
         self._least_bytes = min(self._least_bytes, now_bytes)
-        grown_bytes = max(self.limit_bytes // 32, LARGE_BYTES * 2)
-        return now_bytes > max(self.limit_bytes * 5 // 8, self._least_bytes + grown_bytes)
+        part = 32 if now_bytes > self.limit_bytes * 5 // 8 else 16
+        grown_bytes = max(self.limit_bytes // part, LARGE_BYTES * 2)
+        return now_bytes > max(self.limit_bytes // 2, self._least_bytes + grown_bytes)
 
     def trim(self) -> None:
         """Do it: some 20 ms, without the interpreter's lock."""

@@ -91,15 +91,18 @@ def test_growth_counts_from_the_least_since_the_last_time(monkeypatch: pytest.Mo
         monkeypatch.setattr("ingestd.allocation.resident_bytes", lambda: megabytes << 20)
         return trimming.is_due()
 
-    assert not is_due(320)
-    assert is_due(321)
+    assert not is_due(256)
+    assert is_due(257)
     is_due(490)
     trimming.trim()
     assert not is_due(506)
     assert is_due(507)
-    assert not is_due(300)
-    assert not is_due(320)
-    assert is_due(321)
+    assert not is_due(240)
+    assert not is_due(272)
+    assert is_due(273)
+    assert not is_due(200)
+    assert not is_due(256)
+    assert is_due(257)
 
 
 def test_no_thread_of_openblas_is_started() -> None:
