@@ -23,6 +23,7 @@ NULL: np.uint64 = column_hashes(pa.nulls(1, pa.string()))[0]
 """The hash of a value that is not there."""
 _STEP, _MASK = 0xD1342543DE82EF95, (1 << 64) - 1
 _RAW_SALT = np.uint64(0x2545F4914F6CDD1D)
+_MINUS_ZERO, _ZERO = column_hashes(pa.array([-0.0, 0.0]))
 
 Given = Callable[[str], "pa.Array | None"]
 """Gives the values of a lake column in some rows; None where there is none of that name."""
@@ -109,7 +110,13 @@ def _stored_digests(  # noqa: PLR0917 - of one lake column
     column: ComparedColumn, name: str, given: Given, raw: RawTexts, rows: int, prefix: str
 ) -> Hashes:
     values = given(name)
-    own = np.full(rows, NULL) if values is None else column_hashes(_as_last(column, name, values))
+    if values is None:
+        own = np.full(rows, NULL)
+    else:
+        kept, refused = _as_last(column, name, values)
+        own = column_hashes(kept)
+        if refused:
+            own[list(refused)] = _raw_hashes(pa.array(refused.values(), pa.string()))
     texts = raw.hashes(prefix + name)
     if texts is not None:
         places, found = texts
@@ -125,21 +132,46 @@ def values_of(
     for name in column.stored:
         values = given(name)
         if values is not None:
-            own = _as_last(column, name, values).to_pylist()
+            kept, refused = _as_last(column, name, values)
+            own = kept.to_pylist()
             found = [a if b is None else b for a, b in zip(found, own, strict=True)]
+            for row, text in refused.items():
+                found[row] = RawText(text)
         for row, text in raw.texts(prefix + name).items():
             found[row] = RawText(text)
     return found
 
 
-def _as_last(column: ComparedColumn, name: str, values: pa.Array) -> pa.Array:
-    """Give values of an older lake column as the newest would have them, where that can be."""
+def _as_last(
+    column: ComparedColumn, name: str, values: pa.Array
+) -> tuple[pa.Array, Mapping[int, str]]:
+    """Give values of an older lake column as the newest would have them.
+
+    And the texts of those that it can't hold, by their rows: the source's are texts as well.
+    """
     if name == column.stored[-1] or values.type.equals(column.type):
-        return values
+        return values, {}
     try:
-        return values.cast(column.type)
+        return values.cast(column.type), {}
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return values
+        pass  # one of them, or all
+    texts = [str(v) if v.is_valid else None for v in values]
+    casts: dict[str | None, Value] = {None: None}
+    for text, value in zip(texts, values, strict=True):
+        if text not in casts:
+            casts[text] = _cast(value, column.type)
+    refused = {
+        row: text for row, text in enumerate(texts) if text is not None and casts[text] is None
+    }
+    return pa.array([casts[text] for text in texts], column.type), refused
+
+
+def _cast(value: pa.Scalar, kind: pa.DataType) -> Value:
+    """Give a value as another type has it, None if it has not."""
+    try:
+        return value.cast(kind).as_py()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
 
 
 def value_hashes(values: Sequence[Value], kind: pa.DataType) -> Hashes:
@@ -156,9 +188,15 @@ def _raw_hashes(texts: pa.Array) -> Hashes:
     return mixed(column_hashes(texts) ^ _RAW_SALT)
 
 
-def key_digests(columns: Iterable[Hashes], rows: int) -> Hashes:
-    """Put the hashes of a key's columns together."""
-    return combined((c.copy() for c in columns), rows)
+def key_digests(columns: Iterable[tuple[Hashes, pa.DataType]], rows: int) -> Hashes:
+    """Put the hashes of a key's columns together. There -0 is 0, as for Postgres and the fold."""
+    return combined((_keyed(hashes, kind) for hashes, kind in columns), rows)
+
+
+def _keyed(hashes: Hashes, kind: pa.DataType) -> Hashes:
+    if pa.types.is_floating(kind):
+        return np.where(hashes == _MINUS_ZERO, _ZERO, hashes)
+    return hashes.copy()
 
 
 def salted(hashes: Hashes, number: int) -> Hashes:
@@ -182,4 +220,5 @@ def digests_of(
     raw = RawTexts(batch.column(RAW))
     hashes = {i: column_digests(c, given_by(batch), raw, rows) for i, c in enumerate(columns)}
     found = row_digests(hashes, rows)
-    return (key_digests((hashes[i] for i in key), rows) if key else found), found
+    keys = key_digests(((hashes[i], columns[i].type) for i in key), rows) if key else found
+    return keys, found

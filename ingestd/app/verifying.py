@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from ingestd.app.parts import connector_of, load, pause_mark_of, require_source, storage_options
+from ingestd.capture.polling.schedule import QUIETEST
 from ingestd.capture.settings import PollingSettings, PostgresSettings
 from ingestd.capture.verified_source import Pace, SourceAtPoint
 from ingestd.config import Config
 from ingestd.errors import OperatorError
 from ingestd.run.table_verification import VerifySettings
-from ingestd.run.verifying import Verification
-from ingestd.schema import Table
+from ingestd.run.verifying import Looks, Verification
+from ingestd.schema import Table, TableId
 from ingestd.sink.verified_lake import DeltaVerifiedLake
 from ingestd.verification import Progress, VerifiedSource
 from ingestd.verify_report import VerifyReport, asked_for
@@ -89,12 +90,16 @@ async def _verify(  # noqa: PLR0917 - of one source
         # A right that capture lacks (`coverage.faults`) does not keep tables from being read.
         coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)
         tables, outcomes = asked_for(coverage, settings, patterns)
-        sweeps_s = {
-            t.id: settings.controls(t.id).detect_deletes
-            for t in tables
-            if isinstance(settings, PollingSettings)
+        looks = {
+            t.id: _looks_at(t.id, settings) for t in tables if isinstance(settings, PollingSettings)
         }
-        verification = Verification(where, open_point, lake, chosen, progress, sweeps_s=sweeps_s)
+        verification = Verification(where, open_point, lake, chosen, progress, looks=looks)
         outcomes += await verification.run(tables)
     lsn = None if verification.point is None else verification.point.lsn
     return VerifyReport(name, lsn, sorted(outcomes, key=lambda o: o.table))
+
+
+def _looks_at(table: TableId, settings: PollingSettings) -> Looks:
+    controls = settings.controls(table)
+    interval_s = settings.interval if controls.interval is None else controls.interval
+    return Looks(interval_s * QUIETEST, controls.detect_deletes)

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from ingestd.errors import TableError
+from ingestd.errors import TableChangedError, TableError
 from ingestd.schema import Table, TableId
 
 # Under the snapshot, so that the partitions are those of that point; the sizes are those of now.
@@ -86,7 +86,7 @@ class Leaf:
 async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf]:
     """Give the relations with the table's rows, as the connection's snapshot sees them.
 
-    Raises TableError for what is not a table any more, or never was one.
+    Raises TableChangedError for what is not there any more, TableError for what is no table.
     """
     async with connection.cursor(row_factory=class_row(_Relation)) as cursor:
         await cursor.execute(_TREE, {"oid": table.oid})
@@ -96,7 +96,7 @@ async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf
 def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
     root = next((r for r in relations if r.is_root), None)
     if root is None:
-        raise TableError(table, "does not exist", remedy="take it out of `tables`")
+        raise TableChangedError(table, "does not exist", remedy="take it out of `tables`")
     if root.kind not in {_TABLE, _PARTITIONED}:
         raise TableError(table, "is not a table", remedy="take it out of `tables`")
     leaves = [r for r in relations if r.kind != _PARTITIONED]

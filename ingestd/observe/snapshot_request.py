@@ -174,9 +174,15 @@ class Following:
     def look(self, status: Status) -> list[TableProgress]:
         """Take a later status; give how far those tables are that were not over.
 
-        Raises OperatorError if a table is stopped or dropped instead, or its snapshot cancelled;
-        TransientError if the request went with the daemon or the pipeline that had taken it.
+        Raises OperatorError if a table is stopped or dropped instead, its snapshot cancelled, or
+        the source gone from the config; TransientError if the request went with the daemon or the
+        pipeline that had taken it.
         """
+        if self.source not in status["sources"]:
+            raise OperatorError(
+                f"source {self.source} is not in the daemon's config any more",
+                remedy="put it back, send SIGHUP, and ask again",
+            )
         found = []
         for name in list(self._left):
             then, now = _table(self.before, self.source, name), _table(status, self.source, name)

@@ -125,7 +125,8 @@ def _by_key(rows: Rows, digested: Digested) -> Mapping[int, Rows]:
     }
     count = len(rows)
     if digested.key:
-        keys = key_digests((hashes[i] for i in digested.key), count)
+        kinds = [c.type for c in digested.columns]
+        keys = key_digests(((hashes[i], kinds[i]) for i in digested.key), count)
     else:
         keys = row_digests(hashes, count)
     found: dict[int, Rows] = defaultdict(list)

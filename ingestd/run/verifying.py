@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,11 +37,19 @@ OpenPoint = Callable[[Sequence[Table]], AbstractAsyncContextManager[VerifiedSour
 """Opens the source at a point of now, for these tables."""
 
 
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How often a polled table is looked at: while it is quiet; for deletes, None for never."""
+
+    poll_s: float
+    sweep_s: float | None
+
+
 class Verification:
     """Verifies tables of one source, one after the other.
 
-    `sweeps_s`: by table how often its deletes are looked for, None for never; a table that is not
-    in it has them as they happen. `where` begins an error's text.
+    `looks`: of those that are polled; the lake has the changes of others as they happen. `where`
+    begins an error's text.
     """
 
     def __init__(
@@ -52,14 +60,14 @@ class Verification:
         settings: VerifySettings,
         progress: Progress,
         *,
-        sweeps_s: Mapping[TableId, float | None],
+        looks: Mapping[TableId, Looks],
     ) -> None:
         self._where = where
         self._open_point = open_point
         self._lake = lake
         self._settings = settings
         self._progress = progress
-        self._sweeps_s = sweeps_s
+        self._looks = looks
         self._prints: dict[TableId, Hashes] = {}
         self._stayed: dict[TableId, Hashes] = {}
         self._outcomes: dict[TableId, Outcome] = {}
@@ -98,9 +106,7 @@ class Verification:
             left = []
             for table in tables:
                 self._at = table
-                is_late = table.id in self._stayed and self._now() > late
-                is_last = source.point.is_exact or is_late
-                outcome = await self._verify(source, table, limit, is_last=is_last)
+                outcome = await self._verify(source, table, limit, late)
                 if outcome is None:
                     left.append(table)
                 else:
@@ -137,7 +143,10 @@ class Verification:
     def _behind(self, first: Lsn | None, position: Lsn | None, point: Point) -> TransientError:
         moved = "it did not move meanwhile" if first == position else f"it was at {first} before"
         remedy = "give it longer: --wait"
-        if first == position:
+        quiet_s = min((looks.poll_s for looks in self._looks.values()), default=0.0)
+        if quiet_s > self._settings.wait_s:
+            remedy = f"quiet tables are polled every {quiet_s:g} s: --wait {2 * quiet_s:g}s"
+        elif first == position:
             remedy = "is the daemon running, and the source delivering? `ingestd status` tells"
         return TransientError(
             f"{self._where}: the lake is at {position}, the source at {point.lsn}: not reached"
@@ -147,9 +156,9 @@ class Verification:
         )
 
     async def _verify(
-        self, source: VerifiedSource, table: Table, limit: float, *, is_last: bool
+        self, source: VerifiedSource, table: Table, limit: float, late: float
     ) -> Outcome | None:
-        """Compare a table; None if it has to be compared once more."""
+        """Compare a table; None if it has to be compared once more: never from `late` on."""
         with TableVerification(source, self._lake, table, self._settings, self._progress) as one:
             try:
                 await together(one.read(), self._await_lake(source.point, limit))
@@ -157,14 +166,18 @@ class Verification:
                 note = one.digested.note
                 if not source.point.is_exact:
                     note = self._without_unswept(table, comparison) or note
+                    is_last = table.id in self._stayed and self._now() > late
                     is_settled = self._settle(table, comparison)
                     if not comparison.is_equal:
                         if not is_last:
                             return None
-                        if not is_settled and not comparison.keep(self._stayed[table.id]):
-                            return self._unsettled(table)
-                    if self._may_be_swept(table, comparison):
-                        return self._unswept(table, comparison)
+                        if not is_settled:
+                            note = f"more differ: of {KEPT:,} rows it is known whether they stay"
+                            if not comparison.keep(self._stayed[table.id]):
+                                return self._unsettled(table)
+                        if (early := self._too_early(table, comparison)) is not None:
+                            return early
+                        note = self._without_early(table, comparison) or note
                 differences = () if comparison.is_equal else await one.named(comparison)
             except (TableError, DamagedError) as error:
                 return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
@@ -200,24 +213,50 @@ class Verification:
     def _without_unswept(self, table: Table, comparison: Comparison) -> str | None:
         """Leave out what only the lake has, if nobody looks for deletes; give a note of it."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
-        if not extra or self._sweeps_s.get(table.id) is not None:
+        looks = self._looks.get(table.id)
+        if not extra or (looks is not None and looks.sweep_s is not None):
             return None
         comparison.without(Kind.EXTRA)
-        return f"{extra:,} rows are gone from the source: detect_deletes is off"
-
-    def _may_be_swept(self, table: Table, comparison: Comparison) -> bool:
-        """Whether all that differs are rows that a sweep may yet find to be gone."""
-        every_s = self._sweeps_s.get(table.id) or 0.0
-        return set(comparison.counts) == {Kind.EXTRA} and self._now() - self._began < every_s
-
-    def _unswept(self, table: Table, comparison: Comparison) -> Outcome:
-        every_s = self._sweeps_s[table.id] or 0.0
-        fault = TransientError(
-            f"table {table.id}: {comparison.counts[Kind.EXTRA]:,} rows may be gone from the source"
-            " only since the last sweep of its keys",
-            reason="not_swept",
-            remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
+        return (
+            f"{extra:,} rows are in the lake only: gone from the source, or written since it was"
+            " read (detect_deletes is off)"
         )
+
+    def _without_early(self, table: Table, comparison: Comparison) -> str | None:
+        """Leave out of what differs what a sweep may yet find to be gone; give a note of it."""
+        extra = comparison.counts.get(Kind.EXTRA, 0)
+        looks = self._looks.get(table.id)
+        every_s = (looks.sweep_s if looks is not None else None) or 0.0
+        if not extra or self._now() - self._began >= every_s:
+            return None
+        comparison.without(Kind.EXTRA)
+        return (
+            f"{extra:,} more rows may be gone from the source only since the last sweep of its keys"
+            f" (detect_deletes: {every_s:g} s)"
+        )
+
+    def _too_early(self, table: Table, comparison: Comparison) -> Outcome | None:
+        """Give what is to be told where the next poll, or sweep, may find what differs."""
+        looks = self._looks.get(table.id)
+        if looks is None:
+            return None
+        taken_s = self._now() - self._began
+        rows = f"table {table.id}: {comparison.counts.total():,} rows"
+        if set(comparison.counts) == {Kind.EXTRA} and taken_s < (every_s := looks.sweep_s or 0.0):
+            fault = TransientError(
+                f"{rows} may be gone from the source only since the last sweep of its keys",
+                reason="not_swept",
+                remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
+            )
+        elif taken_s < looks.poll_s:
+            fault = TransientError(
+                f"{rows} may differ only since the last poll: while it is quiet it is polled"
+                f" every {looks.poll_s:g} s",
+                reason="not_polled",
+                remedy=f"wait longer than that: --wait {2 * looks.poll_s:g}s",
+            )
+        else:
+            return None
         return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
 
 

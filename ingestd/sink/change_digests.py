@@ -49,6 +49,10 @@ class ChangeBatch:
         self._before = before
         self._unsent = _unsent(given_by(batch)(UNCHANGED))
 
+    def type_of(self, number: int) -> pa.DataType:
+        """Give a column's type."""
+        return self._columns[number].type
+
     def unsent(self, number: int) -> Flags | None:
         """Say which rows were sent without a column; None: none."""
         found = [self._unsent[n] for n in self._columns[number].stored if n in self._unsent]
@@ -143,11 +147,13 @@ def change_keys(batch: pa.RecordBatch, digested: Digested) -> tuple[Hashes, Hash
     Of a multiset: the rows' own numbers.
     """
     changes = ChangeBatch(batch, digested.columns)
-    numbers = digested.key or range(len(digested.columns))
+    if digested.key:
+        keys = _keys(changes, digested.key)
+        has_old = changes.has_before.any()
+        return keys, _old_keys(changes, digested.key) if has_old else keys
+    numbers = range(len(digested.columns))
     own = {i: changes.own(i) for i in numbers}
     old = {i: changes.before(i) for i in numbers} if changes.has_before.any() else own
-    if digested.key:
-        return key_digests(own.values(), changes.rows), key_digests(old.values(), changes.rows)
     return row_digests(own, changes.rows), row_digests(old, changes.rows)
 
 
@@ -161,7 +167,8 @@ def _of_keyed(changes: ChangeBatch, digested: Digested) -> Matrix:
     key, lazy = digested.key, digested.lazy
     found = np.zeros((changes.rows, digested.width), np.uint64)
     hashes = {i: changes.own(i) for i in range(len(digested.columns))}
-    found[:, KEY] = key_digests((hashes[i] for i in key), changes.rows)
+    kinds = [c.type for c in digested.columns]
+    found[:, KEY] = key_digests(((hashes[i], kinds[i]) for i in key), changes.rows)
     found[:, ROW] = row_digests({i: h for i, h in hashes.items() if i not in lazy}, changes.rows)
     _place(found, changes)
     found[:, THERE] = ~changes.is_gone
@@ -218,11 +225,11 @@ def _place(found: Matrix, changes: ChangeBatch) -> None:
 
 
 def _keys(changes: ChangeBatch, key: Sequence[int]) -> Hashes:
-    return key_digests((changes.own(i) for i in key), changes.rows)
+    return key_digests(((changes.own(i), changes.type_of(i)) for i in key), changes.rows)
 
 
 def _old_keys(changes: ChangeBatch, key: Sequence[int]) -> Hashes:
-    return key_digests((changes.before(i) for i in key), changes.rows)
+    return key_digests(((changes.before(i), changes.type_of(i)) for i in key), changes.rows)
 
 
 def _unsent(unchanged: pa.Array | None) -> dict[str, Flags]:

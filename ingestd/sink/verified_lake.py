@@ -157,7 +157,7 @@ class DeltaVerifiedLake:
         self._looked[table.id] = looked
         self._ensure_whole(table)
         now = _described(table, events)
-        if (now.columns, now.key) != (described.columns, described.key):
+        if _shape(now) != _shape(described):
             raise TableChangedError(
                 table.id, "was altered while it was compared", remedy="compare it again"
             )
@@ -240,6 +240,12 @@ def _described(table: Table, events: Sequence[Event]) -> Digested:
     columns, note = compared_columns(table, events)
     names = [c.name for c in columns]
     return Digested(table, columns, tuple(names.index(n) for n in table.identifying), note=note)
+
+
+def _shape(digested: Digested) -> tuple[object, ...]:
+    """Give what is compared by what; of what rows had before the hash: NaN is not like itself."""
+    columns = ((replace(c, missing=None), c.missing_hash) for c in digested.columns)
+    return digested.key, *columns
 
 
 def _touches(

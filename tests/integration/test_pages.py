@@ -21,7 +21,7 @@ from ingestd.capture.views import ExportedView, Place
 from ingestd.changes import change_schema
 from ingestd.demo.server_text import FLOAT_TEXTS, text_function
 from ingestd.demo.waiting import await_until
-from ingestd.errors import TableError, TableReplacedError, TransientError
+from ingestd.errors import TableChangedError, TableError, TableReplacedError, TransientError
 from ingestd.ports import Split
 from ingestd.positions import Lsn
 from ingestd.schema import Column, Table, TableId
@@ -513,7 +513,7 @@ async def test_rows_hidden_by_a_policy_are_an_error_not_missing(database: Databa
         database.execute(f"DROP OWNED BY {user}", f"DROP ROLE {user}")
 
 
-async def test_a_dropped_table_stops_that_table(database: Database) -> None:
+async def test_a_dropped_table_ends_its_reading(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     table = await table_named(database, "t")
     async with exported(database) as snapshot:
@@ -522,7 +522,7 @@ async def test_a_dropped_table_stops_that_table(database: Database) -> None:
         with pytest.raises(TableError):
             await drain(pages_of(database.dsn, split))
     async with exported(database) as snapshot:
-        with pytest.raises(TableError, match="does not exist"):
+        with pytest.raises(TableChangedError, match="does not exist"):  # no fault of anybody
             await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
 
 

@@ -234,6 +234,14 @@ def test_a_source_that_fails_meanwhile_is_told() -> None:
     assert following.source_line(daemon.json()) == "backing_off: connection lost"
 
 
+def test_a_source_that_was_taken_out_of_the_config_ends_the_watching() -> None:
+    daemon = Daemon()
+    following = daemon.ask(A)
+    daemon.status.sources.clear()
+    with pytest.raises(OperatorError, match="source shop is not in the daemon's config any more"):
+        following.look(daemon.json())
+
+
 # --- with a server ---------------------------------------------------------------------------
 
 

@@ -213,5 +213,5 @@ def test_whole_rows_are_those_of_the_plain_fold(
 
 def test_keys_of_several_columns_tell_them_apart() -> None:
     one, other = (value_hashes(["x", "y"], pa.string()), value_hashes(["y", "x"], pa.string()))
-    keys = key_digests([one, other], 2)
+    keys = key_digests([(one, pa.string()), (other, pa.string())], 2)
     assert keys[0] != keys[1]

@@ -15,7 +15,7 @@ from ingestd.positions import Lsn
 from ingestd.row_digests import ComparedColumn
 from ingestd.run import compared_parts, table_verification, verifying
 from ingestd.run.table_verification import VerifySettings
-from ingestd.run.verifying import Verification, rest_between
+from ingestd.run.verifying import Looks, Verification, rest_between
 from ingestd.sink.change_digests import digest_changes
 from ingestd.sink.fold import fold_rows
 from ingestd.verification import KEY, Digested, Kind, Outcome, Point, State
@@ -107,13 +107,11 @@ def verification(
     lake: Lake,
     *,
     wait_s: float = 0.3,
-    sweeps_s: dict[TableId, float | None] | None = None,
+    looks: dict[TableId, Looks] | None = None,
     memory_bytes: int = 1 << 20,
 ) -> Verification:
     settings = VerifySettings(memory_bytes, wait_s=wait_s)
-    return Verification(
-        "source shop", source.open, lake, settings, Untold(), sweeps_s=sweeps_s or {}
-    )
+    return Verification("source shop", source.open, lake, settings, Untold(), looks=looks or {})
 
 
 async def verified(
@@ -121,10 +119,10 @@ async def verified(
     lake: Lake,
     *,
     wait_s: float = 0.3,
-    sweeps_s: dict[TableId, float | None] | None = None,
+    looks: dict[TableId, Looks] | None = None,
     memory_bytes: int = 1 << 20,
 ) -> Outcome:
-    one = verification(source, lake, wait_s=wait_s, sweeps_s=sweeps_s, memory_bytes=memory_bytes)
+    one = verification(source, lake, wait_s=wait_s, looks=looks, memory_bytes=memory_bytes)
     [outcome] = await one.run([TABLE])
     return outcome
 
@@ -191,7 +189,7 @@ async def test_a_fault_before_anything_was_begun_is_raised() -> None:
         yield Source(tables)
 
     one = Verification(
-        "source shop", closed, Lake(ONE), VerifySettings(1 << 20), Untold(), sweeps_s={}
+        "source shop", closed, Lake(ONE), VerifySettings(1 << 20), Untold(), looks={}
     )
     with pytest.raises(TransientError, match="refused"):
         await one.run([TABLE])
@@ -304,7 +302,54 @@ async def test_rows_that_only_the_lake_has_wait_for_a_sweep(
     sweep_s: float | None, state: State
 ) -> None:
     source = Source([ONE], is_exact=False)
-    outcome = await verified(source, Lake(ONE, TWO), sweeps_s={TABLE.id: sweep_s})
+    outcome = await verified(source, Lake(ONE, TWO), looks={TABLE.id: Looks(0.0, sweep_s)})
     assert outcome.state is state
     assert (source.looked == 1) == (sweep_s is None)  # nothing to wait for
     assert (outcome.note is not None) == (sweep_s is None)
+
+
+@pytest.mark.parametrize(("poll_s", "state"), [(600.0, State.NOT_REACHED), (0.01, State.DIFFERENT)])
+async def test_rows_that_differ_wait_for_a_poll_of_a_quiet_table(
+    poll_s: float, state: State
+) -> None:
+    """The lake moves on by polls of other tables."""
+    source = Source([ONE, TWO], is_exact=False)
+    outcome = await verified(source, Lake(ONE), looks={TABLE.id: Looks(poll_s, None)})
+    assert outcome.state is state
+    if outcome.fault is not None:
+        assert "--wait 1200s" in str(outcome.fault)
+
+
+async def test_a_lake_that_polls_seldom_move_is_not_taken_for_one_that_stands() -> None:
+    looks = {TABLE.id: Looks(100.0, None)}
+    outcome = await verified(Source([ONE]), Lake(ONE, positions=(7,)), looks=looks)
+    assert outcome.fault is not None
+    assert "quiet tables are polled every 100 s: --wait 200s" in str(outcome.fault)
+
+
+async def test_a_look_that_ends_late_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take long: the lake has to come to where the source was."""
+    monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
+    source = Source([ONE, TWO], is_exact=False)
+    lake = Lake(ONE, positions=(7, 7, 10) * 4)
+    outcome = await verified(source, lake, wait_s=1.2)
+    assert (outcome.state, source.looked) == (State.DIFFERENT, 2)
+
+
+async def test_of_more_differences_than_are_kept_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compared_parts, "KEPT", 1)
+    outcome = await verified(Source([ONE, TWO], is_exact=False), Lake())
+    assert (outcome.state, outcome.counts) == (State.DIFFERENT, {Kind.MISSING: 1})
+    assert outcome.note is not None
+    assert "more differ" in outcome.note
+
+
+async def test_rows_that_a_sweep_may_find_are_not_told_with_others() -> None:
+    source = Source([ONE], is_exact=False)
+    lake = Lake(ONE | {"note": "z"}, TWO)
+    outcome = await verified(source, lake, looks={TABLE.id: Looks(0.0, 600.0)})
+    assert (outcome.state, outcome.counts) == (State.DIFFERENT, {Kind.DIFFERENT: 1})
+    assert outcome.note is not None
+    assert "1 more rows may be gone" in outcome.note

@@ -143,6 +143,51 @@ async def test_a_row_has_its_value_in_one_of_its_columns_or_from_before_it_was_t
     assert isinstance(rows[1]["n"], RawText)
 
 
+async def test_an_older_value_that_the_newest_type_can_not_hold_counts_as_its_text(
+    tmp_path: Path,
+) -> None:
+    raw = RawLake(tmp_path / "lake")
+    old = make_table("orders", Column("n", 1700, -1, pa.string(), "numeric"))
+    kind = pa.decimal128(12, 2)
+    new = make_table("orders", Column("n", 1700, -1, kind, "numeric", stored_as="n__v2"))
+
+    def write() -> None:
+        live(raw, old)
+        commit(raw, old, *({"id": i, "n": n} for i, n in enumerate(("1.50", "NaN", "1.234", None))))
+        live(raw, new)
+        commit(raw, new, {"id": 7, "n__v2": Decimal("2.50")})
+
+    await asyncio.to_thread(write)
+    rows = await rows_at(raw, new, everything(raw))
+    found = [row["n"] for row in rows]
+    assert found == [Decimal("1.50"), "NaN", "1.234", None, Decimal("2.50")]
+    assert [isinstance(n, RawText) for n in found] == [False, True, True, False, False]
+
+
+def test_a_column_that_older_rows_have_nan_in_is_not_altered(raw: RawLake) -> None:
+    """NaN is not like itself: the table would be taken for altered each time."""
+    key, *_ = TABLE.columns
+    kinds = {"one": pa.float64(), "some": pa.list_(pa.float64())}
+    missing = {"one": "NaN", "some": "{1,NaN}"}
+    added = (Column(n, 0, -1, kinds[n], n, missing=missing[n]) for n in kinds)
+    table = replace(TABLE, columns=(key, *added))
+    live(raw, table)
+    commit(raw, table, {"id": 1})
+    [row] = asyncio.run(rows_at(raw, table, everything(raw)))
+    assert row["id"] == 1
+
+
+def test_minus_zero_is_the_key_that_zero_is(raw: RawLake) -> None:
+    """Polling sees one be the other, and neither be gone."""
+    key, *others = TABLE.columns
+    table = replace(TABLE, columns=(replace(key, type=pa.float64()), *others))
+    live(raw, table)
+    commit(raw, table, {"id": 0.0, "note": "a"})
+    commit(raw, table, {"id": -0.0, "note": "b"})
+    [row] = asyncio.run(rows_at(raw, table, everything(raw)))
+    assert (str(row["id"]), row["note"]) == ("-0.0", "b")
+
+
 def test_tables_that_are_not_whole_are_refused(raw: RawLake) -> None:
     def refused(match: str, kind: type[TableError] = TableChangedError) -> None:
         with pytest.raises(kind, match=match):
@@ -221,7 +266,7 @@ async def test_rows_whose_key_changed_are_folded_with_what_they_were(
         await lake.survey(described, everything(raw), most_linked=79)
     digested = await lake.survey(described, everything(raw), most_linked=80)
     assert len(digested.linked) == 60
-    key = int(key_digests([value_hashes([203], pa.int32())], 1)[0])
+    key = int(key_digests([(value_hashes([203], pa.int32()), pa.int32())], 1)[0])
     assert await lake.rows_of(digested, {key}) == [{"id": 203, "note": "3"}]
     assert sorted(found) == [3, 103, 203]
     await lake.close()
