@@ -55,7 +55,8 @@ class PostgresSettings(SourceSettings):
     """
 
     snapshot: Literal["initial", "never"] = "initial"
-    """initial copies what the tables hold, then follows; never only follows."""
+    """initial copies what the tables hold, then follows; never only follows. A table that is
+    followed already is not read because this was changed: `ingestd snapshot` does that."""
     snapshot_workers: int = Field(default=2, ge=1, le=64)
     """How many connections read a snapshot."""
     snapshot_chunk: SizeBytes = 32_000_000
