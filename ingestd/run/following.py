@@ -102,7 +102,7 @@ class Follower:
         if not self._reads:
             raise OperatorError(
                 'snapshot = "never": tables are not read',
-                remedy='set snapshot = "initial" and restart the daemon',
+                remedy='set snapshot = "initial", send SIGHUP to the daemon, and ask again',
             )
         if where is None:
             self._book.request(tables)
