@@ -8,7 +8,7 @@ its text, which is like no value of the column. The hashes are those of `ingestd
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ _MINUS_ZERO, _ZERO = column_hashes(pa.array([-0.0, 0.0]))
 
 Given = Callable[[str], "pa.Array | None"]
 """Gives the values of a lake column in some rows; None where there is none of that name."""
+AsNewest = Callable[["pa.Array"], "tuple[pa.Array, Mapping[int, str]]"]
+"""Gives values of an older type as the newest has them; texts of those it can't hold, by row."""
 Value = Any
 """What Arrow gives for a value; a `RawText` for one that its column can't hold; None for null."""
 
@@ -42,7 +44,8 @@ class ComparedColumn:
     """A column, by its name in the source.
 
     `stored`: the lake columns that have its values, the oldest first; each row has its value in
-    one. `type` is that of the last. Rows below `since_lsn` have the value `missing`.
+    one. `type` is that of the last, `as_newest` for those before. Rows below `since_lsn` have the
+    value `missing`.
     """
 
     name: str
@@ -51,6 +54,7 @@ class ComparedColumn:
     is_masked: bool = False
     since_lsn: int = 0
     missing: Value = None
+    as_newest: AsNewest = field(default=lambda values: (values, {}), compare=False)
 
     @property
     def missing_hash(self) -> np.uint64:
@@ -145,33 +149,13 @@ def values_of(
 def _as_last(
     column: ComparedColumn, name: str, values: pa.Array
 ) -> tuple[pa.Array, Mapping[int, str]]:
-    """Give values of an older lake column as the newest would have them.
+    """Give values of a lake column as the newest would have them.
 
     And the texts of those that it can't hold, by their rows: the source's are texts as well.
     """
     if name == column.stored[-1] or values.type.equals(column.type):
         return values, {}
-    try:
-        return values.cast(column.type), {}
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        pass  # one of them, or all
-    texts = [str(v) if v.is_valid else None for v in values]
-    casts: dict[str | None, Value] = {None: None}
-    for text, value in zip(texts, values, strict=True):
-        if text not in casts:
-            casts[text] = _cast(value, column.type)
-    refused = {
-        row: text for row, text in enumerate(texts) if text is not None and casts[text] is None
-    }
-    return pa.array([casts[text] for text in texts], column.type), refused
-
-
-def _cast(value: pa.Scalar, kind: pa.DataType) -> Value:
-    """Give a value as another type has it, None if it has not."""
-    try:
-        return value.cast(kind).as_py()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
+    return column.as_newest(values)
 
 
 def value_hashes(values: Sequence[Value], kind: pa.DataType) -> Hashes:

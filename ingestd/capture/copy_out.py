@@ -28,7 +28,7 @@ from ingestd.errors import ProtocolError
 BLOCK_BYTES = 4 << 20
 """How much is collected into a block."""
 LARGE_BLOCK_BYTES = 64 << 20
-"""A block of more, one row that is, is done with before the next is read."""
+"""A larger block has one large row: it is done with before the next is read."""
 BLOCK_MESSAGES = 1 << 16
 """Each message is an object while it is collected, which outweighs a short one."""
 INPUT_BUFFER_BYTES = 1 << 20

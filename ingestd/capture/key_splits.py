@@ -98,7 +98,7 @@ class KeySplits:
         self._dsn = dsn
 
     async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
-        """Cut `table`; TableError for what is not a table any more, or never was one."""
+        """Cut `table`; TableChangedError if it is gone, TableError if it is no table."""
         if target_bytes <= 0:
             msg = f"target_bytes must be above 0, not {target_bytes}"
             raise ValueError(msg)

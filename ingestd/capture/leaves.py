@@ -96,7 +96,7 @@ async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf
 def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
     root = next((r for r in relations if r.is_root), None)
     if root is None:
-        raise TableChangedError(table, "does not exist", remedy="take it out of `tables`")
+        raise TableChangedError(table, "does not exist any more")
     if root.kind not in {_TABLE, _PARTITIONED}:
         raise TableError(table, "is not a table", remedy="take it out of `tables`")
     leaves = [r for r in relations if r.kind != _PARTITIONED]

@@ -173,7 +173,6 @@ class TablePages:
             del block
             if batch is not None:
                 yield batch
-            del batch
             if is_large and not is_last:
                 self._reading = asyncio.create_task(copy.read_block())
         decoder.finish()

@@ -70,9 +70,10 @@ class StreamDecoder:
     """Decodes one stream from its start. After a ProtocolError it can't go on.
 
     Messages after a feed's last Commit wait for their transaction's end, so that chunks end with
-    transactions; more than `hold_bytes` of them are given as an open chunk. A change of more than
-    `row_limit_bytes`, in columns that are captured, is left out, and its table told in
-    `Chunk.refused`. `tell_partition` is called again and again. One thread at a time.
+    transactions; more than `hold_bytes` of them are given as an open chunk, and so is what comes
+    before a buffer of that size. A change of more than `row_limit_bytes`, in columns that are
+    captured, is left out, and its table told in `Chunk.refused`. `tell_partition` is called again
+    and again. One thread at a time.
     """
 
     def __init__(
@@ -129,8 +130,9 @@ class StreamDecoder:
     ) -> list[Chunk]:
         """Decode whole messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
 
-        Nobody may write to what a view shows: it is not copied. Gives chunks with
-        whole transactions, and then open ones. Raises ProtocolError.
+        Nobody may write to what a view shows: it is not copied. Gives none or one with whole
+        transactions, then up to two open ones: what was held goes before a large buffer. Raises
+        ProtocolError.
         """
         if len(starts) == 0:
             return []

@@ -33,6 +33,9 @@ from ingestd.verification import (
 POLL_S, _MAX_POLL_S = 0.125, 2.0
 _RESTS_TO_LOOKS = 9
 _FIRST_REST_S, _MAX_REST_S = 1.0, 30.0
+_POLL_SLACK = 1.1
+"""A poll takes its time, too."""
+_MORE_DIFFER = f"more differ: of {KEPT:,} rows it is known whether they stay"
 OpenPoint = Callable[[Sequence[Table]], AbstractAsyncContextManager[VerifiedSource]]
 """Opens the source at a point of now, for these tables."""
 
@@ -146,8 +149,9 @@ class Verification:
         quiet_s = min((looks.poll_s for looks in self._looks.values()), default=0.0)
         if quiet_s > self._settings.wait_s:
             remedy = f"quiet tables are polled every {quiet_s:g} s: --wait {2 * quiet_s:g}s"
-        elif first == position:
-            remedy = "is the daemon running, and the source delivering? `ingestd status` tells"
+        if first == position:
+            running = "is the daemon running, and the source delivering? `ingestd status` tells"
+            remedy = f"{running}; {remedy}" if quiet_s > self._settings.wait_s else running
         return TransientError(
             f"{self._where}: the lake is at {position}, the source at {point.lsn}: not reached"
             f" within {self._settings.wait_s:g} s; {moved}",
@@ -162,27 +166,29 @@ class Verification:
         with TableVerification(source, self._lake, table, self._settings, self._progress) as one:
             try:
                 await together(one.read(), self._await_lake(source.point, limit))
+                taken_s = self._now() - self._began  # the lake is as it is now
                 comparison = await one.compare()
-                note = one.digested.note
+                notes = [one.digested.note]
                 if not source.point.is_exact:
-                    note = self._without_unswept(table, comparison) or note
+                    notes.append(self._without_unswept(table, comparison))
                     is_last = table.id in self._stayed and self._now() > late
                     is_settled = self._settle(table, comparison)
                     if not comparison.is_equal:
                         if not is_last:
                             return None
-                        if not is_settled:
-                            note = f"more differ: of {KEPT:,} rows it is known whether they stay"
-                            if not comparison.keep(self._stayed[table.id]):
-                                return self._unsettled(table)
-                        if (early := self._too_early(table, comparison)) is not None:
+                        if not comparison.is_complete:
+                            notes.append(_MORE_DIFFER)
+                        if not is_settled and not comparison.keep(self._stayed[table.id]):
+                            return self._unsettled(table)
+                        if (early := self._too_early(table, comparison, taken_s)) is not None:
                             return early
-                        note = self._without_early(table, comparison) or note
+                        notes.append(self._without_early(table, comparison, taken_s))
                 differences = () if comparison.is_equal else await one.named(comparison)
             except (TableError, DamagedError) as error:
                 return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
             found = replace(_outcome(table, comparison), differences=differences)
-            return replace(found, changes=one.digested.changes, note=note)
+            note = "; ".join(filter(None, notes))
+            return replace(found, changes=one.digested.changes, note=note or None)
 
     def _settle(self, table: Table, comparison: Comparison) -> bool:
         """Leave the differences that were there before, just the same; say whether that can be.
@@ -222,12 +228,12 @@ class Verification:
             " read (detect_deletes is off)"
         )
 
-    def _without_early(self, table: Table, comparison: Comparison) -> str | None:
+    def _without_early(self, table: Table, comparison: Comparison, taken_s: float) -> str | None:
         """Leave out of what differs what a sweep may yet find to be gone; give a note of it."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
         looks = self._looks.get(table.id)
         every_s = (looks.sweep_s if looks is not None else None) or 0.0
-        if not extra or self._now() - self._began >= every_s:
+        if not extra or taken_s >= every_s:
             return None
         comparison.without(Kind.EXTRA)
         return (
@@ -235,12 +241,14 @@ class Verification:
             f" (detect_deletes: {every_s:g} s)"
         )
 
-    def _too_early(self, table: Table, comparison: Comparison) -> Outcome | None:
-        """Give what is to be told where the next poll, or sweep, may find what differs."""
+    def _too_early(self, table: Table, comparison: Comparison, taken_s: float) -> Outcome | None:
+        """Give what is to be told where the next poll, or sweep, may find what differs.
+
+        `taken_s`: from when the verification began to when the lake was taken as it is.
+        """
         looks = self._looks.get(table.id)
         if looks is None:
             return None
-        taken_s = self._now() - self._began
         rows = f"table {table.id}: {comparison.counts.total():,} rows"
         if set(comparison.counts) == {Kind.EXTRA} and taken_s < (every_s := looks.sweep_s or 0.0):
             fault = TransientError(
@@ -248,7 +256,7 @@ class Verification:
                 reason="not_swept",
                 remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
             )
-        elif taken_s < looks.poll_s:
+        elif taken_s < _POLL_SLACK * looks.poll_s:
             fault = TransientError(
                 f"{rows} may differ only since the last poll: while it is quiet it is polled"
                 f" every {looks.poll_s:g} s",

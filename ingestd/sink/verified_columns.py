@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ingestd.errors import TableChangedError, TableError
 from ingestd.recorded import TableState
 from ingestd.row_digests import ComparedColumn, RawText, Value
 from ingestd.schema import Column, Table
+from ingestd.sink.older_values import as_newest
 
 Event = Mapping[str, Any]
 """A row of `_tables`."""
@@ -100,6 +102,7 @@ def _compared(column: Column, stored: Sequence[str], described: Sequence[Event])
         column.mask is not None,
         since,
         None if missing is None else _typed(missing, column),
+        partial(as_newest, column),
     )
 
 

@@ -348,7 +348,7 @@ class Costs:
 
 
 def test_500_tables_that_all_change_each_second_stay_smooth(page: Page) -> None:
-    """What it prints is in docs/status-page.md; the bounds leave room for slower machines."""
+    """What it prints is in docs/status-page.md; an update costs no more a table than of a few."""
     daemon, history = many(500)
     shop = daemon.sources["shop"]
     page.add_init_script(f"({OBSERVE})()")
@@ -379,7 +379,7 @@ def test_500_tables_that_all_change_each_second_stay_smooth(page: Page) -> None:
         told["shift"] = page.evaluate("window.shift")
     print({name: round(value, 4) for name, value in told.items()})  # noqa: T201
     assert told["file_bytes"] + told["state_bytes"] < 150_000
-    assert told["update_cpu_ms_500"] < 250
+    assert told["update_cpu_ms_500"] < 10 * told["update_cpu_ms_100"]
     assert told["shift"] < 0.02
 
 

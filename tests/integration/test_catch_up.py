@@ -145,6 +145,34 @@ async def test_large_messages_are_packed_by_bytes_if_at_all(
     assert not policy.is_paused
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("large_bytes", [1, 50_000])
+async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
+    database: Database,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    packed: bool,
+    large_bytes: int,
+) -> None:
+    if packed:
+        as_if_encrypted(monkeypatch)
+    monkeypatch.setattr("ingestd.capture.wal.catch_up.LARGE_BLOCK_BYTES", large_bytes)
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes=100_000, part_bytes=1_000_000)
+
+    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
+    for low in range(0, 1000, 250):
+        database.execute(
+            "INSERT INTO t SELECT n, repeat('x', 10000)"
+            f" FROM generate_series({low + 1}, {low + 250}) n"
+        )
+    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1001)
+    found = raw_rows(lake, TableId("public", "t"))
+    assert sorted(r["id"] for r in found if r["_cdc_op"] == "c") == list(range(1, 1001))
+    assert policy.drained == 1
+
+
 @pytest.fixture
 async def cramped(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
     """A server with an empty table that keeps 80 kB of a part's messages, and no more."""

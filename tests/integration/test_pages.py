@@ -358,7 +358,12 @@ async def test_names_that_need_quotes(database: Database) -> None:
     assert (row['a"b %s {0}'], row["ünï"]) == (1, "x")
 
 
-async def test_values_of_many_megabytes(database: Database) -> None:
+@pytest.mark.parametrize("large_bytes", [1, 12_000_000, 1 << 30])
+async def test_values_of_many_megabytes(
+    database: Database, monkeypatch: pytest.MonkeyPatch, large_bytes: int
+) -> None:
+    """Whether or not the next block is read before one is done with."""
+    monkeypatch.setattr("ingestd.capture.pages.LARGE_BLOCK_BYTES", large_bytes)
     database.execute(
         "CREATE TABLE big (id int PRIMARY KEY, body text)",
         "INSERT INTO big SELECT i, repeat(i::text, 9000000) FROM generate_series(1, 4) i",

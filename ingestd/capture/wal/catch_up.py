@@ -222,7 +222,6 @@ class CatchUp:
                 del found, block
                 for chunk in decoded:
                     yield chunk
-                del decoded
                 if is_large:
                     reading = self._start(anext(blocks, None))
                 if end is not None:

@@ -66,6 +66,14 @@ def test_i6_a_column_that_no_look_saw(told: list[str], now: Storage, reason: str
     assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == reason
 
 
+def test_i6_columns_that_the_publication_leaves_out_are_in_no_list() -> None:
+    tellings = Tellings()
+    tellings.columns(relation("id", "x"), THEN)
+    now = stored("id", "n", "x")
+    assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == RENAMED
+    assert tellings.by(SEEN).difference(TABLE, replace(now, unlisted=frozenset({2}))) is None
+
+
 def test_i6_a_type_that_only_the_stream_knows() -> None:
     tellings = Tellings()
     tellings.columns(relation("id", "n", type_oid=INT), stored("id", "n", types=(INT, TEXT)))

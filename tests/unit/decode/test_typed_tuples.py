@@ -178,6 +178,21 @@ def test_values_outside_their_buffer_are_not_copied(
         compiled.gather(b"0123456789", np.zeros(2, int), np.ones(2, int), offsets, to)
 
 
+@pytest.mark.parametrize(
+    ("start", "length", "room"),
+    [(0, 8, 2), (0, 12, 20), (10, 2, 20), (-1, 4, 20), (1 << 62, 1 << 62, 20), (0, -4, 20)],
+)
+def test_texts_of_bytes_outside_their_buffer_are_not_read(
+    compiled: Compiled, start: int, length: int, room: int
+) -> None:
+    offsets, odd, to = np.zeros(2, np.int32), np.zeros(1, np.bool_), pa.allocate_buffer(room)
+    text = b"\\x01234567"
+    with pytest.raises(ValueError, match="outside"):
+        compiled.unhex(text, np.array([start]), np.array([length]), offsets, odd, to)
+    with pytest.raises(ValueError, match="outside"):
+        compiled.unhex(text, np.zeros(2, int), np.full(2, 4), np.zeros(3, np.int32), odd, to)
+
+
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 40])
 def test_values_of_any_length_are_copied_whole(compiled: Compiled, size: int) -> None:
     buffer = bytes(range(100))
