@@ -24,7 +24,7 @@ from ingestd.errors import IngestdError, TransientError
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
-from ingestd.sink.fragments import FragmentSink, FragmentWriter, held_bytes
+from ingestd.sink.fragments import FragmentSink, FragmentWriter
 from ingestd.sink.jobs import Jobs, together
 from ingestd.sink.raw import RawTable, statistics_columns
 from ingestd.sink.store import Store
@@ -126,8 +126,7 @@ class DeltaEpochWriter:
         part.table, part.schema = batch.table, schema
         if batch.resume is not None:
             part.resume = batch.resume
-        part.sink.add(rows)
-        self._unchecked_bytes += held_bytes(rows)
+        self._unchecked_bytes += part.sink.add(rows)
         if self._unchecked_bytes > self._lake.buffer_bytes // _CHECKS:
             self._unchecked_bytes = 0
             await self._spill()

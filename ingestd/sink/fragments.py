@@ -229,14 +229,15 @@ class FragmentSink:
         self.waiting_bytes = 0
         self.rows = 0
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch) -> int:
         """Take rows, and begin to write those before if they make a row group.
 
-        Raises RuntimeError after `finish` or `abort`, and what writing ahead ended with.
+        Gives about how many bytes of memory they take. Raises RuntimeError after `finish` or
+        `abort`, and what writing ahead ended with.
         """
         self._refuse_if_over()
+        nbytes = _held_bytes(rows) if rows.num_rows else 0
         if rows.num_rows:
-            nbytes = held_bytes(rows)
             self._waiting.append(rows)
             self.waiting_bytes += nbytes
             self._queued_bytes += nbytes
@@ -246,6 +247,7 @@ class FragmentSink:
             ahead.result()
         if self._ahead is None and self._queued_bytes >= ROW_GROUP_BYTES:
             self._ahead = asyncio.create_task(self._write())
+        return nbytes
 
     async def append(self, rows: pa.RecordBatch) -> None:
         """Take rows; return when there is room for more."""
@@ -315,7 +317,7 @@ class FragmentSink:
             raise RuntimeError(msg)
 
 
-def held_bytes(rows: pa.RecordBatch) -> int:
+def _held_bytes(rows: pa.RecordBatch) -> int:
     """Say about how much memory a batch takes, which of a few rows is far more than its values."""
     nbytes: int = rows.nbytes
     columns: int = rows.num_columns

@@ -82,6 +82,7 @@ class RawTable:
         self.watermark: Lsn | None = None
         self.resume = ""
         self._admitted: pa.Schema | None = None
+        self._complete: tuple[pa.Schema, pa.Schema] | None = None
 
     def load(self, give_up: GiveUp | None = None) -> None:
         """Read what the lake holds; `give_up`: see `TableLog.load`. Blocks."""
@@ -240,19 +241,27 @@ class RawTable:
     ) -> int:
         if not self.log.exists:
             self.make(table, schema)
-        present = self.log.schema()
-        assert present is not None
-        added = additions(present, schema)
-        if added:
-            reach("sink.new_columns.before", lost)
-            self.log.add_columns(added)
-            reach("sink.new_columns.after", lost)
+        self._complete_columns(schema)
         if resume:
             self.log.expect_resumes()
         reach("sink.raw_commit.before", lost)
         version = self.log.append(fragments, int(end_lsn), resume)
         reach("sink.raw_commit.after", lost)
         return version
+
+    def _complete_columns(self, wanted: pa.Schema) -> None:
+        """Add what the lake's schema lacks; the two that were compared last are not again."""
+        present = self.log.schema()
+        assert present is not None
+        if self._complete is not None and self._complete == (present, wanted):
+            return
+        added = additions(present, wanted)
+        if added:
+            reach("sink.new_columns.before", lost)
+            self.log.add_columns(added)
+            reach("sink.new_columns.after", lost)
+        else:
+            self._complete = present, wanted
 
 
 def _time(bound: datetime | str) -> datetime:
