@@ -190,8 +190,9 @@ class Delivered:
     def take(self, batch: TableBatch) -> None:
         """Note changes that the stream brought."""
         xids = batch.rows.column("_cdc_xid").drop_null().to_numpy(zero_copy_only=False)
-        firsts = np.flatnonzero(np.diff(xids, prepend=xids[0] - 1)) if len(xids) else xids
-        self._xids.setdefault(batch.table.id, []).append(xids[firsts].astype(np.int64))
+        others = xids[1:][xids[1:] != xids[:-1]]
+        once = np.concatenate([xids[:1], others]).astype(np.int64)
+        self._xids.setdefault(batch.table.id, []).append(once)
 
     @property
     def count(self) -> int:

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ingestd.allocation import Trimming
 from ingestd.changes import (
@@ -294,8 +293,8 @@ def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
     """Leave out the rows that the raw table holds already."""
     if watermark is None or rows.num_rows == 0:
         return rows
-    above = pc.greater_equal(rows.column("_cdc_lsn"), pa.scalar(int(watermark), pa.int64()))
-    return rows if pc.all(above).as_py() else rows.filter(above)
+    above = rows.column("_cdc_lsn").to_numpy() >= int(watermark)
+    return rows if above.all() else rows.filter(pa.array(above))
 
 
 def with_epoch(rows: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
