@@ -107,7 +107,7 @@ class FragmentWriter:
     def finish(self, tables: Iterable[pa.Table] = ()) -> list[Fragment]:
         """Write these, close the last file, make all of them durable and give them."""
         with storage_faults(self.store.uri(self.folder)):
-            tables = [_in_one_piece(table) for table in tables]
+            tables = [in_one_piece(table) for table in tables]
             is_plain = self._open is None and len(tables) == 1 and _is_tiny(tables[0])
             for table in tables:
                 self._write(table, is_plain=is_plain)
@@ -193,7 +193,7 @@ def _is_tiny(table: pa.Table) -> bool:
     return bool(table.num_rows <= _TINY_ROWS and table.nbytes <= _TINY_BYTES)
 
 
-def _in_one_piece(table: pa.Table) -> pa.Table:
+def in_one_piece(table: pa.Table) -> pa.Table:
     """Join what a table of few rows came in: each piece of each column takes time of its own."""
     is_small = table.num_rows <= _TINY_ROWS and table.get_total_buffer_size() <= _JOINED_BYTES
     return table.combine_chunks() if is_small else table

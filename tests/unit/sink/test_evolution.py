@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Schema
 
+from ingestd.schema import Column, Table
 from ingestd.sink.evolution import SchemaConflictError, additions, evolved
+from ingestd.sink.lake import DeltaLake
+from tests.unit.sink.rows import inserts, make_table, summary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTE_2 = Column("note_2", 25, -1, pa.string(), "text")
 
 LAKE = pa.schema([("id", pa.int32()), ("_cdc_before", pa.struct([("id", pa.int32())]))])
 
@@ -31,3 +42,31 @@ def test_new_columns_and_fields_are_added_in_place() -> None:
 def test_lossless_what_does_not_fit_is_refused(rows: pa.Schema, message: str) -> None:
     with pytest.raises(SchemaConflictError, match=message):
         evolved(LAKE, rows)
+
+
+async def test_columns_that_another_adds_meanwhile_are_not_added_again(tmp_path: Path) -> None:
+    """A table's columns are not compared at each commit, but where one side is another."""
+    table = make_table("t")
+    wider = make_table("t", Column("size", 20, -1, pa.int64(), "bigint"))
+    lake = DeltaLake(str(tmp_path), "shop")
+    await lake.open()
+    await lake.adopt("1")
+
+    async def commit(lsn: int, of: Table) -> int:
+        writer = lake.begin()
+        await writer.append(inserts(of, lsn, lsn))
+        [committed] = (await writer.commit(summary(lsn, lsn + 1))).tables
+        return committed.version
+
+    first = await commit(10, table)
+    assert await commit(20, table) == first + 1
+    folder = tmp_path / lake.layout.raw(table.id)
+    DeltaTable(folder).alter.add_columns(
+        Schema.from_arrow(pa.schema([("size", pa.int64())])).fields
+    )
+    assert await commit(30, table) == first + 3
+    assert await commit(40, wider) == first + 4
+    assert await commit(50, make_table("t", NOTE_2)) == first + 6
+    await lake.close()
+    names = DeltaTable(folder).to_pyarrow_table().column_names
+    assert {"size", "note_2"} <= set(names)

@@ -20,7 +20,7 @@ import pytest
 
 from ingestd.errors import OperatorError
 from ingestd.sink.durable import Fsync
-from ingestd.sink.fragments import FragmentWriter
+from ingestd.sink.fragments import FragmentWriter, in_one_piece
 from ingestd.sink.lake import FILE_WORKERS, DeltaLake
 from ingestd.sink.store import LocalStore
 from tests.unit.run.fixtures import until
@@ -183,6 +183,17 @@ def test_only_a_whole_file_that_is_tiny_is_not_compressed(
     groups = [written.metadata.row_group(n) for n in range(written.metadata.num_row_groups)]
     assert {g.column(n).compression for g in groups for n in range(2)} == {compression}
     assert json.loads(fragment.stats_json)["maxValues"] == {"id": max([*before, last]) - 1}
+
+
+def test_a_few_rows_are_joined_and_large_ones_are_not_copied() -> None:
+    pieces = [rows(1).to_batches()[0]] * 12
+    few = pa.Table.from_batches(pieces)
+    joined = in_one_piece(few)
+    assert joined == few
+    assert joined.column("id").num_chunks == 1
+    large = pa.RecordBatch.from_pydict({"id": [1], "body": ["x" * (1 << 20)]})
+    for kept in (pa.Table.from_batches([large, large]), pa.Table.from_batches(pieces * 9)):
+        assert in_one_piece(kept) is kept
 
 
 @pytest.mark.parametrize("at", ["write", "finish"])
