@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -71,6 +72,10 @@ def _at_once(work: Work) -> None:
     work()
 
 
+Later = Callable[[Work], Future[None] | None]
+"""Has work done in another thread, or does it at once and gives None."""
+
+
 class AppendedByAnotherError(OperatorError):
     """Another writer appended since the log was read."""
 
@@ -78,8 +83,9 @@ class AppendedByAnotherError(OperatorError):
 class AppendLog(TableLog):
     """See TableLog. Raises OperatorError too, when another writer appended.
 
-    `later`: runs what need not be waited for (checkpoints), in order, in whatever thread; what it
-    raises is raised by the next append. `writer`: the process that commits, one of its own without.
+    `later`: runs what need not be waited for (checkpoints), in whatever thread; what it raises is
+    raised by the next append. Nothing more is given to it of a log until that is done. `writer`:
+    the process that commits, one of its own without.
     """
 
     def __init__(
@@ -87,7 +93,7 @@ class AppendLog(TableLog):
         store: Store,
         folder: str,
         app_id: str,
-        later: Callable[[Work], None] = _at_once,
+        later: Later = _at_once,
         *,
         writer: Writer | None = None,
     ) -> None:
@@ -95,6 +101,7 @@ class AppendLog(TableLog):
         self._writer = writer or Writer()
         self._later = later
         self._commits = 0
+        self._checkpointing: Future[None] | None = None
         self._fault: IngestdError | None = None
 
     def create(
@@ -247,8 +254,9 @@ class AppendLog(TableLog):
         if app_version is not None:
             self._app_version, self._knows_app_version = app_version, True
         every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
-        if (committed + 1) % every == 0:
-            self._later(self._checkpoint_or_note)
+        is_under_way = self._checkpointing is not None and not self._checkpointing.done()
+        if (committed + 1) % every == 0 and not is_under_way:
+            self._checkpointing = self._later(self._checkpoint_or_note)
         return committed
 
     def _has_next(self, failure: OSError | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -44,9 +44,13 @@ from ingestd.sink.store import open_store
 from ingestd.sink.writer import Writer
 
 WORKERS = 4
-"""Tables committed at once: Parquet and fsync overlap, memory stays bounded."""
+"""Tables committed at once on a disk."""
 FILE_WORKERS = min(32, (os.cpu_count() or 1) + 4)
-"""Tables whose files are written at once: they mostly wait for fsync, or for a store."""
+"""Tables whose files are written at once on a disk: they mostly wait for fsync."""
+STORE_WORKERS = 32
+"""Both in an object store, where all of it is waiting for answers."""
+CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
+"""Checkpoints made at once: each holds a table's log, and asks a store 90 times."""
 OPENING_WORKERS = 16
 
 
@@ -92,9 +96,10 @@ class DeltaLake:
         self.trimming = trimming or Trimming()
         self.now = now
         self.before_commit = before_commit
-        self.jobs = Jobs(at_once=WORKERS)
-        self.file_jobs = Jobs(at_once=FILE_WORKERS)
-        self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
+        is_remote = not self.store.syncs
+        self.jobs = Jobs(at_once=STORE_WORKERS if is_remote else WORKERS)
+        self.file_jobs = Jobs(at_once=STORE_WORKERS if is_remote else FILE_WORKERS)
+        self._checkpoints = self._checkpoint_threads()
         self._writer = writer or Writer()
         self._is_claimed = is_claimed
         self._own_logs = tuple(
@@ -290,13 +295,17 @@ class DeltaLake:
         await self.jobs.run(self._end_checkpoints)
         await self.jobs.settle()
 
-    def _later(self, checkpoint: Callable[[], None]) -> None:
-        self._checkpoints.submit(checkpoint)
+    def _later(self, checkpoint: Callable[[], None]) -> Future[None]:
+        return self._checkpoints.submit(checkpoint)
 
     def _end_checkpoints(self) -> None:
-        """Wait for the one that is written; the others only save readers time, and come again."""
+        """Wait for those being written; the others only save readers time, and come again."""
         self._checkpoints.shutdown(cancel_futures=True)
-        self._checkpoints = ThreadPoolExecutor(1, "checkpoint")
+        self._checkpoints = self._checkpoint_threads()
+
+    def _checkpoint_threads(self) -> ThreadPoolExecutor:
+        at_once = CHECKPOINT_WORKERS if self.store.syncs else STORE_CHECKPOINT_WORKERS
+        return ThreadPoolExecutor(at_once, "checkpoint")
 
     def _load(self) -> Committed:
         mends = self._is_claimed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files, read_raw
+from ingestd.sink.s3_objects import S3Objects
 from ingestd.sink.store import open_store
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
 from tests.harness.compare import epochs as epochs_of
@@ -32,11 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from ingestd.changes import CommittedEpoch
     from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
 KILLS = 3
+LIMIT_S = 30.0
 TABLE = make_table("orders")
 IDS = (1, 2, 3)
 VISITS = TableId("public", "visits")
@@ -170,6 +174,37 @@ def test_files_sent_in_parts_hold_their_rows(
         found = zip(of_op["id"].to_pylist(), of_op["note"].to_pylist(), strict=True)
         assert sorted(found) == sorted(expected)
     assert store.requests()["POST"] >= 2 * 2  # of either file, its begin and its end
+
+
+async def test_many_tables_wait_for_the_store_at_the_same_time(
+    running: ObjectStoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So with 24 tables, and slow answers, an epoch takes no longer than with one."""
+    running.begin_anew()
+    tables = [make_table(f"t{number}") for number in range(24)]
+    all_are_there = threading.Barrier(len(tables), timeout=LIMIT_S)
+
+    def wait_for_all(kind: type, name: str) -> None:
+        does = getattr(kind, name)
+
+        def together(self: object, path: str, *arguments: object) -> object:
+            if "/public/" in path:
+                all_are_there.wait()
+            return does(self, path, *arguments)
+
+        monkeypatch.setattr(kind, name, together)
+
+    async def commit_all(lake: DeltaLake, lsn: int) -> CommittedEpoch:
+        writer = lake.begin()
+        for table in tables:
+            await writer.append(inserts(table, lsn, *IDS))
+        return await writer.commit(summary(lsn, lsn + 50))
+
+    async with opened(running.uri, running.options) as lake:
+        await commit_all(lake, 100)  # it makes the tables
+        wait_for_all(S3Objects, "open")
+        wait_for_all(S3Objects, "put_new")
+        assert len((await commit_all(lake, 200)).tables) == len(tables)
 
 
 async def test_files_are_joined_in_a_store_while_the_daemon_appends(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,27 @@ async def test_a_fault_of_a_checkpoint_is_told_by_the_next_commit(tmp_path: Path
     with pytest.raises(IngestdError):
         log.append([], CHECKPOINT_EVERY)
     log.append([], CHECKPOINT_EVERY)
+
+
+@pytest.mark.parametrize("end", ["set_result", "cancel"])
+async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: str) -> None:
+    """The next one that is due is made when the one before is over, or was given up at an end."""
+    asked: list[Future[None]] = []
+
+    def later(_: Callable[[], None]) -> Future[None]:
+        asked.append(Future())
+        return asked[-1]
+
+    log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop", later)
+    log.load()
+    log.create(Creation(pa.schema([("id", pa.int64())]), {}))
+    for version in range(1, 3 * CHECKPOINT_EVERY):
+        log.append([], version)
+    [waiting] = asked
+    getattr(waiting, end)(*([None] if end == "set_result" else []))
+    for version in range(3 * CHECKPOINT_EVERY, 4 * CHECKPOINT_EVERY):
+        log.append([], version)
+    assert len(asked) == 2
 
 
 async def test_properties_and_columns_of_others_are_seen_by_the_next_commit(
