@@ -59,7 +59,8 @@ def lake_of(
         config.lake.uri,
         source,
         storage_options=storage_options(config),
-        buffer_bytes=share_bytes(config) // 6,  # and half as much for open files' footers
+        buffer_bytes=share_bytes(config)
+        // 6,  # and for open files half of it, in a store 1.5 times
         trimming=trimming,
         writer=writer,
         is_claimed=is_claimed,

@@ -30,8 +30,9 @@ from ingestd.sink.store import Store
 
 _CHECKS = 16
 """How often the budget is looked at while as much as it comes: with many tables that takes time."""
-_FOOTERS = 2
-"""One part in so many of the budget is for the footers of open files, on top of it."""
+_FOOTERS, _PARTS = 0.5, 1.5
+"""So many times the budget, on top of it, is what open files may keep for their footers; and where
+they are sent in parts, for those too."""
 
 
 class OwningLake(Protocol):
@@ -200,13 +201,15 @@ class DeltaEpochWriter:
         await asyncio.to_thread(self._lake.trimming.trim)  # not behind what is being committed
 
     async def _close_files(self) -> None:
-        """Close files while all of them together keep too much for their footers.
+        """Close files while all of them together keep too much.
 
-        A transaction over many tables is written in small row groups.
+        A transaction over many tables is written in small row groups, whose footers take more than
+        their rows; and an object store takes no part that is small.
         """
-        limit_bytes = self._lake.buffer_bytes // _FOOTERS
-        while sum(part.sink.footer_bytes for part in self._parts.values()) > limit_bytes:
-            largest = max(self._parts.values(), key=lambda part: part.sink.footer_bytes)
+        share = _PARTS if self._lake.store.part_bytes else _FOOTERS
+        limit_bytes = share * self._lake.buffer_bytes
+        while sum(part.sink.open_bytes for part in self._parts.values()) > limit_bytes:
+            largest = max(self._parts.values(), key=lambda part: part.sink.open_bytes)
             await largest.sink.close_file()
 
     def _waiting_bytes(self) -> int:

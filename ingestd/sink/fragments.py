@@ -78,8 +78,8 @@ class FragmentWriter:
 
     `folder` is the table's, in `store`. `statistics` names the columns that get bounds. A file
     holds rows of one schema; its columns may be fewer than the table's: Delta readers fill the
-    rest with null. `footer_bytes`: about what the open file keeps in memory. Raises what
-    `storage_fault` makes of an error.
+    rest with null. `open_bytes`: about what the open file keeps in memory, for its footer and of
+    what is sent in parts. Raises what `storage_fault` makes of an error.
     """
 
     store: Store
@@ -87,7 +87,8 @@ class FragmentWriter:
     statistics: Sequence[str]
     file_bytes: int = FILE_BYTES
     makes_folder: bool = True
-    footer_bytes: int = 0
+    open_bytes: int = 0
+    _footer_bytes: int = 0
     _open: _OpenFile | None = None
     _done: list[Fragment] = field(default_factory=list)
     _made: list[str] = field(default_factory=list)
@@ -144,8 +145,10 @@ class FragmentWriter:
         self._open.writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         reach("sink.parquet.after")
         row_groups = -(-table.num_rows // ROW_GROUP_ROWS)
-        self.footer_bytes += row_groups * table.num_columns * _COLUMN_CHUNK_BYTES
-        if self._open.sink.tell() > self.file_bytes:
+        self._footer_bytes += row_groups * table.num_columns * _COLUMN_CHUNK_BYTES
+        written, part_bytes = self._open.sink.tell(), self.store.part_bytes
+        self.open_bytes = self._footer_bytes + (written % part_bytes if part_bytes else 0)
+        if written > self.file_bytes:
             self._close()
 
     def _create(self, table: pa.Table, *, is_plain: bool) -> _OpenFile:
@@ -174,7 +177,7 @@ class FragmentWriter:
     def _close(self) -> None:
         file = self._open
         assert file is not None
-        self._open, self.footer_bytes = None, 0
+        self._open, self._footer_bytes, self.open_bytes = None, 0, 0
         size = file.close()
         metadata = file.writer.writer.metadata
         self._done.append(
@@ -271,12 +274,12 @@ class FragmentSink:
         await self._write()
 
     @property
-    def footer_bytes(self) -> int:
+    def open_bytes(self) -> int:
         """About what its open file keeps in memory."""
-        return self._writer.footer_bytes
+        return self._writer.open_bytes
 
     async def close_file(self) -> None:
-        """Close the file that is open: what is kept for its footer goes."""
+        """Close the file that is open: what it keeps in memory goes."""
         await self._jobs.run(self._writer.close_file)
 
     async def finish(self) -> Sequence[Fragment]:

@@ -21,7 +21,7 @@ from ingestd.errors import OperatorError
 from ingestd.failpoints import reach
 from ingestd.sink.durable import Durability, Fsync, make_folder
 from ingestd.sink.faults import storage_faults
-from ingestd.sink.s3_objects import NotSureError, S3Object, S3Objects, s3_objects
+from ingestd.sink.s3_objects import PART_BYTES, NotSureError, S3Object, S3Objects, s3_objects
 
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
@@ -59,6 +59,11 @@ class Store(Protocol):
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing."""
+        ...
+
+    @property
+    def part_bytes(self) -> int:
+        """What is created is sent in parts of so much, in memory until then; 0: it is not."""
         ...
 
     @property
@@ -149,6 +154,7 @@ class LocalStore:
         """Open a new file for writing."""
         return (self.root / path).open("xb")
 
+    part_bytes = 0
     puts_new = True
 
     def put_new(self, path: str, content: bytes) -> bool:
@@ -319,6 +325,7 @@ class ObjectStore:
         """Never needed: what was put is whole."""
         raise NotImplementedError(path)
 
+    part_bytes = PART_BYTES
     syncs = False
 
     def sync(self, folder: str, names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -20,8 +20,10 @@ import pytest
 
 from ingestd.errors import OperatorError
 from ingestd.sink.durable import Fsync
+from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.fragments import FragmentWriter, in_one_piece
 from ingestd.sink.lake import FILE_WORKERS, DeltaLake
+from ingestd.sink.read import read_raw
 from ingestd.sink.store import LocalStore
 from tests.unit.run.fixtures import until
 from tests.unit.sink.rows import inserts, make_table, summary
@@ -194,6 +196,33 @@ def test_a_few_rows_are_joined_and_large_ones_are_not_copied() -> None:
     large = pa.RecordBatch.from_pydict({"id": [1], "body": ["x" * (1 << 20)]})
     for kept in (pa.Table.from_batches([large, large]), pa.Table.from_batches(pieces * 9)):
         assert in_one_piece(kept) is kept
+
+
+async def test_what_open_files_have_not_sent_is_bounded_for_all_tables_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files are sent in parts, as to a store: they are closed before each has one to send."""
+    monkeypatch.setattr(LocalStore, "part_bytes", 5 << 20)
+    budget = 4 << 20
+    lake = DeltaLake(str(tmp_path), "shop", buffer_bytes=budget)
+    await lake.open()
+    await lake.adopt("1")
+    tables = [make_table(f"t{number}") for number in range(20)]
+    writer = lake.begin()
+    assert isinstance(writer, DeltaEpochWriter)
+    for lsn in range(8):
+        for table in tables:
+            batch = inserts(table, lsn + 1, *range(100))
+            texts = pa.array([os.urandom(2500).hex() for _ in range(100)])
+            note = batch.rows.schema.get_field_index("note")
+            large = batch.rows.set_column(note, batch.rows.schema.field(note), texts)
+            await writer.append(replace(batch, rows=large))
+            opened = [part.sink._writer._open for part in writer._parts.values()]
+            assert sum(file.sink.tell() for file in opened if file is not None) <= 2 * budget
+    await writer.commit(summary(1, 9))
+    for table in tables:
+        assert len(read_raw(str(tmp_path), "shop", table.id)) == 800
+    await lake.close()
 
 
 @pytest.mark.parametrize("at", ["write", "finish"])
