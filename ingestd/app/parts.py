@@ -59,8 +59,8 @@ def lake_of(
         config.lake.uri,
         source,
         storage_options=storage_options(config),
-        buffer_bytes=share_bytes(config)
-        // 6,  # and for open files half of it, in a store 1.5 times
+        # And for open files half of it, in an object store 1.5 times.
+        buffer_bytes=share_bytes(config) // 6,
         trimming=trimming,
         writer=writer,
         is_claimed=is_claimed,

@@ -50,7 +50,7 @@ FILE_WORKERS = min(32, (os.cpu_count() or 1) + 4)
 STORE_WORKERS = 32
 """Both in an object store, where all of it is waiting for answers."""
 CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
-"""Checkpoints made at once: each holds a table's log, and asks a store 90 times."""
+"""Checkpoints made at once: each holds a table's log, and asks a store some 90 times."""
 OPENING_WORKERS = 16
 
 
