@@ -201,16 +201,24 @@ class DeltaEpochWriter:
         await asyncio.to_thread(self._lake.trimming.trim)  # not behind what is being committed
 
     async def _close_files(self) -> None:
-        """Close files while all of them together keep too much.
+        """Close the largest files, to half of what they may keep, where all together keep more.
 
         A transaction over many tables is written in small row groups, whose footers take more than
         their rows; and an object store takes no part that is small.
         """
-        share = _PARTS if self._lake.store.part_bytes else _FOOTERS
-        limit_bytes = share * self._lake.buffer_bytes
-        while sum(part.sink.open_bytes for part in self._parts.values()) > limit_bytes:
-            largest = max(self._parts.values(), key=lambda part: part.sink.open_bytes)
-            await largest.sink.close_file()
+        part_bytes = self._lake.store.part_bytes
+        share = _PARTS if part_bytes else _FOOTERS
+        limit_bytes = max(share * self._lake.buffer_bytes, 2 * part_bytes)
+        kept_bytes = sum(part.sink.open_bytes for part in self._parts.values())
+        if kept_bytes <= limit_bytes:
+            return
+        closing = []
+        for part in sorted(self._parts.values(), key=lambda part: -part.sink.open_bytes):
+            if kept_bytes <= limit_bytes / 2:
+                break
+            kept_bytes -= part.sink.open_bytes
+            closing.append(part.sink.close_file())
+        await together(closing)
 
     def _waiting_bytes(self) -> int:
         """Of this epoch and of the one that is being committed."""

@@ -122,6 +122,7 @@ class FragmentWriter:
         """Remove what was written, as far as that can be; again, what is left of it."""
         with storage_faults(self.store.uri(self.folder)):
             file, self._open = self._open, None
+            self._footer_bytes = self.open_bytes = 0
             if file is not None:
                 file.give_up()
             self._done = []
@@ -331,7 +332,8 @@ class FragmentSink:
 def _held_bytes(rows: pa.RecordBatch) -> int:
     """Say about how much memory a batch takes, which of a few rows is far more than its values.
 
-    To look what of the buffers is its own takes 60 us.
+    A slice of a large one is few rows, too, and counts with all of that: to look what of the
+    buffers is its own takes 60 us.
     """
     nbytes: int = rows.get_total_buffer_size() if rows.num_rows <= _TINY_ROWS else rows.nbytes
     columns: int = rows.num_columns

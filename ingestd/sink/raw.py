@@ -82,7 +82,7 @@ class RawTable:
         self.watermark: Lsn | None = None
         self.resume = ""
         self._admitted: pa.Schema | None = None
-        self._complete: tuple[pa.Schema, pa.Schema] | None = None
+        self._compared: tuple[pa.Schema, pa.Schema] | None = None
 
     def load(self, give_up: GiveUp | None = None) -> None:
         """Read what the lake holds; `give_up`: see `TableLog.load`. Blocks."""
@@ -250,10 +250,10 @@ class RawTable:
         return version
 
     def _complete_columns(self, wanted: pa.Schema) -> None:
-        """Add what the lake's schema lacks; the two that were compared last are not again."""
+        """Add what the lake's schema lacks; two that were compared last are not again."""
         present = self.log.schema()
         assert present is not None
-        if self._complete is not None and self._complete == (present, wanted):
+        if self._compared == (present, wanted):
             return
         added = additions(present, wanted)
         if added:
@@ -261,7 +261,7 @@ class RawTable:
             self.log.add_columns(added)
             reach("sink.new_columns.after", lost)
         else:
-            self._complete = present, wanted
+            self._compared = present, wanted
 
 
 def _time(bound: datetime | str) -> datetime:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 PART_BYTES = 5 << 20
 """Larger objects are sent in parts of this size, the least that S3 takes."""
-PARTS_AT_ONCE = 4
+PARTS_AT_ONCE = 2
+"""Of an object, which are in memory until they are sent."""
 _NEEDED = ("access_key_id", "secret_access_key", "region")
 _ALIASES = {"default_region": "region", "endpoint": "endpoint_url", "token": "session_token"}
 _CONFIG = frozenset(

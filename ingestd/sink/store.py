@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SET_ASIDE = ".torn"
 """How the names of files end that were set aside."""
+_PIECE_BYTES = 128 << 10
+"""What is gathered of a new object before its client is given it; each open one holds so much."""
 
 
 class Store(Protocol):
@@ -63,7 +65,7 @@ class Store(Protocol):
 
     @property
     def part_bytes(self) -> int:
-        """What is created is sent in parts of so much, in memory until then; 0: it is not."""
+        """About what is sent of a new file at a time, in memory until then; 0: it is written."""
         ...
 
     @property
@@ -268,7 +270,7 @@ class ObjectStore:
             opened = self._handler.open_output_stream(path)
         else:
             opened = self._objects.open(path)
-        return io.BufferedWriter(_Upload(opened), 1 << 20)
+        return io.BufferedWriter(_Upload(opened), _PIECE_BYTES)
 
     @property
     def puts_new(self) -> bool:

@@ -182,6 +182,7 @@ async def test_many_tables_wait_for_the_store_at_the_same_time(
     """So with 24 tables, and slow answers, an epoch takes no longer than with one."""
     running.begin_anew()
     tables = [make_table(f"t{number}") for number in range(24)]
+    met: list[str] = []
     all_are_there = threading.Barrier(len(tables), timeout=LIMIT_S)
 
     def wait_for_all(kind: type, name: str) -> None:
@@ -190,6 +191,7 @@ async def test_many_tables_wait_for_the_store_at_the_same_time(
         def together(self: object, path: str, *arguments: object) -> object:
             if "/public/" in path:
                 all_are_there.wait()
+                met.append(name)
             return does(self, path, *arguments)
 
         monkeypatch.setattr(kind, name, together)
@@ -205,6 +207,7 @@ async def test_many_tables_wait_for_the_store_at_the_same_time(
         wait_for_all(S3Objects, "open")
         wait_for_all(S3Objects, "put_new")
         assert len((await commit_all(lake, 200)).tables) == len(tables)
+    assert sorted(met) == ["open"] * len(tables) + ["put_new"] * len(tables)
 
 
 async def test_files_are_joined_in_a_store_while_the_daemon_appends(
