@@ -114,6 +114,8 @@ class _Known:
                 return [f"<{key}>"]
             case ast.Subscript():
                 return self.render(node.value)
+            case ast.Call(func=ast.Name(id="reading_anew")):
+                return ["ingestd snapshot <source> <table>"]
             case ast.Call(func=ast.Name(id="str" | "repr" | "identifier" | "said"), args=[only]):
                 return self.render(only)
             case ast.Call(func=ast.Attribute(attr="join"), args=[only]):

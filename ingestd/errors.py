@@ -16,10 +16,16 @@ them ever carries a secret or a value of a row.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ingestd.schema import TableId
+
+
+def reading_anew(source: str, *tables: TableId | str) -> str:
+    """Give the command that has a source's tables read anew, for a remedy."""
+    return shlex.join(["ingestd", "snapshot", source, *map(str, tables)])
 
 
 class IngestdError(Exception):

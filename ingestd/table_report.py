@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from shlex import quote
 from typing import Any, TypeVar
 
 from ingestd.capture.patterns import why_left_out
 from ingestd.config import SourceSettings
-from ingestd.errors import ConfigError, IngestdError
+from ingestd.errors import ConfigError, IngestdError, reading_anew
 from ingestd.ports import ColumnInfo, Connector, Coverage, Sink, TableInfo
 from ingestd.recorded import RegisteredTable, TableState
 from ingestd.schema import Column, Table, TableId, delta_type
@@ -120,12 +119,11 @@ async def _or_fault(asking: Awaitable[T]) -> T | IngestdError:
 
 def _recorded(source: str, known: Mapping[TableId, RegisteredTable]) -> Told:
     """Give what the lake has recorded of the tables, in the form of /status."""
-    read_anew = f"mend it; then, while the daemon runs: ingestd snapshot {source}"
     return {
         str(name): {
             "state": str(table.state),
             "reason": table.reason,
-            "remedy": f"{read_anew} {quote(str(name))}",
+            "remedy": f"mend it; then, while the daemon runs: {reading_anew(source, name)}",
         }
         for name, table in known.items()
     }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ingestd.errors import ConfigError, OperatorError, TransientError
+from ingestd.errors import ConfigError, OperatorError, TransientError, reading_anew
 from ingestd.observe.client import cancel_snapshot, fetch_status, request_snapshot
 from ingestd.schema import TableId
 
@@ -225,7 +224,7 @@ class Following:
             raise TransientError(
                 f"table {name}: the {who} began anew before the snapshot was read",
                 reason="request_lost",
-                remedy=f"ingestd snapshot {self.source} {shlex.quote(name)}",
+                remedy=reading_anew(self.source, name),
             )
 
 

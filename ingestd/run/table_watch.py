@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from structlog.typing import FilteringBoundLogger
 
-from ingestd.errors import IngestdError, OperatorError, TableError
+from ingestd.errors import IngestdError, OperatorError, TableError, reading_anew
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.recent import note_error
 from ingestd.observe.status import SnapshotOutcome, SourceStatus
@@ -73,7 +72,7 @@ class TableWatch:
                 "snapshot.request_lost",
                 tables=names,
                 reason="the source began anew meanwhile",
-                remedy=f"ingestd snapshot {self.source} {shlex.join(names)}",
+                remedy=reading_anew(self.source, *names),
             )
 
     def tables_changed(self, events: Sequence[TableEvent]) -> None:
@@ -98,7 +97,7 @@ class TableWatch:
         """Say how a stopped table comes back; one that is refused does once it can be captured."""
         if name in self._refused:
             return remedy
-        again = f"ingestd snapshot {self.source} {shlex.quote(name)}"
+        again = reading_anew(self.source, name)
         return again if remedy is None else f"{remedy}\n  then: {again}"
 
     def _table(

@@ -315,8 +315,10 @@ class DeltaLake:
         self._raw = {table: self.raw_table(table) for table in self._found()}
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
             list(pool.map(self._load_raw, self._raw.values()))
-            logs = [*self._own_logs, *(raw.log for raw in self._raw.values())]
-            notices = [notice for found in pool.map(notices_of, logs) for notice in found]
+            logs: list[tuple[AppendLog, TableId | None]] = [(own, None) for own in self._own_logs]
+            logs += [(raw.log, table) for table, raw in self._raw.items()]
+            told = [pool.submit(notices_of, log, self.layout.source, table) for log, table in logs]
+        notices = [notice for of_one in told for notice in of_one.result()]
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         self._refuse_if_missing()
         gone = self._gone()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ingestd.errors import OperatorError
+from ingestd.errors import OperatorError, reading_anew
 from ingestd.recorded import Notice
+from ingestd.schema import TableId
 from ingestd.sink.commit_actions import appended_by_another
 from ingestd.sink.table_log import TableLog
 
@@ -25,8 +26,11 @@ def cut_short(log: TableLog, version: int) -> OperatorError:
     )
 
 
-def notices_of(log: TableLog) -> list[Notice]:
-    """Say what was found of a log at its opening that a person should know. Blocks."""
+def notices_of(log: TableLog, source: str, table: TableId | None) -> list[Notice]:
+    """Say what was found of a log at its opening that a person should know. Blocks.
+
+    `table`: whose rows it has; None for one of the source's own.
+    """
     set_aside, log.set_aside = log.set_aside, []
     found = [
         Notice(
@@ -38,12 +42,15 @@ def notices_of(log: TableLog) -> list[Notice]:
     ]
     newest = log.newest_commit()
     if newest is not None and appended_by_another(newest):
+        remedy = "stop whoever writes there"
+        if table is not None:
+            again = reading_anew(source, table)
+            remedy += f"; then have its rows read anew, which makes void what it has: {again}"
         found.append(
             Notice(
                 "lake.foreign_commit",
                 f"lake table {log.uri}: another writer made version {log.version}",
-                "stop whoever writes there; then have the table read anew, which makes all rows"
-                " void that it has: ingestd snapshot SOURCE TABLE",
+                remedy,
             )
         )
     return found

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.changes import TRUNCATE
-from ingestd.errors import TableError, TransientError
+from ingestd.errors import TableError, TransientError, reading_anew
 from ingestd.schema import TableId
 from ingestd.sink.commit_tail import CommitTail, EpochEnd, File
 from ingestd.sink.jobs import Jobs
@@ -76,6 +76,7 @@ class RawReferenceSource:
         batch_rows: int = BATCH_ROWS,
     ) -> None:
         layout = Layout(source)
+        self._source = source
         self._table = table
         self._memory_bytes = memory_bytes
         self._batch_rows = batch_rows
@@ -217,7 +218,7 @@ class RawReferenceSource:
             raise TableError(
                 self._table,
                 "its key is another than when its rows were read",
-                remedy="have it read anew: ingestd snapshot SOURCE TABLE",
+                remedy=f"have it read anew: {reading_anew(self._source, self._table)}",
             )
         nbytes = self._nbytes(definition, files, epoch)
         passes = self._resumed or max(1, -(-nbytes // self._memory_bytes))

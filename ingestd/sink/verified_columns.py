@@ -11,7 +11,7 @@ import numpy as np
 
 from ingestd.decode.cast import cast
 from ingestd.decode.texts import Source, Texts
-from ingestd.errors import TableChangedError, TableError
+from ingestd.errors import TableChangedError, TableError, reading_anew
 from ingestd.recorded import TableState
 from ingestd.row_digests import ComparedColumn, RawText, Value
 from ingestd.schema import Column, Table
@@ -21,7 +21,7 @@ Event = Mapping[str, Any]
 """A row of `_tables`."""
 
 
-def ensure_comparable(table: Table, events: Sequence[Event]) -> None:
+def ensure_comparable(source: str, table: Table, events: Sequence[Event]) -> None:
     """Raise TableError unless the lake has the table whole, with the key that it has now."""
     if not events:
         raise TableChangedError(
@@ -44,7 +44,7 @@ def ensure_comparable(table: Table, events: Sequence[Event]) -> None:
         raise TableError(
             table.id,
             'its rows were never read (snapshot = "never"): the lake has its changes only',
-            remedy="have it read: ingestd snapshot SOURCE TABLE",
+            remedy=f"have it read: {reading_anew(source, table.id)}",
         )
 
 
@@ -59,7 +59,7 @@ def ensure_known_key(table: Table, events: Sequence[Event]) -> None:
         )
 
 
-def ensure_one_key(table: Table, events: Sequence[Event], void_lsn: int) -> None:
+def ensure_one_key(source: str, table: Table, events: Sequence[Event], void_lsn: int) -> None:
     """Raise TableError where changes above `void_lsn` tell rows apart by other columns."""
     pairs = itertools.pairwise(_described(events))
     changed = [b["at_lsn"] for a, b in pairs if _key(a) != _key(b)]
@@ -67,7 +67,7 @@ def ensure_one_key(table: Table, events: Sequence[Event], void_lsn: int) -> None
         raise TableError(
             table.id,
             "has another key or replica identity than when its rows were read",
-            remedy="have it read anew: ingestd snapshot SOURCE TABLE",
+            remedy=f"have it read anew: {reading_anew(source, table.id)}",
         )
 
 

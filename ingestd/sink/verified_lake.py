@@ -140,7 +140,7 @@ class DeltaVerifiedLake:
 
     def _describe(self, table: Table) -> Digested:
         events = self._events.get(str(table.id), ())
-        ensure_comparable(table, events)
+        ensure_comparable(self._layout.source, table, events)
         found = _described(table, events)
         rows = sum(statistics.get("numRecords") or 0 for _, statistics in self._files(table))
         return replace(found, changes=rows)
@@ -162,7 +162,7 @@ class DeltaVerifiedLake:
                 table.id, "was altered while it was compared", remedy="compare it again"
             )
         found = self._gone_through(looked, now, most_linked)
-        ensure_one_key(table, events, self._looked[table.id].void[0])
+        ensure_one_key(self._layout.source, table, events, self._looked[table.id].void[0])
         return found
 
     def _files(self, table: Table) -> list[File]:

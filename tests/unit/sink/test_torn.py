@@ -273,7 +273,7 @@ async def test_rows_that_another_wrote_while_nobody_looked_are_told(
     [notice] = (await found(tmp_path)).notices
     assert notice.event == "lake.foreign_commit"
     assert "another writer made version 2" in notice.what
-    assert "ingestd snapshot" in notice.remedy
+    assert notice.remedy.endswith("ingestd snapshot shop public.a")
 
 
 def test_a_log_is_not_mended_by_whoever_only_reads_it(tmp_path: Path) -> None:

@@ -212,8 +212,9 @@ def test_another_key_than_the_changes_have_is_refused(raw: RawLake) -> None:
     with pytest.raises(TableChangedError, match="than the lake knows of yet"):
         asyncio.run(rows_at(raw, other, everything(raw)))
     live(raw, other)
-    with pytest.raises(TableError, match="than when its rows were read"):
+    with pytest.raises(TableError, match="than when its rows were read") as refused:
         asyncio.run(rows_at(raw, other, everything(raw)))
+    assert str(refused.value).endswith(f"ingestd snapshot shop {TABLE.id}")
     commit(raw, other, {"_cdc_op": "t"}, {"id": 2, "note": "b"})
     rows = asyncio.run(rows_at(raw, other, everything(raw)))
     assert [row["id"] for row in rows] == [2]
