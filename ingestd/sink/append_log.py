@@ -16,6 +16,7 @@ the commits.
 from __future__ import annotations
 
 import uuid
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ class Creation:
     configuration: Mapping[str, str]
 
 
+def turn_of(folder: str) -> int:
+    """Number of a log, by which those that grow together have their checkpoints in turn."""
+    return zlib.crc32(folder.encode())
+
+
 Work = Callable[[], None]
 
 
@@ -101,6 +107,7 @@ class AppendLog(TableLog):
         self._writer = writer or Writer()
         self._later = later
         self._commits = 0
+        self._turn = turn_of(folder)
         self._checkpointing: Future[None] | None = None
         self._fault: IngestdError | None = None
 
@@ -253,11 +260,15 @@ class AppendLog(TableLog):
         self._table = None
         if app_version is not None:
             self._app_version, self._knows_app_version = app_version, True
-        every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
         is_under_way = self._checkpointing is not None and not self._checkpointing.done()
-        if (committed + 1) % every == 0 and not is_under_way:
+        if self.is_due(committed) and not is_under_way:
             self._checkpointing = self._later(self._checkpoint_or_note)
         return committed
+
+    def is_due(self, version: int) -> bool:
+        """Whether a checkpoint follows this version."""
+        every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
+        return (version + self._turn) % every == 0
 
     def _has_next(self, failure: OSError | None) -> bool:
         """Whether there is a next commit; if that can't be seen, raise what the put failed by."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -139,15 +140,16 @@ async def test_a_fault_of_a_checkpoint_is_told_by_the_next_commit(tmp_path: Path
     log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop", later.append)
     log.load()
     log.create(Creation(pa.schema([("id", pa.int64())]), {}))
-    for version in range(1, CHECKPOINT_EVERY):
-        log.append([], version)
+    while not later:
+        log.append([], log.version + 1)
+    assert log.is_due(log.version)
     [checkpoint] = later
     moved = (tmp_path / "shop/x").rename(tmp_path / "gone")
     checkpoint()
     moved.rename(tmp_path / "shop/x")
     with pytest.raises(IngestdError):
-        log.append([], CHECKPOINT_EVERY)
-    log.append([], CHECKPOINT_EVERY)
+        log.append([], log.version + 1)
+    log.append([], log.version + 1)
 
 
 @pytest.mark.parametrize("end", ["set_result", "cancel"])
@@ -169,6 +171,14 @@ async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: st
     for version in range(3 * CHECKPOINT_EVERY, 4 * CHECKPOINT_EVERY):
         log.append([], version)
     assert len(asked) == 2
+
+
+def test_tables_that_change_together_are_not_due_for_a_checkpoint_together(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, Fsync())
+    logs = [AppendLog(store, f"shop/public/t{n}", f"ingestd/shop/t{n}") for n in range(500)]
+    due = [sum(log.is_due(version) for log in logs) for version in range(2 * CHECKPOINT_EVERY)]
+    assert sum(due) == 2 * len(logs)
+    assert max(due) <= 4 * len(logs) / CHECKPOINT_EVERY
 
 
 async def test_properties_and_columns_of_others_are_seen_by_the_next_commit(
@@ -319,7 +329,7 @@ async def test_a_log_that_a_kill_left_between_a_checkpoint_and_the_pointer_to_it
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
-    last = CHECKPOINT_EVERY - 1
+    last = next(filter(AppendLog(lake.store, lake.layout.raw(A.id), "").is_due, count(10)))
     for number in range(last):
         await commit(lake, 100 * (number + 1), number)
     log = tmp_path / "shop/public/a/_delta_log"
