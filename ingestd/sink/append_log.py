@@ -189,14 +189,18 @@ class AppendLog(TableLog):
     def fence(self) -> None:
         """Have every commit fail of those who read the log before, by a commit without data (I5).
 
-        None is made where the newest is this process's: what others know is older. Raises
-        TransientError if somebody appended since `load`; the fence is made all the same, so that
-        who reads again finds nothing new, unless what came between is another's fence.
+        None is made where the newest is this process's: what others know is older; but where one
+        of its own failed that may still come to be, as that would not be what is committed next.
+        Raises TransientError if somebody appended since `load`; the fence is made all the same, so
+        that who reads again finds nothing new, unless what came between is another's fence.
         """
         came_between: AppendedByAnotherError | None = None
+        was_in_doubt = self._writer.is_in_doubt(self.folder, self._version)
         for _ in range(ATTEMPTS):
             newest = self.newest_commit() if self.exists else ""
-            if newest == "" or (newest is not None and writer_of(newest) == self._writer.name):
+            is_own = newest is not None and writer_of(newest) == self._writer.name
+            is_in_doubt = self._writer.is_in_doubt(self.folder, self._version)
+            if newest == "" or (is_own and not is_in_doubt):
                 break
             try:
                 if self._puts:
@@ -209,8 +213,11 @@ class AppendLog(TableLog):
             else:
                 break
         if came_between is not None:
+            who = (
+                "another writer committed" if not was_in_doubt else "what had failed was committed"
+            )
             raise TransientError(
-                f"lake table {self.uri}: another writer committed while this one took over",
+                f"lake table {self.uri}: {who} while this one took over",
                 reason="claimed",
                 remedy="nothing to do: the lake is read again",
             ) from came_between
@@ -238,6 +245,7 @@ class AppendLog(TableLog):
                 is_ours = self.store.put_new(self._log_file(self._version + 1), content)
             except OSError as error:
                 is_ours, failure = False, error
+                self._doubt(self._version + 1)
             known = self._version
             if is_ours:
                 self._version += 1
@@ -374,6 +382,7 @@ class AppendLog(TableLog):
                 attempt(token)
             except (DeltaError, OSError) as error:
                 failure = error
+                self._doubt(expected)
             committed = self._follow(expected, token, failure)
             if committed is not None:
                 self._sync(committed)
@@ -382,6 +391,10 @@ class AppendLog(TableLog):
                 # Nothing came between: the failure is the storage's own.
                 raise storage_fault(failure or OSError("commit not found"), self.uri) from failure
         raise self._outrun() from failure
+
+    def _doubt(self, version: int) -> None:
+        if not self.store.syncs:  # a local file system has done what it ever does
+            self._writer.doubt(self.folder, version)
 
     def _outrun(self) -> OperatorError:
         return OperatorError(

@@ -29,9 +29,12 @@ _PASSES = re.compile(
     r"timed? ?out|too many requests|slow ?down|throttl|service unavailable|internal server error"
     r"|\b(?:status|code|http)\W{0,3}(?:429|50[0234])\b|\b(?:429|50[0234]) [A-Z]"
     r"|connection (?:refused|reset|closed|aborted|error)|error trying to connect|reset by peer"
-    r"|dns error|temporar|error sending request|max_retries",
+    r"|dns error|temporar|error sending request|max_retries"
+    r"|error reading a body|end of file before message|(?:request|response) body error",
     re.IGNORECASE,
 )
+_PASSES_ANYWAY = re.compile(r"NoSuchUpload|ConditionalRequestConflict")
+"""Codes of S3: a file's upload was ended by another, two requests were in one another's way."""
 _STAYS = re.compile(
     r"access ?denied|forbidden|unauthori[sz]ed|not ?found|no ?such ?(?:key|bucket)|invalid",
     re.IGNORECASE,
@@ -84,8 +87,8 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     lacking = _credentials_fault(text, uri, said) if number is None else None
     if lacking is not None:
         return lacking
-    passes = number is None and _PASSES.search(text) and not _STAYS.search(text)
-    if number in _ERRNO_PASSES or passes:
+    passes = _PASSES_ANYWAY.search(text) or (_PASSES.search(text) and not _STAYS.search(text))
+    if number in _ERRNO_PASSES or (number is None and passes):
         return TransientError(f"lake {uri}: {said}", reason="storage")
     if _DAMAGED.search(said):
         return DamagedError(

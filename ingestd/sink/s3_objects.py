@@ -14,9 +14,10 @@ Source: AWS documentation, "Conditional requests"; object_store's `PutMode::Crea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -68,6 +69,7 @@ _BUCKET = re.compile(r"[a-z0-9.-]+")
 _PATH = re.compile(r"(?:/[\w-][\w.-]*)*/?", re.ASCII)
 _ENDPOINT = re.compile(r"https?://[\w.:\[\]-]+(?:/[\w./-]*)?", re.ASCII)
 _VALUE = re.compile(r"[ -~]+")
+_NO_UPLOAD = "NoSuchUpload"
 _DETAILS = "\n\nDebug source:"
 """What of an error's text is for obstore's own developers."""
 
@@ -193,28 +195,43 @@ class S3Objects:
     def open(self, path: str) -> S3Object:
         """Begin a new object."""
         with _as_os_error():
-            return S3Object(
-                obstore.open_writer(
-                    self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
-                )
+            opened = obstore.open_writer(
+                self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
             )
+        return S3Object(opened, partial(self._size, path))
+
+    def _size(self, path: str) -> int | None:
+        with _as_os_error(), suppress(FileNotFoundError):
+            return obstore.head(self._store, path)["size"]
+        return None
 
 
 class S3Object:
     """An object that is written; it appears when it is closed. Raises OSError."""
 
-    def __init__(self, opened: WritableFile) -> None:
+    def __init__(self, opened: WritableFile, size: Callable[[], int | None]) -> None:
         self._opened = opened
+        self._size = size
+        self._nbytes = 0
 
     def write(self, data: bytes) -> None:
         """Take more of it. obstore keeps `data` as it is, so it may not change after."""
         with _as_os_error():
             self._opened.write(data)
+        self._nbytes += len(data)
 
     def close(self) -> None:
-        """Send what is left."""
-        with _as_os_error():
-            self._opened.close()
+        """Send what is left.
+
+        If the answer to the last request is lost, it is sent again, and S3 may have forgotten the
+        upload that it has completed by then.
+        """
+        try:
+            with _as_os_error():
+                self._opened.close()
+        except OSError as error:
+            if _NO_UPLOAD not in str(error) or self._size() != self._nbytes:
+                raise
 
 
 @contextmanager

@@ -17,13 +17,23 @@ class Writer:
 
     `claim`: names the claim for people: the slot, then where its database is. `name`: what commits
     are signed with. `has_fenced`: whether it has fenced the lake: whoever else signs the newest
-    commit came later.
+    commit came later. For each log it keeps the version of a commit that failed without its being
+    sure that it never comes to be: a request may reach the store after its sender gave it up.
     """
 
     def __init__(self, claim: str = "") -> None:
         self.claim = claim
         self.name = f"{uuid.uuid4().hex} {claim}".rstrip()
         self.has_fenced = False
+        self._doubtful: dict[str, int] = {}
+
+    def doubt(self, folder: str, version: int) -> None:
+        """Take that a commit of this version of a log may still come to be."""
+        self._doubtful[folder] = version
+
+    def is_in_doubt(self, folder: str, version: int) -> bool:
+        """Whether one may, where the newest version is this: nothing can replace a commit."""
+        return self._doubtful.get(folder, -1) > version
 
     def other_claim(self, signed: str | None) -> str | None:
         """Name the claim of who signed a commit, unless this one's claim says that he is gone.

@@ -99,6 +99,18 @@ class ObjectStoreServer:
         """Do what the next such requests want, but answer 500."""
         self._steer("fault", kind="lose", method=method, path=path, times=times)
 
+    def hold(self, path: str, times: int = 1) -> None:
+        """Answer the next puts of such commits by 500, and do them when `do_late` says so."""
+        self._steer("fault", kind="hold", method="PUT", path=path, times=times)
+
+    def do_late(self) -> list[int]:
+        """Do what `hold` kept; give what is answered to nobody."""
+        return [int(code) for [code] in self._steer("late")]
+
+    def forget_upload(self, path: str) -> None:
+        """Answer what would end such a file's upload by 404 NoSuchUpload."""
+        self._steer("fault", kind="forget", method="POST", path=path, times=1)
+
     def expire(self, method: str, path: str, times: int = 1) -> None:
         """Answer the next such requests by 403 ExpiredToken."""
         self._steer("fault", kind="expire", method=method, path=path, times=times)

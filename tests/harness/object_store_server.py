@@ -5,6 +5,7 @@ It prints its port, and ends when its standard input does. ``tests.harness.objec
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 _EXPIRED = "<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 _UNKNOWN = "<Error><Code>NotImplemented</Code><Message>A header is unknown</Message></Error>"
 _SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
+_NO_UPLOAD = "<Error><Code>NoSuchUpload</Code><Message>It does not exist.</Message></Error>"
 _ANSWERS = {
+    "forget": (_NO_UPLOAD, 404),
     "refuse": (_SLOW_DOWN, 503),
     "expire": (_EXPIRED, 403),
     "break": ("", 500),
     "unknown": (_UNKNOWN, 501),
 }
 """What is answered without doing anything, by the kind of fault."""
-_OF_CONDITIONS = ("overwrite", "unknown")
+_OF_CONDITIONS = ("overwrite", "unknown", "hold")
 """Faults of puts that are to be refused where there is one already (If-None-Match)."""
 
 
@@ -45,6 +48,7 @@ class Layer:
         self._latency_s = 0.0
         self._faults: list[dict[str, Any]] = []
         self._came = 0
+        self._held: list[WSGIEnvironment] = []
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path, query = environ["PATH_INFO"], parse_qs(environ["QUERY_STRING"])
@@ -60,6 +64,10 @@ class Layer:
             return Response(*_ANSWERS[fault])(environ, start)
         if fault == "overwrite":
             environ.pop("HTTP_IF_NONE_MATCH", None)
+        if fault == "hold":
+            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            self._held.append({**environ, "wsgi.input": io.BytesIO(body)})
+            return Response("", 500)(environ, start)
         if fault == "lose":
             done = Response.from_app(self._app, environ)
             assert done.status_code < 300, done.status
@@ -89,6 +97,10 @@ class Layer:
             elif what == "recover":
                 came, self._came, self._faults = self._came, 0, []
                 return Response(json.dumps([[came]]))
+            elif what == "late":
+                held, self._held = self._held, []
+                answers = [Response.from_app(self._app, environ) for environ in held]
+                return Response(json.dumps([[answer.status_code] for answer in answers]))
             elif what == "faults":  # that are still to come
                 return Response(json.dumps([f for f in self._faults if f["times"]]))
             requests, self._requests = self._requests, []

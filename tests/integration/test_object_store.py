@@ -14,14 +14,17 @@ import pytest
 from deltalake import DeltaTable
 
 from ingestd.demo.comparison import await_caught_up
+from ingestd.errors import TransientError
 from ingestd.schema import TableId
 from ingestd.sink import append_log
+from ingestd.sink.faults import storage_fault
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files, read_raw
 from ingestd.sink.s3_objects import S3Objects
 from ingestd.sink.store import open_store
+from ingestd.sink.writer import Writer
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
 from tests.harness.compare import epochs as epochs_of
 from tests.harness.config import wal_config
@@ -131,6 +134,48 @@ async def test_exactly_once_where_an_answer_is_lost_or_the_store_is_busy(
     assert [row["epoch"] for row in epochs_of(local)] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("comes", ["before the fence", "after it"])
+@pytest.mark.parametrize("path", ["public/orders/_delta_log/", "_epochs/_delta_log/"])
+async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_it_up(
+    store: ObjectStoreServer, tmp_path: Path, path: str, comes: str
+) -> None:
+    """I2, I3: it counts, or is refused; never beside another that was made in its place."""
+    options = {**store.options, "max_retries": "0"}
+    lake = DeltaLake(store.uri, "shop", storage_options=options, writer=Writer("slot 'a'"))
+    await lake.open()
+    await lake.fence()
+    await lake.adopt("7000000000000000001")
+    await commit(lake, 1)
+    store.hold(path)
+    with pytest.raises(TransientError):
+        await commit(lake, 2)
+    assert store.faults_left() == []
+
+    found = await lake.open()
+    if comes == "before the fence":
+        assert store.do_late() == [200]
+        with pytest.raises(TransientError):
+            await lake.fence()
+        found = await lake.open()
+    await lake.fence()
+    if comes == "after it":
+        assert store.do_late() == [412]
+    # What the transactions after `found` are: those of epoch 2 anew, and one more.
+    is_there = (found.position or 0) >= 250
+    writer = lake.begin()
+    if not is_there:
+        await writer.append(inserts(TABLE, 200, *IDS))
+    await writer.append(inserts(TABLE, 300, *IDS))
+    await writer.commit(summary(200 if not is_there else 300, 350))
+    await lake.close()
+
+    local = str(store.download(tmp_path / "lake"))
+    rows = read_raw(local, "shop", TABLE.id).select(["_cdc_lsn", "id"]).to_pylist()
+    expected = [(lsn, i) for lsn in (100, 200, 300) for i in IDS]
+    assert sorted((row["_cdc_lsn"], row["id"]) for row in rows) == expected
+    assert sum(t["rows"] for e in epochs_of(local) for t in e["tables"]) == len(expected)
+
+
 @pytest.mark.parametrize("pieces", [[100], [1 << 20, 1], [3_000_001] * 5, [6 << 20, 7, 11 << 20]])
 def test_what_was_written_is_there_whatever_becomes_of_the_buffers(
     store: ObjectStoreServer, pieces: list[int]
@@ -147,6 +192,33 @@ def test_what_was_written_is_there_whatever_becomes_of_the_buffers(
 
     with files.open("a/b/part.parquet") as file:
         assert bytes(file.read()) == b"".join(written)
+
+
+def test_a_file_is_whole_where_the_answer_to_its_last_request_is_lost(
+    running: ObjectStoreServer,
+) -> None:
+    """S3 knows nothing of an upload that it has completed, when the request comes again."""
+    running.begin_anew()
+    content = random.Random(1).randbytes(12 << 20)
+    files = open_store(running.uri, running.options)
+    file = files.create("a/b/part.parquet")
+    file.write(content)
+    running.lose_answer("POST", "part.parquet")
+    file.close()
+    assert running.faults_left() == []
+    with files.open("a/b/part.parquet") as found:
+        assert bytes(found.read()) == content
+
+
+def test_a_file_whose_upload_is_gone_is_written_again(running: ObjectStoreServer) -> None:
+    running.begin_anew()
+    files = open_store(running.uri, running.options)
+    file = files.create("a/b/part.parquet")
+    file.write(bytes(12 << 20))
+    running.forget_upload("part.parquet")
+    with pytest.raises(OSError, match="NoSuchUpload") as lost:
+        file.close()
+    assert isinstance(storage_fault(lost.value, files.uri("a")), TransientError)
 
 
 @pytest.mark.timeout(300)

@@ -37,6 +37,27 @@ if TYPE_CHECKING:
             TransientError,
             "SlowDown",
         ),
+        (
+            OSError(
+                "Error performing POST http://a/b - Server returned non-2xx status code: 404 Not"
+                " Found: <Error><Code>NoSuchUpload</Code></Error>"
+            ),
+            TransientError,
+            "NoSuchUpload",
+        ),
+        (
+            OSError("409 Conflict: <Error><Code>ConditionalRequestConflict</Code></Error>"),
+            TransientError,
+            "ConditionalRequestConflict",
+        ),
+        (
+            OSError(
+                "Generic S3 error: Error getting list response body: error reading a body from"
+                " connection: end of file before message length reached"
+            ),
+            TransientError,
+            "list response body",
+        ),
         (OSError("checksum of footer is wrong"), OperatorError, "footer"),
         (
             OSError("Generic error\n  \x1b[31m↳\x1b[0m bad magic\n"),
