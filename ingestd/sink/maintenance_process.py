@@ -143,10 +143,16 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _step_back()
-    for line in maintain(order):
-        sys.stdout.write(f"{json.dumps(line)}\n")
-        sys.stdout.flush()
-    os._exit(0)  # a thread may be in a call of the storage's
+    code = 0
+    try:
+        for line in maintain(order):
+            sys.stdout.write(f"{json.dumps(line)}\n")
+            sys.stdout.flush()
+    except IngestdError as error:  # of the lake, not of one table
+        code = 1
+        sys.stderr.write(f"{' '.join(error.what.split())}\n")
+        sys.stderr.flush()
+    os._exit(code)  # a thread may be in a call of the storage's
 
 
 def _tell(point: str, action: str, time: int) -> None:

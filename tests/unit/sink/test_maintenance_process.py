@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ingestd.errors import TransientError
 from ingestd.sink.maintenance import MaintenancePolicy
 from ingestd.sink.maintenance_process import MaintenanceProcess
 from tests.unit.sink.test_maintenance import FOLDER, POLICY, expected, filled, ids, live
@@ -51,6 +52,13 @@ async def test_isolated_a_damaged_table_is_told_of_and_the_others_go_on(tmp_path
     assert told["public.a"].error is not None
     assert told["_epochs"].joined_files == 20
     assert len(live(tmp_path)) == 20
+
+
+async def test_a_lake_that_can_not_be_listed_is_told_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "shop").touch()
+    made = MaintenanceProcess(str(tmp_path), "shop", POLICY)
+    with pytest.raises(TransientError, match=r"code 1: lake .*shop: a file stands where"):
+        _ = [told async for told in made.run(joins=True, cleans=True)]
 
 
 async def test_it_is_ended_when_it_is_closed(tmp_path: Path) -> None:
