@@ -191,11 +191,10 @@ class AppendLog(TableLog):
 
         None is made where the newest is this process's: what others know is older; but where one
         of its own failed that may still come to be, as that would not be what is committed next.
-        Raises TransientError if somebody appended since `load`; the fence is made all the same, so
-        that who reads again finds nothing new, unless what came between is another's fence.
+        Raises TransientError if that, or somebody else, committed since `load`. After another's
+        rows the fence is made all the same, so that who reads again finds nothing new.
         """
         came_between: AppendedByAnotherError | None = None
-        was_in_doubt = self._writer.is_in_doubt(self.folder, self._version)
         for _ in range(ATTEMPTS):
             newest = self.newest_commit() if self.exists else ""
             is_own = newest is not None and writer_of(newest) == self._writer.name
@@ -213,11 +212,8 @@ class AppendLog(TableLog):
             else:
                 break
         if came_between is not None:
-            who = (
-                "another writer committed" if not was_in_doubt else "what had failed was committed"
-            )
             raise TransientError(
-                f"lake table {self.uri}: {who} while this one took over",
+                f"lake table {self.uri}: another writer committed while this one took over",
                 reason="claimed",
                 remedy="nothing to do: the lake is read again",
             ) from came_between
@@ -416,8 +412,16 @@ class AppendLog(TableLog):
     def _pass(self, version: int, commit_json: str, token: str) -> Interposed:
         """Refuse a commit of another writer; make one without data durable, as ours follow it."""
         verdict = judge(commit_json, token)
+        signed = writer_of(commit_json)
+        if verdict in {Interposed.FENCE, Interposed.FOREIGN} and signed == self._writer.name:
+            raise TransientError(
+                f"lake table {self.uri}: what had failed is committed after all, as version"
+                f" {version}",
+                reason="storage",
+                remedy="nothing to do: the lake is read again",
+            )
         if verdict is Interposed.FENCE:
-            self._writer.refuse_if_taken_over(writer_of(commit_json), self.store.uri(""))
+            self._writer.refuse_if_taken_over(signed, self.store.uri(""))
             raise TransientError(
                 f"lake table {self.uri}: another ingestd has taken over (version {version})",
                 reason="claimed",

@@ -154,7 +154,7 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
     found = await lake.open()
     if comes == "before the fence":
         assert store.do_late() == [200]
-        with pytest.raises(TransientError):
+        with pytest.raises(TransientError, match="committed after all"):
             await lake.fence()
         found = await lake.open()
     await lake.fence()
