@@ -229,6 +229,9 @@ def _by_code(error: psycopg.Error) -> str | _Operator | None:
     code = error.sqlstate or ""
     if code == "42501" and "row-level security" in str(error):
         return _POLICY
+    # Between two catalogs: one of a function's own, without a code, in no other language.
+    if code == "XX000" and "could not open relation with OID" in str(error):
+        return "table_dropped"
     # 28000 says everything about authorization but a wrong password: the words may say more.
     if code == "28000" and (told := _by_text(str(error))) is not None:
         return told

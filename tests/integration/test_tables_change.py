@@ -10,6 +10,8 @@ from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
 from tests.harness.compare import assert_lake_equals_source, epochs, raw_rows, registry
 from tests.harness.config import wal_config
+from tests.harness.databases import Database
+from tests.harness.standbys import server_of
 from tests.harness.waiting import await_until
 from tests.harness.writers import Writers
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
-    from tests.harness.databases import Database
 
 LIMIT_S = 60
 T, LATE = TableId("public", "t"), TableId("public", "late")
@@ -44,6 +45,34 @@ def test_a_new_table_that_matches_is_found(database: Database, daemon: Daemon, l
     await_until(lambda: rows_of(lake, "late") >= 3, LIMIT_S, daemon.tail)
     database.execute("INSERT INTO late VALUES (3)", "INSERT INTO t VALUES (3, 'c')")
     assert_lake_equals_source(database, lake, slot=database.name)
+
+
+@pytest.mark.timeout(120)
+def test_a_table_dropped_while_the_catalog_is_read_stops_nothing(
+    make_daemon: MakeDaemon, lake: Path
+) -> None:
+    """From 16 on the server opens each published table for that, and waits for who drops it."""
+    with server_of(18) as server:
+        database = Database(server, "postgres")
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)"
+        )
+        names = 'slot = "s"\ndiscover_interval = "200ms"'
+        daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra=names))
+        daemon.start_ready()
+        with database.connect(autocommit=False) as session:
+            session.execute("DROP TABLE u")
+            session.execute("CREATE TABLE v (id int PRIMARY KEY)")
+            database.execute("CREATE TABLE w (id int PRIMARY KEY)")  # so the catalog is looked at
+            waits = (
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'relation' AND NOT granted)"
+            )
+            await_until(lambda: database.value(waits), LIMIT_S, daemon.tail, poll_s=0.01)
+        database.execute("INSERT INTO t VALUES (1)", "INSERT INTO v VALUES (1)")
+        await_until(lambda: rows_of(lake, "v") >= 1, LIMIT_S / 2, daemon.tail)
+        assert_lake_equals_source(database, lake, slot="s")
+        assert {e["state"] for e in daemon.events("source.failed")} <= {"backing_off"}
+        daemon.close()
 
 
 def test_swapped_names_are_noticed_at_once(database: Database, daemon: Daemon, lake: Path) -> None:

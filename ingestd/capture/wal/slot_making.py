@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.positions import flush_position
@@ -30,6 +31,8 @@ STANDBY_PATIENCE_S = 20.0
 """How long a standby may replay nothing while a slot is made there. A primary that is not idle logs
 what a slot needs every 15 s."""
 _LOOK_S = 0.5
+UNWAITED_BYTES = 256
+"""A slot that was made without waiting is so near its restart_lsn: a record of who runs (none)."""
 
 
 async def prepare_slot(
@@ -56,7 +59,48 @@ async def prepare_slot(
     if not settings.manage:
         raise missing_slot(name) if slot is None else unusable_slot(name, slot)
     await drop_slot(control, name)
-    return await _export(settings, name, temporary=False)
+    made = await _export(settings, name, temporary=False)
+    try:
+        return await _beyond_those_waited_for(control, settings, made)
+    except BaseException:
+        await made.close()
+        raise
+
+
+async def _beyond_those_waited_for(
+    control: AsyncConnection[Any], settings: WalSettings, made: ExportedPoint
+) -> ExportedPoint:
+    """Move a slot for whose making the server waited past all that ran then; give its new point.
+
+    Servers to 18 decode from such a slot as if DDL had not been that a transaction made in a
+    savepoint, if it ran before the making and ended during it: its subtransaction counts as running
+    for as long as decoding begins at the slot's first restart_lsn. Nothing tells of that: columns
+    are left out. Where a second slot was made, nothing of that time runs any more, and the server
+    has kept what decoding begins with there. A standby is left out: it would wait for its primary
+    once more.
+    """
+    slot = await find_slot(control, settings.slot)
+    if slot is None or slot.again_bytes <= UNWAITED_BYTES or await _is_standby(control):
+        return made
+    try:
+        later = await temporary_point(settings)
+    except psycopg.errors.ConfigurationLimitExceeded:  # no free slot: better this than none
+        return made
+    try:
+        await control.execute(
+            "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
+            (settings.slot, str(later.point)),
+        )
+        await made.close()
+    except BaseException:
+        await later.close()
+        raise
+    return later
+
+
+async def _is_standby(connection: AsyncConnection[Any]) -> bool:
+    row = await (await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")).fetchone()
+    return row is not None and bool(row[0])
 
 
 async def temporary_point(settings: WalSettings) -> ExportedPoint:
@@ -72,11 +116,11 @@ async def _export(settings: WalSettings, slot: str, *, temporary: bool) -> Expor
     step = "capture.point" if temporary else "capture.slot"
     connection = await connect(dsn, replication=True)
     try:
-        row = await (await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")).fetchone()
+        is_standby = await _is_standby(connection)
         await reach_async(f"{step}.before", cut_off)
         making = asyncio.create_task(export_point(connection, slot, temporary=temporary))
         try:
-            if row is not None and row[0]:
+            if is_standby:
                 await _while_it_replays(dsn, making, slot)
             exported = await making
         finally:
