@@ -157,6 +157,7 @@ _TRANSIENT_REMEDIES = {
     "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
     "too_many_connections": "close connections, or raise the limit that is named on the server",
     "slot_active": "stop the other client of this slot, or give another name in `slot`",
+    "table_dropped": "nothing; if it stays, the server's catalog names a table that is not there",
     "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  on "
     "the standby, or raise its max_standby_streaming_delay",
 }

@@ -102,3 +102,10 @@ def end_of_record(next_record: Lsn, page_bytes: int) -> Lsn:
     is_long = (next_record - at) % _SEGMENT_ALIGNMENT == 0
     header = _LONG_PAGE_HEADER_BYTES if is_long else _PAGE_HEADER_BYTES
     return Lsn(next_record - at) if at == header else next_record
+
+
+async def is_standby(connection: AsyncConnection[Any]) -> bool:
+    """Whether the server only follows another."""
+    cursor = await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])

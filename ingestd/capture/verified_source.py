@@ -25,13 +25,12 @@ from ingestd.capture.faults import classify
 from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import is_deleted
-from ingestd.capture.positions import insert_position
+from ingestd.capture.positions import insert_position, is_standby
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings, PostgresSettings, WalSettings
 from ingestd.capture.splits import enter_snapshot, read_error, splits_seen
 from ingestd.capture.storage import read_files
 from ingestd.capture.views import ExportedView, Place
-from ingestd.capture.wal.chunks import is_standby
 from ingestd.capture.wal.slot import ExportedPoint
 from ingestd.capture.wal.slot_making import temporary_point
 from ingestd.errors import TableChangedError, TableError, TransientError

@@ -256,6 +256,7 @@ class AppendLog(TableLog):
             if failure is not None:
                 raise storage_fault(failure, self.uri) from failure
             if self._version == known:  # as where two puts are in one another's way (S3: 409)
+                self._doubt(known + 1)  # the other may be this one's, sent before and given up
                 what = f"lake table {self.uri}: the store refused a commit where there is none"
                 raise TransientError(what, reason="storage")
         raise self._outrun()

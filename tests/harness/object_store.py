@@ -99,9 +99,10 @@ class ObjectStoreServer:
         """Do what the next such requests want, but answer 500."""
         self._steer("fault", kind="lose", method=method, path=path, times=times)
 
-    def hold(self, path: str, times: int = 1) -> None:
-        """Answer the next puts of such commits by 500, and do them when `do_late` says so."""
-        self._steer("fault", kind="hold", method="PUT", path=path, times=times)
+    def hold(self, path: str, *, is_conflict: bool = False) -> None:
+        """Answer the next put of such a commit by 500, or 409; do it when `do_late` says so."""
+        kind = "hold_409" if is_conflict else "hold"
+        self._steer("fault", kind=kind, method="PUT", path=path, times=1)
 
     def do_late(self) -> list[int]:
         """Do what `hold` kept; give what is answered to nobody."""

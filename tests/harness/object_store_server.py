@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _EXPIRED = "<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 _UNKNOWN = "<Error><Code>NotImplemented</Code><Message>A header is unknown</Message></Error>"
 _SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
+_CONFLICT = "<Error><Code>ConditionalRequestConflict</Code><Message>Try again</Message></Error>"
+_HELD = {"hold": ("", 500), "hold_409": (_CONFLICT, 409)}
+"""What is answered to a put that is done later."""
 _NO_UPLOAD = "<Error><Code>NoSuchUpload</Code><Message>It does not exist.</Message></Error>"
 _ANSWERS = {
     "forget": (_NO_UPLOAD, 404),
@@ -34,7 +37,7 @@ _ANSWERS = {
     "unknown": (_UNKNOWN, 501),
 }
 """What is answered without doing anything, by the kind of fault."""
-_OF_CONDITIONS = ("overwrite", "unknown", "hold")
+_OF_CONDITIONS = ("overwrite", "unknown", "hold", "hold_409")
 """Faults of puts that are to be refused where there is one already (If-None-Match)."""
 
 
@@ -64,10 +67,10 @@ class Layer:
             return Response(*_ANSWERS[fault])(environ, start)
         if fault == "overwrite":
             environ.pop("HTTP_IF_NONE_MATCH", None)
-        if fault == "hold":
+        if fault in _HELD:
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
             self._held.append({**environ, "wsgi.input": io.BytesIO(body)})
-            return Response("", 500)(environ, start)
+            return Response(*_HELD[fault])(environ, start)
         if fault == "lose":
             done = Response.from_app(self._app, environ)
             assert done.status_code < 300, done.status

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ingestd.demo.comparison import await_caught_up
-from ingestd.errors import TransientError
+from ingestd.errors import IngestdError, TransientError
 from ingestd.schema import TableId
 from ingestd.sink import append_log
 from ingestd.sink.faults import storage_fault
@@ -134,10 +134,11 @@ async def test_exactly_once_where_an_answer_is_lost_or_the_store_is_busy(
     assert [row["epoch"] for row in epochs_of(local)] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("is_conflict", [False, True])
 @pytest.mark.parametrize("comes", ["before the fence", "after it"])
 @pytest.mark.parametrize("path", ["public/orders/_delta_log/", "_epochs/_delta_log/"])
 async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_it_up(
-    store: ObjectStoreServer, tmp_path: Path, path: str, comes: str
+    store: ObjectStoreServer, tmp_path: Path, path: str, comes: str, *, is_conflict: bool
 ) -> None:
     """I2, I3: it counts, or is refused; never beside another that was made in its place."""
     options = {**store.options, "max_retries": "0"}
@@ -146,8 +147,8 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
     await lake.fence()
     await lake.adopt("7000000000000000001")
     await commit(lake, 1)
-    store.hold(path)
-    with pytest.raises(TransientError):
+    store.hold(path, is_conflict=is_conflict)
+    with pytest.raises(IngestdError):  # deltalake does not tell a 409 from a commit that is there
         await commit(lake, 2)
     assert store.faults_left() == []
 

@@ -34,11 +34,14 @@ def begun(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
 @pytest.mark.parametrize(
     "ddl", ["ADD COLUMN c text DEFAULT 'new'", "ALTER a TYPE varchar(50) USING a || 'z'"]
 )
-@pytest.mark.parametrize("major", [15, 18])
+@pytest.mark.parametrize(("major", "is_killed"), [(15, False), (18, False), (18, True)])
 def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
-    lake: Path, make_daemon: MakeDaemon, major: int, ddl: str
+    lake: Path, make_daemon: MakeDaemon, major: int, ddl: str, *, is_killed: bool
 ) -> None:
-    """Of T, which the making waits for first; U is begun meanwhile, and waited for after."""
+    """Of T, which the making waits for first; U is begun meanwhile, and waited for after.
+
+    Or the daemon is killed when the slot is there, but is not moved yet, as V still runs.
+    """
     with server_of(major, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
         database.execute(
@@ -49,7 +52,7 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         daemon = make_daemon(
             wal_config(lake=lake, dsn=database.dsn, max_delay="200ms", source_extra='slot = "s"')
         )
-        with database.connect() as t, database.connect() as u:
+        with database.connect() as t, database.connect() as u, database.connect() as v:
             first = begun(t)
             daemon.start()
             await_until(lambda: database.value(WAITS, first), LIMIT_S, daemon.tail)
@@ -58,9 +61,16 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
                 t.execute(statement)
             await_until(lambda: database.value(WAITS, second), LIMIT_S, daemon.tail)
             database.execute("INSERT INTO other VALUES (1)")
+            third = begun(v)
             u.execute("COMMIT")
+            await_until(lambda: database.value(WAITS, third), LIMIT_S, daemon.tail)
+            if is_killed:
+                daemon.sigkill()
+            v.execute("COMMIT")
+        if is_killed:
+            daemon.start()
         daemon.await_ready(LIMIT_S)
         database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
         assert_lake_equals_source(database, lake, slot="s")
-        assert daemon.events("source.failed") == []
+        assert is_killed or daemon.events("source.failed") == []
         daemon.close()

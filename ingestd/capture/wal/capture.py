@@ -15,6 +15,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.control import Control
+from ingestd.capture.positions import is_standby
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.views import look
@@ -22,7 +23,6 @@ from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.chunks import (
     ChunkedSnapshot,
     can_be_chunked,
-    is_standby,
     next_xid,
     sizes,
 )
@@ -47,7 +47,7 @@ from ingestd.capture.wal.told import Tellings
 from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
 from ingestd.errors import OperatorError, TransientError
-from ingestd.ports import Continuity, Discovery, Lag, Resumed, Snapshot
+from ingestd.ports import Continuity, Discovery, Fresh, Lag, Resumed, Snapshot
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
 from ingestd.row_limit import row_limit_bytes
@@ -94,6 +94,7 @@ class WalCapture:
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
         )
         self._is_live = False
+        self._is_first = False  # nothing is in the lake, and all is to be read
         self._reach: Lsn | None = None  # where the slot may be at most, before the stream
         self._began = 0
         self._sent_whole: frozenset[int] = frozenset()
@@ -143,6 +144,9 @@ class WalCapture:
                 control, server, self._settings, committed, where=self._where
             )
         self._reach = committed.position if isinstance(found, Resumed) else None
+        reads_all = self._settings.snapshot == "initial"
+        is_fresh = isinstance(found, Fresh) and found.doubt is None
+        self._is_first = is_fresh and reads_all and committed.position is None
         return found
 
     async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
@@ -160,7 +164,11 @@ class WalCapture:
                 self._sent_whole = frozenset()
             else:
                 exported = await prepare_slot(
-                    control, self._settings, renew=renew, where=self._where
+                    control,
+                    self._settings,
+                    renew=renew,
+                    is_first=self._is_first,
+                    where=self._where,
                 )
                 self._reach = exported.point if exported is not None else self._reach
                 if self._reach is None:  # one that serves wherever it stands

@@ -21,7 +21,7 @@ from ingestd.capture.faults import classify
 from ingestd.capture.key_list import KeyedRelation, can_be_found
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
-from ingestd.capture.positions import insert_position
+from ingestd.capture.positions import insert_position, is_standby
 from ingestd.capture.readers import SplitReaders
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
@@ -130,13 +130,6 @@ async def next_xid(connection: AsyncConnection[Any]) -> int:
     row = await cursor.fetchone()
     assert row is not None
     return int(row[0])
-
-
-async def is_standby(connection: AsyncConnection[Any]) -> bool:
-    """Whether the server only follows another."""
-    cursor = await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
-    row = await cursor.fetchone()
-    return row is not None and bool(row[0])
 
 
 async def await_earlier_writers(

@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
-from ingestd.capture.positions import flush_position
-from ingestd.capture.session import connect
+from ingestd.capture.positions import flush_position, is_standby
+from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.slot import (
@@ -31,17 +31,24 @@ STANDBY_PATIENCE_S = 20.0
 """How long a standby may replay nothing while a slot is made there. A primary that is not idle logs
 what a slot needs every 15 s."""
 _LOOK_S = 0.5
-UNWAITED_BYTES = 256
-"""A slot that was made without waiting is so near its restart_lsn: a record of who runs (none)."""
+UNWAITED_BYTES = 128
+"""A slot that was made without waiting is so near its restart_lsn: a record that nobody runs, of 56
+bytes, perhaps with a page's header. With what was waited for it is 150 bytes away at least."""
 
 
 async def prepare_slot(
-    control: AsyncConnection[Any], settings: WalSettings, *, renew: bool, where: str
+    control: AsyncConnection[Any],
+    settings: WalSettings,
+    *,
+    renew: bool,
+    is_first: bool = False,
+    where: str,
 ) -> ExportedPoint | None:
     """Take the slot that is there, or make one: then its point, with the snapshot.
 
-    `renew`: what the slot has is of no use. `where` begins an error's text. Raises psycopg.Error,
-    OperatorError, TransientError (``slot_active``, ``standby_waits``).
+    `renew`: what the slot has is of no use. `is_first`: nothing of it has been read, so one that an
+    earlier start made, and perhaps had not moved, is made anew. `where` begins an error's text.
+    Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``).
     """
     name = settings.slot
     slot = await find_slot(control, name)
@@ -54,7 +61,8 @@ async def prepare_slot(
             # time to notice that it is gone.
             raise busy_slot(name, slot)
         # A slot that is not ours to make serves wherever it stands: all tables are read anew.
-        if not (slot.is_lost or (renew and settings.manage)):
+        is_unmoved = is_first and slot.again_bytes > UNWAITED_BYTES
+        if not (slot.is_lost or (settings.manage and (renew or is_unmoved))):
             return None
     if not settings.manage:
         raise missing_slot(name) if slot is None else unusable_slot(name, slot)
@@ -80,27 +88,25 @@ async def _beyond_those_waited_for(
     once more.
     """
     slot = await find_slot(control, settings.slot)
-    if slot is None or slot.again_bytes <= UNWAITED_BYTES or await _is_standby(control):
+    if slot is None or slot.again_bytes <= UNWAITED_BYTES or await is_standby(control):
         return made
     try:
         later = await temporary_point(settings)
-    except psycopg.errors.ConfigurationLimitExceeded:  # no free slot: better this than none
+    except psycopg.OperationalError:  # no free slot or connection: better this point than none
         return made
     try:
-        await control.execute(
-            "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
-            (settings.slot, str(later.point)),
+        # Not by the connection with the claim: all WAL is read again that was written meanwhile.
+        await end_without_client(made.connection)
+        await made.connection.execute(
+            sql.SQL("SELECT pg_catalog.pg_replication_slot_advance({}, {})").format(
+                sql.Literal(settings.slot), sql.Literal(str(later.point))
+            )
         )
         await made.close()
     except BaseException:
         await later.close()
         raise
     return later
-
-
-async def _is_standby(connection: AsyncConnection[Any]) -> bool:
-    row = await (await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")).fetchone()
-    return row is not None and bool(row[0])
 
 
 async def temporary_point(settings: WalSettings) -> ExportedPoint:
@@ -116,11 +122,11 @@ async def _export(settings: WalSettings, slot: str, *, temporary: bool) -> Expor
     step = "capture.point" if temporary else "capture.slot"
     connection = await connect(dsn, replication=True)
     try:
-        is_standby = await _is_standby(connection)
+        follows = await is_standby(connection)
         await reach_async(f"{step}.before", cut_off)
         making = asyncio.create_task(export_point(connection, slot, temporary=temporary))
         try:
-            if is_standby:
+            if follows:
                 await _while_it_replays(dsn, making, slot)
             exported = await making
         finally:
