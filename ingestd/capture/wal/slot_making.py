@@ -1,4 +1,8 @@
-"""Has a slot there to stream from; and points at which tables can be read."""
+"""Has a slot there to stream from; and points at which tables can be read.
+
+A slot is moved here only if it was made just before, to the point at which all tables are read:
+what lies between is in that snapshot, and nothing was read of the slot yet (I1).
+"""
 
 from __future__ import annotations
 
