@@ -102,7 +102,7 @@ class Backfill:
             await self._clear_leftovers(name)
         if wanted:
             await self._lake.adopt(first.origin)
-            busy = await capture.prepare(first.tables)
+            busy = await capture.prepare(first.tables, keep=await self._is_begun(wanted))
             self._reached("prepared")
             discovery = await capture.discover(committed.tables)  # as the publication has it now
             tables, failed = self._begin(wanted, discovery, busy)
@@ -142,6 +142,14 @@ class Backfill:
         if self._policy.again:
             return list(names)
         return [n for n in names if n in unread and not _is_handed_over(committed, n)]
+
+    async def _is_begun(self, names: Sequence[TableId]) -> bool:
+        """Whether an earlier run planned one of these: what it read goes with the slot as it is."""
+        for name in names:
+            record = Record(self._lake.store, self._lake.layout.raw(name))
+            if await asyncio.to_thread(record.last_plan) is not None:
+                return True
+        return False
 
     async def _clear_leftovers(self, name: TableId) -> None:
         """Remove plan and notes of a table that is complete: a kill may have come before that."""

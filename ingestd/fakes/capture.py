@@ -83,8 +83,11 @@ class FakeCapture:
             return Lost(f"the fake's slot is at {slot}")
         return Resumed()
 
-    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
+    async def prepare(
+        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+    ) -> frozenset[TableId]:
         """Make the slot."""
+        del keep
         locked = frozenset(t.id for t in tables if t.id in self._database.locked)
         self._tables = {t.id: t for t in tables if t.id not in locked}
         if renew or self._database.slot is None:

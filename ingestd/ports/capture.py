@@ -241,7 +241,9 @@ class ChangeCapture(Protocol):
         """Say whether streaming can go on where the lake ends. Changes nothing."""
         ...
 
-    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
+    async def prepare(
+        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+    ) -> frozenset[TableId]:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
 
         Gives those that it can't stream yet, because somebody holds a lock: prepare them later.
@@ -249,7 +251,8 @@ class ChangeCapture(Protocol):
 
         While `live` runs: from its return on, `live` takes these tables' changes and no others'.
         With `renew` a position that was kept is given up and a new one begins: only after
-        `continuity` said Lost. Must come before `snapshot` and `live`.
+        `continuity` said Lost. With `keep` what an earlier preparation began holds, even if nothing
+        is in the lake: something was read since. Must come before `snapshot` and `live`.
         """
         ...
 

@@ -209,8 +209,11 @@ class PollingCapture:
             remedy="give this server a lake.uri or a source name of its own",
         )
 
-    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
+    async def prepare(
+        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+    ) -> frozenset[TableId]:
         """Poll these tables from now on; nothing is made in the source."""
+        del keep
         if renew:
             self._progress = {}
             self._polls.keep([], {})

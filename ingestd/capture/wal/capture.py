@@ -149,7 +149,9 @@ class WalCapture:
         self._is_first = is_fresh and reads_all and committed.position is None
         return found
 
-    async def prepare(self, tables: Sequence[Table], *, renew: bool = False) -> frozenset[TableId]:
+    async def prepare(
+        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+    ) -> frozenset[TableId]:
         """Make or check publication and slot."""
         control = await self._control.connection()
         self._relations.keep(tables)
@@ -167,7 +169,7 @@ class WalCapture:
                     control,
                     self._settings,
                     renew=renew,
-                    is_first=self._is_first,
+                    is_first=self._is_first and not keep,
                     where=self._where,
                 )
                 self._reach = exported.point if exported is not None else self._reach
