@@ -133,7 +133,7 @@ class Catalog:
 
 
 async def read_catalog(settings: PostgresSettings) -> Catalog:
-    """Read it, on a connection of its own: the server locks published tables for a moment.
+    """Read it, on a connection of its own: the server locks tables with row filters for a moment.
 
     All as it was at one instant: columns and files belong together, or a rewrite would go
     unnoticed. Raises psycopg.Error.

@@ -157,7 +157,6 @@ _TRANSIENT_REMEDIES = {
     "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
     "too_many_connections": "close connections, or raise the limit that is named on the server",
     "slot_active": "stop the other client of this slot, or give another name in `slot`",
-    "table_dropped": "nothing; if it stays, the server's catalog names a table that is not there",
     "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  on "
     "the standby, or raise its max_standby_streaming_delay",
 }
@@ -230,9 +229,6 @@ def _by_code(error: psycopg.Error) -> str | _Operator | None:
     code = error.sqlstate or ""
     if code == "42501" and "row-level security" in str(error):
         return _POLICY
-    # Between two catalogs: one of a function's own, without a code, in no other language.
-    if code == "XX000" and "could not open relation with OID" in str(error):
-        return "table_dropped"
     # 28000 says everything about authorization but a wrong password: the words may say more.
     if code == "28000" and (told := _by_text(str(error))) is not None:
         return told

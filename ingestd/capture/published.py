@@ -24,28 +24,47 @@ SELECT puballtables AS all_tables, pubviaroot AS via_root,
 """
 FIRST_WITH_PARTS = 150000
 """PostgreSQL 15 brought column lists, row filters, and schemas."""
-# The view knows that a filter does not hold where the table's schema is published too; only
-# pg_publication_rel tells a list from all columns, and one membership from the next.
+# What pg_publication_tables has, and which entry each table has it from. Not by that view: servers
+# from 16 on open every table for it, so one that is locked would keep all from being read.
 _PUBLISHED = """
-SELECT t.schemaname, t.tablename, r.oid::int8 AS membership, {entry}::int8, {parts}, {generated}
-  FROM pg_publication_tables t
-  JOIN pg_publication p ON p.pubname = t.pubname
-  JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
- WHERE t.pubname = %s
+WITH publication AS (SELECT * FROM pg_publication WHERE pubname = %s),
+     member AS MATERIALIZED (
+  SELECT c.oid, e.rel, e.schema, e.rel_columns, e.rel_filter
+    FROM publication p CROSS JOIN pg_class c CROSS JOIN LATERAL ({entries}) e
+   WHERE pg_relation_is_publishable(c.oid) AND (p.puballtables OR e.rel > 0 OR e.schema > 0))
+SELECT n.nspname, c.relname, m.rel, coalesce(m.rel, m.schema, p.oid)::int8, {parts}, {generated}
+  FROM publication p CROSS JOIN pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN member m ON m.oid = c.oid
+ CROSS JOIN LATERAL (
+  SELECT c.relispartition AND EXISTS (
+    SELECT FROM pg_partition_ancestors(c.oid) a JOIN member ON member.oid = a.relid
+     WHERE a.relid <> c.oid) AS by_ancestor) i
+ WHERE pg_relation_is_publishable(c.oid)
+   AND CASE WHEN p.pubviaroot THEN m.oid > 0 AND NOT i.by_ancestor
+            ELSE c.relkind = 'r' AND (m.oid > 0 OR i.by_ancestor) END
 """
-_ENTRY = """coalesce(r.oid, (SELECT s.oid FROM pg_publication_namespace s
-                  WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid), p.oid)"""
-_ENTRY_OR_ALL = "coalesce(r.oid, p.oid)"
-_PARTS = """CASE WHEN r.prattrs IS NOT NULL THEN
+_ENTRIES = """
+  SELECT r.oid::int8 AS rel, s.oid::int8 AS schema, r.prattrs::int2[] AS rel_columns,
+         r.prqual AS rel_filter
+    FROM (VALUES (0)) one LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+    LEFT JOIN pg_publication_namespace s ON s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
+_ENTRIES_OF_TABLES = """
+  SELECT r.oid::int8 AS rel, NULL::int8 AS schema, NULL AS rel_columns, NULL AS rel_filter
+    FROM (VALUES (0)) one LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+"""
+# A filter does not hold where the table's schema is published too.
+_PARTS = """CASE WHEN m.rel_columns IS NOT NULL THEN
          ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
-                  AND a.attnum = ANY(r.prattrs::int2[]) ORDER BY a.attnum) END, t.rowfilter"""
+                  AND a.attnum = ANY(m.rel_columns) ORDER BY a.attnum) END,
+       CASE WHEN m.schema IS NULL THEN pg_get_expr(m.rel_filter, c.oid) END"""
 _WHOLE = "NULL::text[], NULL::text"
 WITH_GENERATED = 180000
 """PostgreSQL 18 can send generated columns, and refuses what follows where it does not."""
 _GENERATED = """ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
-                  AND a.attgenerated <> '' AND a.attname = ANY(t.attnames))"""
+                  AND a.attgenerated <> '' AND CASE WHEN m.rel_columns IS NOT NULL
+                  THEN a.attnum = ANY(m.rel_columns)
+                  ELSE p.pubgencols = 's' AND a.attgenerated = 's' END)"""
 _NO_GENERATED = "'{}'::text[]"
 
 
@@ -115,9 +134,9 @@ async def published(
     """Give every table it publishes, however it came to (list, schema, all tables), and how."""
     parts = _PARTS if server_version >= FIRST_WITH_PARTS else _WHOLE
     generated = _GENERATED if server_version >= WITH_GENERATED else _NO_GENERATED
-    entry = _ENTRY if server_version >= FIRST_WITH_PARTS else _ENTRY_OR_ALL
+    entries = _ENTRIES if server_version >= FIRST_WITH_PARTS else _ENTRIES_OF_TABLES
     query = sql.SQL(_PUBLISHED).format(
-        entry=sql.SQL(entry), parts=sql.SQL(parts), generated=sql.SQL(generated)
+        entries=sql.SQL(entries), parts=sql.SQL(parts), generated=sql.SQL(generated)
     )
     cursor = await connection.execute(query, (name,))
     return {

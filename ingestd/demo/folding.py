@@ -164,7 +164,7 @@ class _State:
 
     def __init__(self, width: int) -> None:
         self._every = tuple(range(width))
-        self._places = self._every
+        self._places: tuple[int, ...] = ()
         self._found: dict[Texts, list[Texts]] = {}
 
     def rows(self) -> list[Texts]:
@@ -174,7 +174,7 @@ class _State:
         self._found.clear()
 
     def tell_apart(self, places: Sequence[int]) -> None:
-        chosen = tuple(places) or self._every
+        chosen = tuple(places)
         if chosen != self._places:
             rows, self._places, self._found = self.rows(), chosen, {}
             for texts in rows:
@@ -183,7 +183,7 @@ class _State:
     def add(self, texts: Texts) -> bool:
         """Put a row in; says whether it may be there beside those that are."""
         found = self._found.setdefault(self._at(texts), [])
-        is_alone = not found or self._places == self._every
+        is_alone = not (found and self._places)
         if not is_alone:
             found.clear()
         found.append(texts)
@@ -201,7 +201,7 @@ class _State:
         return taken
 
     def _at(self, texts: Texts) -> Texts:
-        return tuple(texts[place] for place in self._places)
+        return tuple(texts[place] for place in self._places or self._every)
 
 
 class _RowReader:

@@ -82,6 +82,14 @@ def test_doubled_and_lost_changes_are_found_though_the_rows_look_right() -> None
     assert "no row has its old key" in lost.faults[0]
 
 
+def test_a_key_of_all_columns_is_a_key() -> None:
+    """What is read after it came in the stream is the same row."""
+    twice = [("t", 1, -1, {}), ("c", 2, 1, row(1)), ("r", 3, 0, row(1))]
+    found = fold(raw(KEYED, twice), ["id"], ["id"])
+    assert dict(found.rows) == {("1",): 1}
+    assert not found.faults
+
+
 def test_multiset_fold_takes_one_equal_row_away() -> None:
     a = row(1, "1.00", "a")
     amended = {**row(1, "2.00"), "_cdc_before": a, "_cdc_unchanged": ["body"]}
