@@ -45,6 +45,7 @@ from ingestd.run.following import Follower
 from ingestd.run.intake import Intake
 from ingestd.run.joining import FromReader, Gate
 from ingestd.run.tables import TableBook
+from ingestd.run.waiting import patiently
 from ingestd.run.watch import Watch
 from ingestd.schema import TableId
 
@@ -202,7 +203,10 @@ class Pipeline:
         await intake.record([replace(event, reason=GONE) for event in events])
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         renew = isinstance(verdict, Lost)
-        book.postpone(await self._capture.prepare(discovery.tables, renew=renew))
+        preparing = self._capture.prepare(discovery.tables, renew=renew)
+        names = [table.id for table in discovery.tables]
+        # Where a slot is made, that begins when all who write now have ended.
+        book.postpone(await patiently(preparing, lambda: self._watch.reading_waits(names)))
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         epoch.start = self._durable

@@ -47,6 +47,7 @@ from ingestd.run.intake import Intake
 from ingestd.run.joining import FromReader, Gate, Loaded, Page, SplitGiven
 from ingestd.run.tables import TableBook, stopped
 from ingestd.run.touched import Touched
+from ingestd.run.waiting import patiently
 from ingestd.run.watch import Watch
 from ingestd.schema import Table, TableId
 
@@ -59,8 +60,6 @@ PATIENCE_S = 0.02
 MOVE_ON_INTERVAL_S = 1.0
 """An epoch with rows that were read needs a greater position than the one before."""
 KEYS_AT_ONCE = 500
-WAITING_S = 5.0
-"""When it is told that a reading waits for others' transactions to end."""
 
 
 class LakeFault(Exception):  # noqa: N818 - it wraps an error
@@ -290,14 +289,7 @@ class Reader:
         self, reading: Reading, beginning: Coroutine[Any, Any, Snapshot]
     ) -> Snapshot:
         """Wait for a snapshot to begin, and tell if that takes long."""
-        task = asyncio.ensure_future(beginning)
-        try:
-            await asyncio.wait([task], timeout=WAITING_S)
-            if not task.done():
-                self._watch.reading_waits(list(reading.loads))
-            return await task
-        finally:
-            task.cancel()
+        return await patiently(beginning, lambda: self._watch.reading_waits(list(reading.loads)))
 
     async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
         """Wait until the stream has passed a position; on an idle server it has to be helped."""

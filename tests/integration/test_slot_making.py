@@ -34,13 +34,17 @@ def begun(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
 @pytest.mark.parametrize(
     "ddl", ["ADD COLUMN c text DEFAULT 'new'", "ALTER a TYPE varchar(50) USING a || 'z'"]
 )
-@pytest.mark.parametrize(("major", "is_killed"), [(15, False), (18, False), (18, True)])
+@pytest.mark.parametrize(
+    ("major", "is_killed", "is_lost"),
+    [(15, False, False), (18, False, False), (18, True, False), (18, True, True)],
+)
 def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
-    lake: Path, make_daemon: MakeDaemon, major: int, ddl: str, *, is_killed: bool
+    lake: Path, make_daemon: MakeDaemon, major: int, ddl: str, *, is_killed: bool, is_lost: bool
 ) -> None:
     """Of T, which the making waits for first; U is begun meanwhile, and waited for after.
 
-    Or the daemon is killed when the slot is there, but is not moved yet, as V still runs.
+    Or the daemon is killed when the slot is there, but is not moved yet, as V still runs; or that
+    slot is made because one was lost.
     """
     with server_of(major, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
@@ -52,6 +56,10 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         daemon = make_daemon(
             wal_config(lake=lake, dsn=database.dsn, max_delay="200ms", source_extra='slot = "s"')
         )
+        if is_lost:
+            daemon.start_ready()
+            daemon.sigterm()
+            database.execute("SELECT pg_drop_replication_slot('s')")
         with database.connect() as t, database.connect() as u, database.connect() as v:
             first = begun(t)
             daemon.start()
@@ -73,4 +81,24 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
         assert_lake_equals_source(database, lake, slot="s")
         assert is_killed or daemon.events("source.failed") == []
+        daemon.close()
+
+
+def test_it_is_told_what_the_making_waits_for(lake: Path, make_daemon: MakeDaemon) -> None:
+    with server_of(15) as server:
+        database = Database(server, "postgres")
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra='slot = "s"'))
+        with database.connect() as writer:
+            begun(writer)
+            daemon.start()
+            await_until(lambda: daemon.events("snapshot.waiting"), LIMIT_S, daemon.tail)
+            [waiting] = daemon.events("snapshot.waiting")
+            assert waiting["tables"] == ["public.t"]
+            [looked_at, *_] = waiting["remedy"].split(";")
+            pids = [row[0] for row in database.rows(looked_at)]
+            assert writer.info.backend_pid in pids
+            writer.execute("COMMIT")
+        daemon.await_ready(LIMIT_S)
+        assert_lake_equals_source(database, lake, slot="s")
         daemon.close()

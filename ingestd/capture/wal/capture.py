@@ -94,7 +94,7 @@ class WalCapture:
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
         )
         self._is_live = False
-        self._is_first = False  # nothing is in the lake, and all is to be read
+        self._is_first = False  # nothing in the lake goes on, and all is to be read
         self._reach: Lsn | None = None  # where the slot may be at most, before the stream
         self._began = 0
         self._sent_whole: frozenset[int] = frozenset()
@@ -145,8 +145,7 @@ class WalCapture:
             )
         self._reach = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
-        is_fresh = isinstance(found, Fresh) and found.doubt is None
-        self._is_first = is_fresh and reads_all and committed.position is None
+        self._is_first = isinstance(found, Fresh) and found.doubt is None and reads_all
         return found
 
     async def prepare(

@@ -50,8 +50,9 @@ async def prepare_slot(
 ) -> ExportedPoint | None:
     """Take the slot that is there, or make one: then its point, with the snapshot.
 
-    `renew`: what the slot has is of no use. `is_first`: nothing of it has been read, so one that an
-    earlier start made, and perhaps had not moved, is made anew. `where` begins an error's text.
+    `renew`: what the slot has is of no use. `is_first`: nothing goes on from what was read of it,
+    so one that an earlier start made, and perhaps had not moved, is made anew. `where` begins an
+    error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``).
     """
     name = settings.slot
