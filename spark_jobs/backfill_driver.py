@@ -17,6 +17,7 @@ from ingestd.capture.unread import Unread
 from ingestd.changes import EpochSummary
 from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.ports import ChangeCapture, Connector, Discovery, Fresh, Lost
+from ingestd.positions import Lsn
 from ingestd.recorded import Committed, TableState
 from ingestd.run.table_entry import left_of
 from ingestd.run.tables import TableBook
@@ -102,7 +103,8 @@ class Backfill:
             await self._clear_leftovers(name)
         if wanted:
             await self._lake.adopt(first.origin)
-            busy = await capture.prepare(first.tables, keep=await self._is_begun(wanted))
+            read_to = await self._read_to(wanted, committed)
+            busy = await capture.prepare(first.tables, read_to=read_to)
             self._reached("prepared")
             discovery = await capture.discover(committed.tables)  # as the publication has it now
             tables, failed = self._begin(wanted, discovery, busy)
@@ -143,13 +145,14 @@ class Backfill:
             return list(names)
         return [n for n in names if n in unread and not _is_handed_over(committed, n)]
 
-    async def _is_begun(self, names: Sequence[TableId]) -> bool:
-        """Whether an earlier run planned one of these: what it read goes with the slot as it is."""
-        for name in names:
-            record = Record(self._lake.store, self._lake.layout.raw(name))
-            if await asyncio.to_thread(record.last_plan) is not None:
-                return True
-        return False
+    async def _read_to(self, names: Sequence[TableId], committed: Committed) -> Lsn | None:
+        """Give the greatest point at which earlier runs read what is not live yet; None if none."""
+        begun = {n for n, t in committed.tables.items() if t.state is TableState.SNAPSHOTTING}
+        records = [
+            Record(self._lake.store, self._lake.layout.raw(name)) for name in begun.union(names)
+        ]
+        plans = [await asyncio.to_thread(record.last_plan) for record in records]
+        return max((plan.point for plan in plans if plan is not None), default=None)
 
     async def _clear_leftovers(self, name: TableId) -> None:
         """Remove plan and notes of a table that is complete: a kill may have come before that."""

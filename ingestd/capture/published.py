@@ -27,44 +27,49 @@ FIRST_WITH_PARTS = 150000
 # What pg_publication_tables has, and which entry each table has it from. Not by that view: servers
 # from 16 on open every table for it, so one that is locked would keep all from being read.
 _PUBLISHED = """
-WITH publication AS (SELECT * FROM pg_publication WHERE pubname = %s),
-     member AS MATERIALIZED (
-  SELECT c.oid, e.rel, e.schema, e.rel_columns, e.rel_filter
-    FROM publication p CROSS JOIN pg_class c CROSS JOIN LATERAL ({entries}) e
-   WHERE pg_relation_is_publishable(c.oid) AND (p.puballtables OR e.rel > 0 OR e.schema > 0))
-SELECT n.nspname, c.relname, m.rel, coalesce(m.rel, m.schema, p.oid)::int8, {parts}, {generated}
-  FROM publication p CROSS JOIN pg_class c
-  JOIN pg_namespace n ON n.oid = c.relnamespace
+WITH RECURSIVE publication AS (
+  SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s
+), publishable AS (
+  SELECT oid, relname, relnamespace, relkind, relispartition FROM pg_catalog.pg_class
+   WHERE relkind IN ('r', 'p') AND relpersistence = 'p' AND oid >= 16384
+), member AS (
+  SELECT c.oid, r.oid AS rel, {schema} AS schema, {list} AS list, {filter} AS filter
+    FROM publication p CROSS JOIN publishable c
+    LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid {schemas}
+   WHERE p.puballtables OR r.oid IS NOT NULL OR {schema} IS NOT NULL
+), part AS (
+  SELECT c.oid FROM publishable c JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+    JOIN member ON member.oid = i.inhparent
+   WHERE c.relispartition AND NOT i.inhdetachpending
+   UNION
+  SELECT c.oid FROM publishable c JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+    JOIN part ON part.oid = i.inhparent
+   WHERE c.relispartition AND NOT i.inhdetachpending
+)
+SELECT n.nspname, c.relname, m.rel::int8, coalesce(m.rel, m.schema, p.oid)::int8,
+       {parts}, {generated}
+  FROM publication p CROSS JOIN publishable c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN member m ON m.oid = c.oid
- CROSS JOIN LATERAL (
-  SELECT c.relispartition AND EXISTS (
-    SELECT FROM pg_partition_ancestors(c.oid) a JOIN member ON member.oid = a.relid
-     WHERE a.relid <> c.oid) AS by_ancestor) i
- WHERE pg_relation_is_publishable(c.oid)
-   AND CASE WHEN p.pubviaroot THEN m.oid > 0 AND NOT i.by_ancestor
-            ELSE c.relkind = 'r' AND (m.oid > 0 OR i.by_ancestor) END
+  LEFT JOIN part ON part.oid = c.oid
+ WHERE CASE WHEN p.pubviaroot THEN m.oid IS NOT NULL AND part.oid IS NULL
+            ELSE c.relkind = 'r' AND (m.oid IS NOT NULL OR part.oid IS NOT NULL) END
 """
-_ENTRIES = """
-  SELECT r.oid::int8 AS rel, s.oid::int8 AS schema, r.prattrs::int2[] AS rel_columns,
-         r.prqual AS rel_filter
-    FROM (VALUES (0)) one LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
-    LEFT JOIN pg_publication_namespace s ON s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
-_ENTRIES_OF_TABLES = """
-  SELECT r.oid::int8 AS rel, NULL::int8 AS schema, NULL AS rel_columns, NULL AS rel_filter
-    FROM (VALUES (0)) one LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
-"""
+_SCHEMAS = """
+    LEFT JOIN pg_catalog.pg_publication_namespace s
+           ON s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
 # A filter does not hold where the table's schema is published too.
-_PARTS = """CASE WHEN m.rel_columns IS NOT NULL THEN
-         ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
-                  AND a.attnum = ANY(m.rel_columns) ORDER BY a.attnum) END,
-       CASE WHEN m.schema IS NULL THEN pg_get_expr(m.rel_filter, c.oid) END"""
+_PARTS = """CASE WHEN m.list IS NOT NULL THEN
+         ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
+                  AND a.attnum = ANY(m.list) ORDER BY a.attnum) END,
+       CASE WHEN m.schema IS NULL THEN pg_catalog.pg_get_expr(m.filter, c.oid) END"""
 _WHOLE = "NULL::text[], NULL::text"
 WITH_GENERATED = 180000
 """PostgreSQL 18 can send generated columns, and refuses what follows where it does not."""
-_GENERATED = """ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid
-                  AND a.attgenerated <> '' AND CASE WHEN m.rel_columns IS NOT NULL
-                  THEN a.attnum = ANY(m.rel_columns)
-                  ELSE p.pubgencols = 's' AND a.attgenerated = 's' END)"""
+_GENERATED = """ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+                WHERE a.attrelid = c.oid AND a.attgenerated <> ''
+                  AND CASE WHEN m.list IS NOT NULL THEN a.attnum = ANY(m.list)
+                           ELSE p.pubgencols = 's' AND a.attgenerated = 's' END)"""
 _NO_GENERATED = "'{}'::text[]"
 
 
@@ -132,12 +137,7 @@ async def published(
     connection: AsyncConnection[Any], name: str, server_version: int
 ) -> dict[TableId, Published]:
     """Give every table it publishes, however it came to (list, schema, all tables), and how."""
-    parts = _PARTS if server_version >= FIRST_WITH_PARTS else _WHOLE
-    generated = _GENERATED if server_version >= WITH_GENERATED else _NO_GENERATED
-    entries = _ENTRIES if server_version >= FIRST_WITH_PARTS else _ENTRIES_OF_TABLES
-    query = sql.SQL(_PUBLISHED).format(
-        entries=sql.SQL(entries), parts=sql.SQL(parts), generated=sql.SQL(generated)
-    )
+    query = sql.SQL(_PUBLISHED).format(**_by_version(server_version))
     cursor = await connection.execute(query, (name,))
     return {
         TableId(schema, table): Published(
@@ -149,3 +149,26 @@ async def published(
         )
         for schema, table, membership, entry, columns, row_filter, made in await cursor.fetchall()
     }
+
+
+def _by_version(server_version: int) -> dict[str, sql.SQL]:
+    """Give what _PUBLISHED is completed with."""
+    found = {
+        "schema": sql.SQL("NULL::oid"),
+        "schemas": sql.SQL(""),
+        "list": sql.SQL("NULL"),
+        "filter": sql.SQL("NULL"),
+        "parts": sql.SQL(_WHOLE),
+        "generated": sql.SQL(_NO_GENERATED),
+    }
+    if server_version >= FIRST_WITH_PARTS:
+        found |= {
+            "schema": sql.SQL("s.oid"),
+            "schemas": sql.SQL(_SCHEMAS),
+            "list": sql.SQL("r.prattrs::int2[]"),
+            "filter": sql.SQL("r.prqual"),
+            "parts": sql.SQL(_PARTS),
+        }
+    if server_version >= WITH_GENERATED:
+        found["generated"] = sql.SQL(_GENERATED)
+    return found

@@ -84,10 +84,10 @@ class FakeCapture:
         return Resumed()
 
     async def prepare(
-        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+        self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
     ) -> frozenset[TableId]:
         """Make the slot."""
-        del keep
+        del read_to
         locked = frozenset(t.id for t in tables if t.id in self._database.locked)
         self._tables = {t.id: t for t in tables if t.id not in locked}
         if renew or self._database.slot is None:

@@ -242,7 +242,7 @@ class ChangeCapture(Protocol):
         ...
 
     async def prepare(
-        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+        self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
     ) -> frozenset[TableId]:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
 
@@ -251,8 +251,9 @@ class ChangeCapture(Protocol):
 
         While `live` runs: from its return on, `live` takes these tables' changes and no others'.
         With `renew` a position that was kept is given up and a new one begins: only after
-        `continuity` said Lost. With `keep` what an earlier preparation began holds, even if nothing
-        is in the lake: something was read since. Must come before `snapshot` and `live`.
+        `continuity` said Lost. `read_to`: up to where tables were read of which the lake does not
+        tell yet; what an earlier preparation began holds if that was before. Must come before
+        `snapshot` and `live`.
         """
         ...
 

@@ -146,6 +146,22 @@ def test_i3_i6_killed_driver_goes_on_where_it_was(
     assert not leftovers(lake)
 
 
+def test_i6_a_killed_backfill_of_another_table_leaves_what_was_read(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    create_big(database, ROWS)
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake))
+    with ToastWriters(database, ROWS):
+        killed_backfill(daemon.config_path, "shop", "split:3", BIG)
+        killed_backfill(daemon.config_path, "shop", "prepared", "public.small")
+        runner = Threads()
+        outcome = backfill(daemon.config_path, "shop", [BIG], runner=runner)
+    assert not outcome.failed
+    assert min(order.number for order in runner.orders) == 3
+    assert_daemon_goes_on(database, lake, daemon, BIG, "public.small")
+
+
 @pytest.mark.parametrize(
     "state",
     [

@@ -57,7 +57,6 @@ GENERATED = {
     "generated": "FOR TABLE a.plain, a.parent",
     "listed": "FOR TABLE a.plain (id, g)",
 }
-_VIEW = "SELECT schemaname, tablename{} FROM pg_publication_tables WHERE pubname = %s"
 
 
 @pytest.fixture(
@@ -92,6 +91,17 @@ def scopes(version: int) -> dict[str, str]:
     return made
 
 
+_VIEW = "SELECT schemaname, tablename{} FROM pg_publication_tables WHERE pubname = %s"
+_MEMBER = """
+SELECT r.oid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = %s AND r.prrelid = to_regclass(format('%%I.%%I', %s::text, %s::text))"""
+_ENTRY = """
+SELECT coalesce((SELECT s.oid FROM pg_publication_namespace s
+                  WHERE s.pnpubid = p.oid AND s.pnnspid = to_regnamespace(%s)), p.oid)
+  FROM pg_publication p WHERE p.pubname = %s"""
+_WITH_LIST = {"parts_true", "parts_false", "listed", "listed_none"}
+
+
 async def test_it_is_what_the_server_says(database: Database) -> None:
     async with await connect(database.dsn) as connection:
         version = connection.info.server_version
@@ -105,13 +115,20 @@ async def test_it_is_what_the_server_says(database: Database) -> None:
             cursor = await connection.execute(_VIEW.format(parts), (name,))
             said = {TableId(schema, table): how for schema, table, *how in await cursor.fetchall()}
             assert found.keys() == said.keys(), name
-            for table, (columns, row_filter) in said.items() if parts else ():
-                sent = found[table]
-                assert sent.row_filter == row_filter, (name, table)
-                if sent.columns is not None:
-                    assert sent.columns == set(columns), (name, table)
-                elif version >= WITH_GENERATED:
-                    assert ("g" in columns) == ("g" in sent.generated), (name, table)
+            for table, sent in found.items():
+                cursor = await connection.execute(_MEMBER, (name, table.schema, table.name))
+                assert sent.membership == ((await cursor.fetchone()) or [None])[0], (name, table)
+                is_listed = name in _WITH_LIST and table.name == "plain"
+                assert (sent.columns is not None) == is_listed, (name, table)
+                if parts:
+                    columns, row_filter = said[table]
+                    assert sent.row_filter == row_filter, (name, table)
+                    assert sent.columns in {None, frozenset(columns)}, (name, table)
+                    cursor = await connection.execute(_ENTRY, (table.schema, name))
+                    entry = sent.membership or (await cursor.fetchone() or [None])[0]
+                    assert sent.entry == entry, (name, table)
+                if version >= WITH_GENERATED:
+                    assert ("g" in said[table][0]) == ("g" in sent.generated), (name, table)
             not_empty |= {name} if found else set()
     assert made.keys() - not_empty == {"none_true", "none_false"}
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.harness.compare import assert_lake_equals_source
+from ingestd.schema import TableId
+from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import wal_config
 from tests.harness.databases import Database
 from tests.harness.standbys import server_of
@@ -82,6 +83,41 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         assert_lake_equals_source(database, lake, slot="s")
         assert is_killed or daemon.events("source.failed") == []
         daemon.close()
+
+
+def test_a_slot_that_was_read_is_kept_though_no_table_is_live(
+    lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """I3: it has the changes of the time in which nothing ran."""
+    with server_of(15) as server:
+        database = Database(server, "postgres")
+        database.execute(
+            "CREATE TABLE t (id int, a text)",
+            "ALTER TABLE t REPLICA IDENTITY FULL",
+            "INSERT INTO t VALUES (0, 'before')",
+        )
+        names = 'slot = "s"\ndiscover_interval = "200ms"'
+        daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra=names))
+        daemon.start_ready(LIMIT_S)
+        with database.connect() as writer:
+            begun(writer)  # reading can't begin before its end
+            database.execute("ALTER TABLE t ALTER a TYPE varchar(50) USING a || 'z'")
+            await_until(lambda: registry(lake)[-1]["state"] == "snapshotting", LIMIT_S, daemon.tail)
+            database.execute("INSERT INTO t VALUES (1, 'streamed')")
+            await_until(lambda: 1 in created(lake), LIMIT_S, daemon.tail)
+            daemon.sigterm()
+            assert registry(lake)[-1]["state"] == "snapshotting"
+            database.execute("INSERT INTO t VALUES (2, 'missed')", "DELETE FROM t WHERE id = 2")
+            writer.execute("COMMIT")
+        daemon.start_ready(LIMIT_S)
+        assert_lake_equals_source(database, lake, slot="s")
+        assert created(lake) == {1, 2}
+        daemon.close()
+
+
+def created(lake: Path) -> set[int]:
+    rows = raw_rows(lake, TableId("public", "t"))
+    return {row["id"] for row in rows if row["_cdc_op"] == "c"}
 
 
 def test_it_is_told_what_the_making_waits_for(lake: Path, make_daemon: MakeDaemon) -> None:

@@ -210,10 +210,10 @@ class PollingCapture:
         )
 
     async def prepare(
-        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+        self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
     ) -> frozenset[TableId]:
         """Poll these tables from now on; nothing is made in the source."""
-        del keep
+        del read_to
         if renew:
             self._progress = {}
             self._polls.keep([], {})

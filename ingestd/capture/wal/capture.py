@@ -94,7 +94,7 @@ class WalCapture:
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
         )
         self._is_live = False
-        self._is_first = False  # nothing in the lake goes on, and all is to be read
+        self._unread_above: Lsn | None = None  # of a slot above nothing was read; all will be
         self._reach: Lsn | None = None  # where the slot may be at most, before the stream
         self._began = 0
         self._sent_whole: frozenset[int] = frozenset()
@@ -145,11 +145,12 @@ class WalCapture:
             )
         self._reach = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
-        self._is_first = isinstance(found, Fresh) and found.doubt is None and reads_all
+        if isinstance(found, Fresh) and found.doubt is None and reads_all:
+            self._unread_above = committed.position or ZERO
         return found
 
     async def prepare(
-        self, tables: Sequence[Table], *, renew: bool = False, keep: bool = False
+        self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
     ) -> frozenset[TableId]:
         """Make or check publication and slot."""
         control = await self._control.connection()
@@ -164,11 +165,14 @@ class WalCapture:
             if self._is_live:
                 self._sent_whole = frozenset()
             else:
+                unread_above = self._unread_above
+                if unread_above is not None and read_to is not None:
+                    unread_above = max(unread_above, read_to)
                 exported = await prepare_slot(
                     control,
                     self._settings,
                     renew=renew,
-                    is_first=self._is_first and not keep,
+                    unread_above=unread_above,
                     where=self._where,
                 )
                 self._reach = exported.point if exported is not None else self._reach

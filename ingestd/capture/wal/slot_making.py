@@ -29,7 +29,7 @@ from ingestd.capture.wal.slot import (
 )
 from ingestd.errors import OperatorError, TransientError
 from ingestd.failpoints import reach_async
-from ingestd.positions import ZERO
+from ingestd.positions import ZERO, Lsn
 
 STANDBY_PATIENCE_S = 20.0
 """How long a standby may replay nothing while a slot is made there. A primary that is not idle logs
@@ -45,14 +45,14 @@ async def prepare_slot(
     settings: WalSettings,
     *,
     renew: bool,
-    is_first: bool = False,
+    unread_above: Lsn | None = None,
     where: str,
 ) -> ExportedPoint | None:
     """Take the slot that is there, or make one: then its point, with the snapshot.
 
-    `renew`: what the slot has is of no use. `is_first`: nothing goes on from what was read of it,
-    so one that an earlier start made, and perhaps had not moved, is made anew. `where` begins an
-    error's text.
+    `renew`: what the slot has is of no use. `unread_above`: nothing was read of a slot that is
+    beyond that, so if an earlier start may have made it and not moved it, it is made anew; None if
+    that is not known. `where` begins an error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``).
     """
     name = settings.slot
@@ -66,7 +66,12 @@ async def prepare_slot(
             # time to notice that it is gone.
             raise busy_slot(name, slot)
         # A slot that is not ours to make serves wherever it stands: all tables are read anew.
-        is_unmoved = is_first and slot.again_bytes > UNWAITED_BYTES
+        is_unmoved = (
+            unread_above is not None
+            and (slot.confirmed_lsn or ZERO) > unread_above
+            and slot.again_bytes > UNWAITED_BYTES
+            and not await is_standby(control)
+        )
         if not (slot.is_lost or (settings.manage and (renew or is_unmoved))):
             return None
     if not settings.manage:
