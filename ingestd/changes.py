@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP
@@ -100,6 +101,14 @@ class Chunk:
 
 
 NO_COMMITS: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def field_of(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
+    """Give a field of structs, such as `_cdc_before`; null where they are.
+
+    By its number: Arrow takes a name that begins with a dot for a path.
+    """
+    return pc.struct_field(values, values.type.get_field_index(name))
 
 
 def idle_chunk(position: Lsn) -> Chunk:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from ingestd.changes import field_of
 
 if TYPE_CHECKING:
     from ingestd.schema import Table
@@ -35,7 +36,7 @@ def old_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
     """Give the key that each row had before; nulls for those without `_cdc_before`."""
     before = rows.column("_cdc_before")
     names = _lake_names(table)
-    columns = [pc.struct_field(before, n) for n in names]
+    columns = [field_of(before, n) for n in names]
     return _keys(columns, rows.column("_cdc_raw"), [_OF_BEFORE + n for n in names])
 
 
@@ -48,7 +49,7 @@ def key_rows(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Give of these change rows what `new_keys` and `old_keys` look at, and no more to hold."""
     before = rows.column("_cdc_before")
     names = _lake_names(table)
-    fields = [pc.struct_field(before, name) for name in names]
+    fields = [field_of(before, name) for name in names]
     cut = pa.StructArray.from_arrays(fields, names=names, mask=before.is_null())
     columns = [*(rows.column(name) for name in names), cut, rows.column("_cdc_raw")]
     return pa.RecordBatch.from_arrays(columns, names=[*names, "_cdc_before", "_cdc_raw"])

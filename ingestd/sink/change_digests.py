@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.changes import DELETE, UPDATE
+from ingestd.changes import DELETE, UPDATE, field_of
 from ingestd.row_digests import (
     NULL,
     OF_BEFORE,
@@ -103,7 +103,7 @@ class ChangeBatch:
         before = self._before
         if before is None or before.type.get_field_index(name) < 0:
             return None
-        return pc.struct_field(before, name)
+        return field_of(before, name)
 
 
 def digest_changes(batch: pa.RecordBatch, digested: Digested) -> Matrix:

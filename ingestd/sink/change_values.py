@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ingestd.changes import field_of
 from ingestd.row_digests import OF_BEFORE, RawTexts, given_by, values_of
 from ingestd.sink.change_digests import BEFORE, UNCHANGED
 from ingestd.sink.seen_changes import PLACE
@@ -35,7 +35,7 @@ def values_of_changes(batch: pa.RecordBatch, digested: Digested) -> Rows:
     def given_before(name: str) -> pa.Array | None:
         if before is None or before.type.get_field_index(name) < 0:
             return None
-        return pc.struct_field(before, name)
+        return field_of(before, name)
 
     for column in digested.columns:
         own = values_of(column, given, raw, count)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.changes import DELETE, RESERVED_PREFIX
+from ingestd.changes import DELETE, RESERVED_PREFIX, field_of
 from ingestd.sink.row_keys import Ints, RowKeys
 
 OF_BEFORE = "_cdc_before."
@@ -71,14 +71,14 @@ class _Fold:
         for name in key:
             column = _whole(rows[name])
             if column.null_count:  # TOASTed and not sent, as it was before
-                column = pc.coalesce(column, pc.struct_field(before, name))
+                column = pc.coalesce(column, field_of(before, name))
                 rows = rows.set_column(rows.schema.get_field_index(name), name, column)
             own.append(column)
         self._rows = rows
         changed = np.flatnonzero(
             pc.and_(before.is_valid(), pc.equal(rows["_cdc_op"], "u")).to_numpy()
         )
-        old = [pc.struct_field(before, n).take(pa.array(changed)) for n in key]
+        old = [field_of(before, n).take(pa.array(changed)) for n in key]
         keys = RowKeys([pa.concat_arrays([a, b]) for a, b in zip(own, old, strict=True)])
         self._count = keys.count
         self._new: Ints = keys.numbers[: len(rows)]
@@ -179,7 +179,7 @@ class _Fold:
             where = {int(old): row for row, old in enumerate(self._old) if old >= 0}
             rows = pa.array([where[others[p]] if p in others else None for p in range(count)])
             before = _whole(self._rows["_cdc_before"])
-            arrays = [pc.struct_field(before, n).take(rows) for n in self._key]
+            arrays = [field_of(before, n).take(rows) for n in self._key]
         mask = pa.array([place not in others for place in range(count)], pa.bool_())
         return pa.StructArray.from_arrays(arrays, names=list(self._key), mask=mask)
 
@@ -195,7 +195,7 @@ class _Fold:
                 columns[name] = pa.nulls(len(events), kind)
                 continue
             own = _whole(self._rows[name]).take(rows)
-            both = pa.concat_arrays([own, pc.struct_field(before, name)])
+            both = pa.concat_arrays([own, field_of(before, name)])
             places = np.arange(len(events)) + np.where(is_moved, len(events), 0)
             columns[name] = both.take(pa.array(places))
         columns["_cdc_op"] = pa.array([DELETE] * len(events), pa.string())

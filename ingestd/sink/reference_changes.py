@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.changes import DELETE, RESERVED_PREFIX
+from ingestd.changes import DELETE, RESERVED_PREFIX, field_of
 from ingestd.errors import TransientError
 from ingestd.sink.row_keys import Ints, RowKeys
 
@@ -100,7 +100,7 @@ class ReferenceChanges:
             return own
         before = _whole(table["_cdc_before"])
         has_other = before.is_valid().to_numpy(zero_copy_only=False)
-        other = self.keys.find([pc.struct_field(before, n) for n in self.key])
+        other = self.keys.find([field_of(before, n) for n in self.key])
         return np.where(has_other, other, own)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.changes import TRUNCATE
+from ingestd.changes import TRUNCATE, field_of
 from ingestd.errors import TableError, TransientError, reading_anew
 from ingestd.schema import TableId
 from ingestd.sink.commit_tail import CommitTail, EpochEnd, File
@@ -255,7 +255,7 @@ class RawReferenceSource:
                 moved = rows.filter(pc.and_(before.is_valid(), pc.equal(rows["_cdc_op"], "u")))
                 if moved.num_rows:
                     found.append(moved.select(list(definition.key)))
-                    fields = [pc.struct_field(moved["_cdc_before"], n) for n in definition.key]
+                    fields = [field_of(moved["_cdc_before"], n) for n in definition.key]
                     found.append(pa.table(fields, names=list(definition.key)))
         return pa.concat_tables(found) if found else None
 
@@ -400,7 +400,7 @@ def _renamed(found: pa.Table, definition: ReferenceDefinition) -> pa.Table:
         kind = pa.list_(pa.string())
         found = found.set_column(index, "_cdc_unchanged", pa.array(renamed, kind))
     base = pa.concat_arrays(found["_cdc_before"].chunks)
-    fields = [pc.struct_field(base, n) for n in definition.key]
+    fields = [field_of(base, n) for n in definition.key]
     base = pa.StructArray.from_arrays(fields, names=definition.own_key, mask=base.is_null())
     index = found.schema.get_field_index("_cdc_before")
     found = found.set_column(index, "_cdc_before", base)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.changes import change_schema
-from ingestd.keys import key_columns, new_keys, old_keys
+from ingestd.keys import key_columns, key_rows, new_keys, old_keys
 from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, Table, TableId, with_before
 
 AT = datetime(2024, 5, 6, 7, 8, 9, 5, tzinfo=UTC)
@@ -43,6 +43,17 @@ def test_a_key_is_a_text_that_postgres_reads_back(
 ) -> None:
     table = keyed(type_)
     assert list(new_keys(table, batch(table, {"k0": value}))) == [(text,)]
+
+
+@pytest.mark.parametrize("name", [".id", "..id", "[0]", "id"])
+def test_a_name_that_arrow_takes_for_a_path_is_a_name(name: str) -> None:
+    columns = tuple(Column(n, 0, -1, pa.int64(), identity=n == name) for n in ("id", name))
+    columns = tuple({c.lake_name: c for c in columns}.values())
+    table = with_before(Table(TableId("public", "t"), 1, columns), full=True)
+    values = {c.lake_name: number for number, c in enumerate(columns, 1)}
+    rows = batch(table, {"_cdc_before": values, **values})
+    assert list(old_keys(table, rows)) == list(new_keys(table, rows)) == [(str(values[name]),)]
+    assert key_rows(table, rows).column("_cdc_before").to_pylist() == [{name: values[name]}]
 
 
 def test_what_a_column_cannot_hold_is_its_own_text() -> None:
