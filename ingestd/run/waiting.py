@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 WAITING_S = 5.0
-"""When it is told that reading waits for others' transactions to end."""
+"""When it is told that reading, or a new slot, waits for others' transactions to end."""
 
 T = TypeVar("T")
 
 
 async def patiently(work: Coroutine[Any, Any, T], tell: Callable[[], None]) -> T:
-    """Do the work, and `tell` once if it takes long. It is over when this is, cancelled too."""
+    """Do the work, and `tell` once if it takes long. It has ended when this returns or raises."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=WAITING_S)
