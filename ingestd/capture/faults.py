@@ -40,7 +40,8 @@ _TRANSIENT_CODES = {
 UNSENDABLE = "a row is larger, as text, than the 1 GB that the server can send"
 """A bytea has two characters for each byte; with REPLICA IDENTITY FULL the old row counts, too."""
 _LARGE_ALLOCATION = "invalid memory alloc request size"
-"""The server's own words, which it has in no other language."""
+_NOT_MAPPED = "could not map filen"
+"""The server's own words, which it has in no other language: filenumber, to 15 filenode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ _RIGHT = _Operator("grant role {role} the right that is named, as the object's o
 _UNDEFINED = _Operator(
     "a publication that was dropped and made again is unknown to the slot's past: "
     "drop the slot (SELECT pg_drop_replication_slot('...');), all tables are read anew"
+)
+_UNMAPPED = _Operator(
+    "the server can't decode from this slot: of a table that was altered or truncated while the "
+    "slot was made it does not know (servers to 18): drop the slot "
+    "(SELECT pg_drop_replication_slot('...');), all tables are read anew"
 )
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
 _LIMIT = _Operator("ALTER SYSTEM SET the limit that is named higher; then restart the server")
@@ -229,6 +235,8 @@ def _by_code(error: psycopg.Error) -> str | _Operator | None:
     code = error.sqlstate or ""
     if code == "42501" and "row-level security" in str(error):
         return _POLICY
+    if code == "XX000" and _NOT_MAPPED in str(error):
+        return _UNMAPPED
     # 28000 says everything about authorization but a wrong password: the words may say more.
     if code == "28000" and (told := _by_text(str(error))) is not None:
         return told

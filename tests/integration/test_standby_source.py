@@ -18,10 +18,10 @@ from ingestd.capture.wal import slot_making
 from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.preflight import preflight
-from ingestd.capture.wal.slot_making import temporary_point
+from ingestd.capture.wal.slot_making import prepare_slot, temporary_point
 from ingestd.demo.comparison import compare_source
 from ingestd.errors import TransientError
-from ingestd.positions import Lsn
+from ingestd.positions import ZERO, Lsn
 from ingestd.run.epoch import EpochPolicy
 from ingestd.run.pipeline import Pipeline, PipelinePolicy
 from ingestd.sink.lake import DeltaLake
@@ -51,6 +51,7 @@ from tests.unit.run.fixtures import watch
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ingestd.capture.wal.slot import ExportedPoint
     from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
@@ -265,3 +266,85 @@ async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_
             async with await connect(other.dsn) as connection:
                 assert await insert_position(connection) >= point.point
             await point.close()
+
+
+async def test_a_slot_is_made_step_by_step_on_the_standby_of_an_idle_primary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What its remedy says, once for each attempt, is enough: the slot of the first is kept."""
+    with server_of(18, {"checkpoint_timeout": "1h"}) as primary:
+        shop = with_shop(primary)
+        with standby_of(primary) as standby:
+            await asyncio.to_thread(await_replayed, primary, standby)
+            other = shop_on(standby)
+            monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", 3.0)
+            async with await connect(other.dsn) as control:
+
+                async def attempt() -> ExportedPoint | None:
+                    making = asyncio.create_task(
+                        prepare_slot(
+                            control, settings(other), renew=False, unread_above=ZERO, where="shop"
+                        )
+                    )
+                    await asyncio.sleep(1)
+                    written = "UPDATE orders SET note = note || '!'"
+                    shop.execute(written, "SELECT pg_log_standby_snapshot()")
+                    return await making
+
+                with pytest.raises(TransientError) as waits:
+                    await attempt()
+                assert waits.value.reason == "standby_waits"
+                made = await attempt()
+            assert made is not None
+            await made.close()
+            assert other.slots() == [SLOT]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("major", [16, 18])
+def test_tables_are_altered_while_the_slot_is_made_on_a_standby(
+    lake: Path, make_daemon: MakeDaemon, major: int
+) -> None:
+    """By T, which the making waits for first; R is begun meanwhile, and waited for next.
+
+    W begins when R still runs, and ends when the slot is there: what it writes is streamed.
+    """
+    with server_of(major) as primary:
+        shop = with_shop(primary)
+        shop.execute("CREATE TABLE visits (id int PRIMARY KEY)", "INSERT INTO visits VALUES (0)")
+        shop.execute(f"CREATE PUBLICATION {SLOT} FOR TABLE orders, visits")
+        with standby_of(primary) as standby, shop.connect() as t, shop.connect() as r:
+            await_replayed(primary, standby)
+            other = shop_on(standby)
+
+            def await_found(point: str) -> None:
+                """Let the standby see who runs now, until its making of the slot took note."""
+
+                def found() -> bool:
+                    shop.execute("SELECT pg_log_standby_snapshot()")
+                    text = f"logical decoding found {point}"
+                    return text in standby.log_path.read_text(encoding="utf-8")
+
+                await_until(found, LIMIT_S, daemon.tail, poll_s=0.2)
+
+            t.execute("BEGIN; UPDATE orders SET note = 'T' WHERE id = 1")
+            daemon = make_daemon(config(other, lake))
+            daemon.start()
+            await_until(lambda: slot(other, "restart_lsn IS NOT NULL"), LIMIT_S, daemon.tail)
+            await_found("initial starting point")
+            r.execute("BEGIN; TRUNCATE visits")
+            t.execute("SAVEPOINT s; ALTER TABLE orders ADD COLUMN c text DEFAULT 'new'")
+            t.execute("RELEASE s; COMMIT")
+            await_found("initial consistent point")
+            with shop.connect() as w:
+                w.execute("BEGIN; INSERT INTO orders (id, note) VALUES (1001, 'W')")
+                r.execute("COMMIT")
+                await_found("consistent point")
+                w.execute("INSERT INTO orders (id, note) VALUES (1002, 'W')")
+                w.execute("INSERT INTO visits VALUES (1)")
+                w.execute("COMMIT")
+            start_on_standby(daemon, shop)
+            assert_equal(shop, other, lake)
+            assert_change_log_is_sound(other, lake)
+            assert not daemon.events("source.failed")
+            daemon.close()

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 
 from ingestd.capture.positions import flush_position, is_standby
 from ingestd.capture.session import connect, end_without_client
@@ -51,8 +51,8 @@ async def prepare_slot(
     """Take the slot that is there, or make one: then its point, with the snapshot.
 
     `renew`: what the slot has is of no use. `unread_above`: nothing was read of a slot that is
-    beyond that, so if an earlier start may have made it and not moved it, it is made anew; None if
-    that is not known. `where` begins an error's text.
+    beyond that, so it is moved if an earlier start may have made it and not moved it; None if that
+    is not known. `where` begins an error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``).
     """
     name = settings.slot
@@ -66,53 +66,56 @@ async def prepare_slot(
             # time to notice that it is gone.
             raise busy_slot(name, slot)
         # A slot that is not ours to make serves wherever it stands: all tables are read anew.
-        is_unmoved = (
-            unread_above is not None
-            and (slot.confirmed_lsn or ZERO) > unread_above
-            and slot.again_bytes > UNWAITED_BYTES
-            and not await is_standby(control)
-        )
-        if not (slot.is_lost or (settings.manage and (renew or is_unmoved))):
-            return None
+        if not slot.is_lost and not (settings.manage and renew):
+            is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
+            if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
+                return None
+            if (later := await _move_past_those_waited_for(settings)) is not None:
+                return later
     if not settings.manage:
         raise missing_slot(name) if slot is None else unusable_slot(name, slot)
     await drop_slot(control, name)
-    made = await _export(settings, name, temporary=False)
+    return await _make_slot(control, settings)
+
+
+async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> ExportedPoint:
+    made = await _export(settings, settings.slot, temporary=False)
     try:
-        return await _beyond_those_waited_for(control, settings, made)
+        slot = await find_slot(control, settings.slot)
+        if slot is None or slot.again_bytes <= UNWAITED_BYTES:
+            return made
+        later = await _move_past_those_waited_for(settings)
     except BaseException:
         await made.close()
         raise
+    if later is None:
+        return made
+    await made.close()
+    return later
 
 
-async def _beyond_those_waited_for(
-    control: AsyncConnection[Any], settings: WalSettings, made: ExportedPoint
-) -> ExportedPoint:
+async def _move_past_those_waited_for(settings: WalSettings) -> ExportedPoint | None:
     """Move a slot for whose making the server waited past all that ran then; give its new point.
 
-    Servers to 18 decode from such a slot as if DDL had not been that a transaction made in a
-    savepoint, if it ran before the making and ended during it: its subtransaction counts as running
-    for as long as decoding begins at the slot's first restart_lsn. Nothing tells of that: columns
-    are left out. Where a second slot was made, nothing of that time runs any more, and the server
-    has kept what decoding begins with there. A standby is left out: it would wait for its primary
-    once more.
+    Servers to 18 decode from such a slot as if DDL had not been, or TRUNCATE, of a transaction that
+    ended during the making: it, or a subtransaction of it, counts as running for as long as
+    decoding begins at the slot's first restart_lsn. Nothing tells of that, and columns are left
+    out, or the server fails ("could not map filenumber"). Where a second slot was made, nothing of
+    that time runs any more, and the server has kept what decoding begins with there. None if no
+    slot or connection is free. Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
     """
-    slot = await find_slot(control, settings.slot)
-    if slot is None or slot.again_bytes <= UNWAITED_BYTES or await is_standby(control):
-        return made
     try:
         later = await temporary_point(settings)
-    except psycopg.OperationalError:  # no free slot or connection: better this point than none
-        return made
+    except psycopg.OperationalError:
+        return None
     try:
         # Not by the connection with the claim: all WAL is read again that was written meanwhile.
-        await end_without_client(made.connection)
-        await made.connection.execute(
-            sql.SQL("SELECT pg_catalog.pg_replication_slot_advance({}, {})").format(
-                sql.Literal(settings.slot), sql.Literal(str(later.point))
+        async with await connect(settings.dsn.get_secret_value()) as connection:
+            await end_without_client(connection)
+            await connection.execute(
+                "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
+                (settings.slot, str(later.point)),
             )
-        )
-        await made.close()
     except BaseException:
         await later.close()
         raise
