@@ -62,7 +62,7 @@ MEANINGS: Mapping[str, str] = {
     "snapshot.requested": "Somebody asked for these tables to be read anew; `partial`: for some of"
     " their rows.",
     "snapshot.retried": "Tables could not be read now; they will be. The stream goes on.",
-    "snapshot.waiting": "Reading, or the stream of a new slot, can't begin before older transactions end. `remedy` finds them.",
+    "snapshot.waiting": "Reading, or the stream of a new slot, can't begin before older transactions end (`remedy` finds them), nor on a standby before its primary has logged which run.",
     "source.discovered": "What lake and source have, at each start of a source.",
     "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
     " person must act). Once for each change of state.",

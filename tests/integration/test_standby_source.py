@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from ingestd import cli
+from ingestd.capture import watched
 from ingestd.capture.positions import insert_position
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
@@ -256,7 +257,11 @@ async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_
             assert waits.value.reason == "standby_waits"
             assert not other.slots()
             monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", LIMIT_S)
+            for limit in ("SILENT_S", "AGAIN_S", "ON_ITS_WAY_S", "LOOK_EVERY_S"):
+                monkeypatch.setattr(watched, limit, 0.3)
             making = asyncio.create_task(temporary_point(settings(other)))
+            await asyncio.wait([making], timeout=4)
+            assert not making.done()  # the server works on it, though it looks as if it did not
             statement = (waits.value.remedy or "").partition(";")[0]
             async with asyncio.timeout(LIMIT_S):
                 while not making.done():

@@ -102,11 +102,11 @@ async def _move_past_those_waited_for(settings: WalSettings) -> ExportedPoint | 
     decoding begins at the slot's first restart_lsn. Nothing tells of that, and columns are left
     out, or the server fails ("could not map filenumber"). Where a second slot was made, nothing of
     that time runs any more, and the server has kept what decoding begins with there. None if no
-    slot or connection is free. Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
+    second slot is free. Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
     """
     try:
         later = await temporary_point(settings)
-    except psycopg.OperationalError:
+    except psycopg.errors.ConfigurationLimitExceeded:
         return None
     try:
         # Not by the connection with the claim: all WAL is read again that was written meanwhile.
