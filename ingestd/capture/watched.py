@@ -53,11 +53,13 @@ pg_catalog.concat(pg_catalog.inet_server_addr(), ':', pg_catalog.inet_server_por
 """
 """What a `Server` is made of, as columns."""
 # A walsender that has sent all waits in its main loop ('Activity'), others for us ('Client'). But
-# 'Client' is also what one of a standby waits for that makes a slot: what its primary logs.
+# 'Client' are also: one of a standby that makes a slot waits for what its primary logs; a slot that
+# is moved waits for the standbys of synchronized_standby_slots (17+).
 _SESSION: LiteralString = f"""
-SELECT (SELECT coalesce(wait_event_type IN ('Activity', 'Client'), false) AND NOT EXISTS (
-            SELECT FROM pg_catalog.pg_replication_slots
-             WHERE active_pid = pid AND confirmed_flush_lsn IS NULL)
+SELECT (SELECT coalesce(wait_event_type IN ('Activity', 'Client')
+                        AND wait_event <> 'WaitForStandbyConfirmation', false)
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots
+                                WHERE active_pid = pid AND confirmed_flush_lsn IS NULL)
           FROM pg_catalog.pg_stat_activity WHERE pid = %s), {SERVER}
 """  # noqa: S608 - a constant
 _TCP_INFO = struct.Struct("@52xI")

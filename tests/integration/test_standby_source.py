@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ from tests.harness.shop_servers import (
 from tests.harness.standbys import (
     await_replayed,
     copy_of,
+    keep_slots_behind_the_standby,
     promote,
     server_of,
     standby_of,
@@ -243,6 +246,42 @@ def test_a_slot_whose_rows_a_standby_lost_says_so(
             daemon.close()
 
 
+def watch_impatiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an answer be doubted after a moment."""
+    for limit in ("SILENT_S", "AGAIN_S", "ON_ITS_WAY_S", "LOOK_EVERY_S"):
+        monkeypatch.setattr(watched, limit, 0.3)
+
+
+async def test_who_moves_a_slot_and_waits_for_a_standby_is_not_taken_for_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with server_of(18) as primary:
+        shop = with_shop(primary)
+        with standby_of(primary) as standby:
+            await asyncio.to_thread(await_replayed, primary, standby)
+            await asyncio.to_thread(keep_slots_behind_the_standby, shop)
+            receiver = shop_on(standby).value("SELECT pid FROM pg_stat_wal_receiver")
+            shop.execute(
+                "SELECT pg_create_logical_replication_slot('s', 'pgoutput', false, false, true)"
+            )
+            watch_impatiently(monkeypatch)
+            async with await connect(shop.dsn) as connection:
+                os.kill(receiver, signal.SIGSTOP)
+                try:
+                    shop.execute("UPDATE orders SET note = 'new'")
+                    moving = asyncio.create_task(
+                        connection.execute(
+                            "SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())"
+                        )
+                    )
+                    await asyncio.wait([moving], timeout=4)
+                    assert not moving.done()
+                finally:
+                    os.kill(receiver, signal.SIGCONT)
+                async with asyncio.timeout(LIMIT_S):
+                    await moving
+
+
 async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,8 +296,7 @@ async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_
             assert waits.value.reason == "standby_waits"
             assert not other.slots()
             monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", LIMIT_S)
-            for limit in ("SILENT_S", "AGAIN_S", "ON_ITS_WAY_S", "LOOK_EVERY_S"):
-                monkeypatch.setattr(watched, limit, 0.3)
+            watch_impatiently(monkeypatch)
             making = asyncio.create_task(temporary_point(settings(other)))
             await asyncio.wait([making], timeout=4)
             assert not making.done()  # the server works on it, though it looks as if it did not
