@@ -180,9 +180,11 @@ class TableWatch:
             tables=[str(t) for t in tables],
             reason="transactions have to end that wrote to them, or that run since before they"
             " were published, or the slot was made; on a standby the primary has to log which run,"
-            " as it does every 15 s unless it is idle",
+            " as it does every 15 s unless it is idle; where there are synchronized_standby_slots,"
+            " those standbys have to follow",
             remedy="SELECT pid, xact_start, state, query FROM pg_stat_activity WHERE xact_start IS"
-            " NOT NULL ORDER BY xact_start; SELECT * FROM pg_prepared_xacts;",
+            " NOT NULL AND application_name <> 'ingestd' ORDER BY xact_start;"
+            " SELECT * FROM pg_prepared_xacts;",
         )
 
     def _tell(self) -> None:

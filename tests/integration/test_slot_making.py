@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,6 +84,45 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
         assert_lake_equals_source(database, lake, slot="s")
         assert is_killed or daemon.events("source.failed") == []
+        daemon.close()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("major", [15, 18])
+def test_a_server_that_crashes_while_the_slot_is_moved(
+    lake: Path, make_daemon: MakeDaemon, major: int
+) -> None:
+    """V wrote before the slot was there, and is cut off: no record tells that it has ended."""
+    with server_of(major, {"autovacuum": "off"}) as server:
+        database = Database(server, "postgres")
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, a text)",
+            "CREATE TABLE other (id int PRIMARY KEY)",
+            "INSERT INTO t VALUES (0, 'before')",
+        )
+        daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra='slot = "s"'))
+        with database.connect() as t, database.connect() as u:
+            first = begun(t)
+            daemon.start()
+            await_until(lambda: database.value(WAITS, first), LIMIT_S, daemon.tail)
+            second = begun(u)
+            for statement in ("SAVEPOINT s", "ALTER TABLE t ADD COLUMN c text DEFAULT 'new'"):
+                t.execute(statement)
+            for statement in ("RELEASE s", "COMMIT"):
+                t.execute(statement)
+            await_until(lambda: database.value(WAITS, second), LIMIT_S, daemon.tail)
+            v = database.connect()
+            third = begun(v)
+            v.execute("INSERT INTO other VALUES (1)")
+            u.execute("COMMIT")
+            await_until(lambda: database.value(WAITS, third), LIMIT_S, daemon.tail)
+        database.execute("INSERT INTO other VALUES (2)")
+        os.kill(v.info.backend_pid, signal.SIGKILL)
+        await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
+        daemon.await_ready(LIMIT_S)
+        v.close()
+        database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
+        assert_lake_equals_source(database, lake, slot="s")
         daemon.close()
 
 

@@ -19,6 +19,7 @@ from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.slot import (
     ExportedPoint,
+    Slot,
     busy_slot,
     drop_slot,
     export_point,
@@ -35,6 +36,7 @@ STANDBY_PATIENCE_S = 20.0
 """How long a standby may replay nothing while a slot is made there. A primary that is not idle logs
 what a slot needs every 15 s."""
 _LOOK_S = 0.5
+_MOVES = 3
 UNWAITED_BYTES = 128
 """A slot that was made without waiting is so near its restart_lsn: a record that nobody runs, of 56
 bytes, perhaps with a page's header. With what was waited for it is 150 bytes away at least."""
@@ -53,7 +55,8 @@ async def prepare_slot(
     `renew`: what the slot has is of no use. `unread_above`: nothing was read of a slot that is
     beyond that, so it is moved if an earlier start may have made it and not moved it; None if that
     is not known. `where` begins an error's text.
-    Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``).
+    Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``,
+    ``slot_waits``).
     """
     name = settings.slot
     slot = await find_slot(control, name)
@@ -70,7 +73,7 @@ async def prepare_slot(
             is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
             if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
                 return None
-            if (later := await _move_past_those_waited_for(settings)) is not None:
+            if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
                 return later
     if not settings.manage:
         raise missing_slot(name) if slot is None else unusable_slot(name, slot)
@@ -84,7 +87,7 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
         slot = await find_slot(control, settings.slot)
         if slot is None or slot.again_bytes <= UNWAITED_BYTES:
             return made
-        later = await _move_past_those_waited_for(settings)
+        later = await _move_past_those_waited_for(control, settings, slot)
     except BaseException:
         await made.close()
         raise
@@ -94,32 +97,47 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
     return later
 
 
-async def _move_past_those_waited_for(settings: WalSettings) -> ExportedPoint | None:
+async def _move_past_those_waited_for(
+    control: AsyncConnection[Any], settings: WalSettings, slot: Slot
+) -> ExportedPoint | None:
     """Move a slot for whose making the server waited past all that ran then; give its new point.
 
     Servers to 18 decode from such a slot as if DDL had not been, or TRUNCATE, of a transaction that
     ended during the making: it, or a subtransaction of it, counts as running for as long as
     decoding begins at the slot's first restart_lsn. Nothing tells of that, and columns are left
     out, or the server fails ("could not map filenumber"). Where a second slot was made, nothing of
-    that time runs any more, and the server has kept what decoding begins with there. None if no
-    second slot is free. Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
+    that time runs any more, and the server has kept what decoding begins with there; but for a
+    transaction that a crash of the server cut off, which has no end before the next slot's making.
+    None if no second slot is free. Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
     """
-    try:
-        later = await temporary_point(settings)
-    except psycopg.errors.ConfigurationLimitExceeded:
-        return None
-    try:
-        # Not by the connection with the claim: all WAL is read again that was written meanwhile.
-        async with await connect(settings.dsn.get_secret_value()) as connection:
-            await end_without_client(connection)
-            await connection.execute(
-                "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
-                (settings.slot, str(later.point)),
-            )
-    except BaseException:
+    for _ in range(_MOVES):
+        try:
+            later = await temporary_point(settings)
+        except psycopg.errors.ConfigurationLimitExceeded:
+            return None
+        try:
+            await _advance(settings, later.point)
+            moved = await find_slot(control, settings.slot)
+        except BaseException:
+            await later.close()
+            raise
+        if moved is None or moved.restart != slot.restart:
+            return later
         await later.close()
-        raise
-    return later
+    raise TransientError(
+        f"slot {settings.slot!r} can't be moved past what ran when it was made",
+        reason="slot_waits",
+    )
+
+
+async def _advance(settings: WalSettings, point: Lsn) -> None:
+    """Not by the connection with the claim: all WAL is read again that was written meanwhile."""
+    async with await connect(settings.dsn.get_secret_value()) as connection:
+        await end_without_client(connection)
+        await connection.execute(
+            "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
+            (settings.slot, str(point)),
+        )
 
 
 async def temporary_point(settings: WalSettings) -> ExportedPoint:
