@@ -75,9 +75,9 @@ _UNDEFINED = _Operator(
     "drop the slot (SELECT pg_drop_replication_slot('...');), all tables are read anew"
 )
 _UNMAPPED = _Operator(
-    "the server can't decode from this slot: of a table that was altered or truncated while the "
-    "slot was made it does not know (servers to 18): drop the slot "
-    "(SELECT pg_drop_replication_slot('...');), all tables are read anew"
+    "if it comes again: the server does not know of an ALTER or TRUNCATE that ran while this slot "
+    "was made (servers to 18): drop the slot (SELECT pg_drop_replication_slot('...');), all tables "
+    "are read anew"
 )
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
 _LIMIT = _Operator("ALTER SYSTEM SET the limit that is named higher; then restart the server")

@@ -202,7 +202,9 @@ class Delivery:
                 raise
             self._spool.is_refused = True
             raise TransientError(
-                error.what, reason="open_transactions", remedy=error.remedy
+                error.what,
+                reason="open_transactions",
+                remedy="nothing: the next connection has transactions sent when they are committed",
             ) from error
         finally:
             self._stream, self._is_letting_go = None, True

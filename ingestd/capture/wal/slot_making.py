@@ -25,8 +25,10 @@ from ingestd.capture.wal.slot import (
     export_point,
     find_slot,
     missing_slot,
+    moved_slot,
     temporary_name,
     unusable_slot,
+    vanished_slot,
 )
 from ingestd.errors import OperatorError, TransientError
 from ingestd.failpoints import reach_async
@@ -110,34 +112,55 @@ async def _move_past_those_waited_for(
     transaction that a crash of the server cut off, which has no end before the next slot's making.
     None if no second slot is free. Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
     """
-    for _ in range(_MOVES):
+    name, moved = settings.slot, slot
+    for attempt in range(_MOVES):
         try:
             later = await temporary_point(settings)
         except psycopg.errors.ConfigurationLimitExceeded:
+            if attempt:  # what was made before is behind the slot now
+                raise
             return None
         try:
-            await _advance(settings, later.point)
-            moved = await find_slot(control, settings.slot)
+            moved = await _move(control, settings, moved, later.point)
         except BaseException:
             await later.close()
             raise
-        if moved is None or moved.restart != slot.restart:
+        if moved.restart != slot.restart:
             return later
         await later.close()
     raise TransientError(
-        f"slot {settings.slot!r} can't be moved past what ran when it was made",
+        f"slot {name!r} can't be moved past what ran when it was made",
         reason="slot_waits",
+        remedy="nothing: it is tried again; if it stays, "
+        f"SELECT pg_drop_replication_slot('{name}');",
     )
 
 
-async def _advance(settings: WalSettings, point: Lsn) -> None:
-    """Not by the connection with the claim: all WAL is read again that was written meanwhile."""
+async def _move(
+    control: AsyncConnection[Any], settings: WalSettings, slot: Slot, point: Lsn
+) -> Slot:
+    """Move it, if it is as it was left and the claim still holds; give how it is then.
+
+    Not by the connection with the claim, which would be deaf for as long: all WAL is read again
+    that was written since the slot was made.
+    """
+    name = settings.slot
+    found = await find_slot(control, name)
+    if found is None:
+        raise vanished_slot(name)
+    if found.active_pid is not None:
+        raise busy_slot(name, found)
+    if found.confirmed != slot.confirmed:
+        raise moved_slot(name, f"it is at {found.confirmed}, and was at {slot.confirmed}")
     async with await connect(settings.dsn.get_secret_value()) as connection:
         await end_without_client(connection)
         await connection.execute(
-            "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
-            (settings.slot, str(point)),
+            "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)", (name, str(point))
         )
+    moved = await find_slot(control, name)
+    if moved is None or moved.is_lost:
+        raise vanished_slot(name)
+    return moved
 
 
 async def temporary_point(settings: WalSettings) -> ExportedPoint:
