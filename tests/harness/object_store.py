@@ -145,6 +145,9 @@ class ObjectStoreServer:
         """Copy the lake to a local folder, where whatever reads files can read it."""
         folder.mkdir()
         pafs.copy_files("", str(folder), source_filesystem=self._files())
+        # While a daemon runs, a hint may be copied that names a checkpoint of after the listing.
+        for hint in folder.rglob("_last_checkpoint"):
+            hint.unlink()
         return folder
 
     def upload(self, folder: Path) -> None:
