@@ -50,15 +50,35 @@ static inline int32_t int32_at(const uint8_t *p) {
 
 /* --- values --------------------------------------------------------------------------------- */
 
-static inline int is_digit(uint8_t c) { return (uint8_t)(c - '0') <= 9; }
+#define EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
 
-/* Up to 19 digits, which 64 bits hold. */
+static inline uint64_t eight_at(const uint8_t *p) {
+    uint64_t bytes;
+    memcpy(&bytes, p, 8);
+    return bytes;
+}
+
+/* Byte by byte, up to 0x7F. One that carries into the next is refused for its highest bit. */
+static inline int are_at_most(uint64_t bytes, uint64_t most) {
+    return ((bytes | (bytes + (EACH(0x7F) - most))) & EACH(0x80)) == 0;
+}
+
+/* 1 to 19 digits, which 64 bits hold, go on from those in `out`. Reads the seven bytes before them,
+ * too: in front of a value lie its length, its state and the count of columns.
+ */
 static inline int read_digits(const uint8_t *p, int n, uint64_t *out) {
+    static const uint32_t powers[] = {1,      10,      100,      1000,     10000,
+                                      100000, 1000000, 10000000, 100000000};
     uint64_t value = *out;
-    for (int i = 0; i < n; i++) {
-        uint8_t digit = (uint8_t)(p[i] - '0');
-        if (digit > 9) return 0;
-        value = value * 10 + digit;
+    for (int now = ((n - 1) & 7) + 1; n > 0; n -= now, now = 8) {
+        int before = 8 * (8 - now);
+        uint64_t digits = (eight_at(p + now - 8) ^ EACH('0')) >> before << before;
+        if (!are_at_most(digits, EACH(9))) return 0;
+        digits = digits * 10 + (digits >> 8); /* pairs, in every second byte */
+        uint64_t outer = (digits & UINT64_C(0xFF000000FF)) * (100 + (UINT64_C(1000000) << 32));
+        uint64_t inner = (digits >> 16 & UINT64_C(0xFF000000FF)) * (1 + (UINT64_C(10000) << 32));
+        value = value * powers[now] + ((outer + inner) >> 32);
+        p += now;
     }
     *out = value;
     return 1;
@@ -94,17 +114,17 @@ static int read_decimal(const uint8_t *p, int n, const Column *column, int64_t *
     return 1;
 }
 
-static inline int two_digits(const uint8_t *p) {
-    return is_digit(p[0]) && is_digit(p[1]) ? 10 * (p[0] - '0') + p[1] - '0' : -1;
-}
-
 /* YYYY-MM-DD of the years 1 to 9999, as days since 1970. */
 static int read_day(const uint8_t *p, int64_t *out) {
     static const uint8_t days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-    int century = two_digits(p), of_century = two_digits(p + 2);
-    int month = two_digits(p + 5), day = two_digits(p + 8);
-    if (century < 0 || of_century < 0 || p[4] != '-' || p[7] != '-') return 0;
-    int year = 100 * century + of_century;
+    uint64_t month_of = eight_at(p) ^ UINT64_C(0x2D30302D30303030); /* 0000-00- */
+    uint64_t day_of = eight_at(p + 2) ^ UINT64_C(0x30302D30302D3030); /* 00-00-00 */
+    if (!are_at_most(month_of, UINT64_C(0x0009090009090909))) return 0;
+    if (!are_at_most(day_of, UINT64_C(0x0909000909000909))) return 0;
+    month_of = month_of * 10 + (month_of >> 8);
+    day_of = day_of * 10 + (day_of >> 8);
+    int year = 100 * (int)(month_of & 0xFF) + (int)(month_of >> 16 & 0xFF);
+    int month = (int)(month_of >> 40 & 0xFF), day = (int)(day_of >> 48 & 0xFF);
     if (year < 1 || month < 1 || month > 12 || day < 1) return 0;
     int is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     if (day > days[month - 1] + (month == 2 && is_leap)) return 0;
@@ -120,9 +140,12 @@ static int read_timestamp(const uint8_t *p, int n, int64_t *out) {
     static const int32_t units[] = {100000, 10000, 1000, 100, 10, 1};
     int64_t day;
     if (n < 19 || n == 20 || n > 26 || p[10] != ' ' || !read_day(p, &day)) return 0;
-    int hour = two_digits(p + 11), minute = two_digits(p + 14), second = two_digits(p + 17);
-    if (p[13] != ':' || p[16] != ':') return 0;
-    if ((unsigned)hour > 23 || (unsigned)minute > 59 || (unsigned)second > 59) return 0;
+    uint64_t clock = eight_at(p + 11) ^ UINT64_C(0x30303A30303A3030); /* 00:00:00 */
+    if (!are_at_most(clock, UINT64_C(0x0909000909000909))) return 0;
+    clock = clock * 10 + (clock >> 8);
+    int hour = (int)(clock & 0xFF), minute = (int)(clock >> 24 & 0xFF);
+    int second = (int)(clock >> 48 & 0xFF);
+    if (hour > 23 || minute > 59 || second > 59) return 0;
     uint64_t fraction = 0;
     if (n > 19) {
         int digits = n - 20;

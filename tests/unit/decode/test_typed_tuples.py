@@ -11,10 +11,10 @@ import pytest
 from ingestd.decode import native
 from ingestd.decode.native import Compiled
 from ingestd.decode.rows import cast_column
-from ingestd.decode.texts import Source
+from ingestd.decode.texts import Source, texts_of
 from ingestd.decode.tuples import Part
 from ingestd.decode.typed_tuples import TypedTuples, walk_typed
-from ingestd.schema import Column
+from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.unit.decode.pgoutput import UNCHANGED, Value, tuple_data
 
 pytestmark = pytest.mark.parametrize("decoding", ["compiled"], indirect=True, scope="module")
@@ -75,6 +75,34 @@ def test_refused_values_are_told_with_their_texts() -> None:
         assert found.values[name].texts.gather().to_pylist() == texts
     assert found.values["c0"].array.to_pylist() == [-12, None, None, None]
     assert found.values["c2"].array.to_pylist() == [True, None, False, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *((pa.int64(), text) for text in (b"7", b"-1234567", b"12345678", b"1234567890123456789")),
+        (pa.decimal128(18, 2), b"-1234567890123456.78"),
+        (pa.decimal128(12, 12), b"0.123456789012"),
+        (pa.decimal128(9, 0), b"123456789"),
+        (pa.date32(), b"2024-02-29"),
+        (TIMESTAMP_NTZ, b"1999-10-28 19:38:47.654321"),
+        (TIMESTAMP, b"0301-11-03 23:59:59.9+00"),
+    ],
+    ids=str,
+)
+def test_any_byte_in_a_value_is_judged_as_cast_judges_it(kind: pa.DataType, text: bytes) -> None:
+    changed = [
+        text[:at] + bytes([byte]) + text[at + 1 :] for at in range(len(text)) for byte in range(256)
+    ]
+    texts = [text, *changed, *(text[:n] for n in range(len(text))), text + b"0"]
+    values = pa.array(texts, pa.binary())
+    wanted = cast_column(texts_of(values), column("c0", kind))
+    source, part = laid_out([tuple_data([t]) for t in texts])
+    found = walk_typed(source, Part(part.at, part.ends, 1), [column("c0", kind)])
+    assert found is not None
+    assert found.values["c0"].array.equals(wanted.array)
+    assert found.values["c0"].refused.tolist() == wanted.refused.tolist()
+    assert wanted.array[0].is_valid
 
 
 def test_a_column_of_which_a_value_was_not_sent_is_texts() -> None:
