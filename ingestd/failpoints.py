@@ -45,7 +45,8 @@ POINTS: Mapping[str, str] = {
     "capture.publication.after": "that is committed",
     "capture.slot.before": "the slot is about to be made; one that was of no use is dropped",
     "capture.slot.after": "the slot is there",
-    "capture.point.before": "a temporary slot is about to be made, for a snapshot at one point",
+    "capture.point.before": "a temporary slot is about to be made, for a snapshot at one point, or "
+    "as what a new slot is moved past its making by",
     "capture.point.after": "it is there, its snapshot exported",
     "capture.split.before": "a split of a snapshot is about to be read",
     "capture.split.after": "all its rows are read and given",

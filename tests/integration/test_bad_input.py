@@ -17,8 +17,9 @@ from ingestd.demo.daemon import Daemon, module_environment
 from ingestd.demo.postgres import PostgresServer
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
-from tests.harness.databases import skip_without_lists
+from tests.harness.databases import Database, skip_without_lists
 from tests.harness.servers import FAST, running_server
+from tests.harness.standbys import server_of
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from ingestd.demo.accounts import Account
     from tests.conftest import MakeDaemon
-    from tests.harness.databases import Database
 
 PASSWORD = "s3cr3t-Pa55"
 WRONG_PASSWORD = "wr0ng-Pa55"
@@ -207,6 +207,24 @@ def test_wal_level_replica_names_the_setting(
 ) -> None:
     found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=strict_postgres.dsn()))
     assert_fails(found, "wal_level is 'replica'", "ALTER SYSTEM SET wal_level = 'logical'")
+
+
+def test_a_slot_wants_a_second_one_beside_it(tmp_path: Path) -> None:
+    with server_of(15, {"max_replication_slots": "2"}) as server:
+        database = Database(server, "postgres")
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        for taken, (state, code, told) in enumerate(
+            (
+                ("ok", 0, "will be created\n"),
+                ("warn", 0, "will be created, as the last of 2; while others write, a second"),
+                ("fail", 1, "all 2 replication slots are in use"),
+            )
+        ):
+            if taken:
+                database.execute(f"SELECT pg_create_physical_replication_slot('taken_{taken}')")
+            found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=database.dsn))
+            assert found.code == code, found.out
+            assert re.search(f"^{state} +shop  slot ingestd_shop  {told}", found.out, re.MULTILINE)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
 
 LIMIT_S = 60.0
@@ -33,6 +34,26 @@ def begun(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
     return str(xid)
 
 
+def alter_meanwhile(
+    database: Database,
+    daemon: Daemon,
+    t: psycopg.Connection[tuple[Any, ...]],
+    u: psycopg.Connection[tuple[Any, ...]],
+    ddl: str = "ADD COLUMN c text DEFAULT 'new'",
+) -> None:
+    """Start the daemon; T, for which the making waits first, alters a table in a savepoint.
+
+    U begins meanwhile, and is waited for after.
+    """
+    first = begun(t)
+    daemon.start()
+    await_until(lambda: database.value(WAITS, first), LIMIT_S, daemon.tail)
+    second = begun(u)
+    for statement in ("SAVEPOINT s", f"ALTER TABLE t {ddl}", "RELEASE s", "COMMIT"):
+        t.execute(statement)
+    await_until(lambda: database.value(WAITS, second), LIMIT_S, daemon.tail)
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "ddl", ["ADD COLUMN c text DEFAULT 'new'", "ALTER a TYPE varchar(50) USING a || 'z'"]
@@ -44,10 +65,9 @@ def begun(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
 def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
     lake: Path, make_daemon: MakeDaemon, major: int, ddl: str, *, is_killed: bool, is_lost: bool
 ) -> None:
-    """Of T, which the making waits for first; U is begun meanwhile, and waited for after.
+    """Or the daemon is killed when the slot is there, but is not moved yet, as V still runs.
 
-    Or the daemon is killed when the slot is there, but is not moved yet, as V still runs; or that
-    slot is made because one was lost.
+    Or that slot is made because one was lost.
     """
     with server_of(major, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
@@ -64,13 +84,7 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
             daemon.sigterm()
             database.execute("SELECT pg_drop_replication_slot('s')")
         with database.connect() as t, database.connect() as u, database.connect() as v:
-            first = begun(t)
-            daemon.start()
-            await_until(lambda: database.value(WAITS, first), LIMIT_S, daemon.tail)
-            second = begun(u)
-            for statement in ("SAVEPOINT s", f"ALTER TABLE t {ddl}", "RELEASE s", "COMMIT"):
-                t.execute(statement)
-            await_until(lambda: database.value(WAITS, second), LIMIT_S, daemon.tail)
+            alter_meanwhile(database, daemon, t, u, ddl)
             database.execute("INSERT INTO other VALUES (1)")
             third = begun(v)
             u.execute("COMMIT")
@@ -84,6 +98,31 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
         assert_lake_equals_source(database, lake, slot="s")
         assert is_killed or daemon.events("source.failed") == []
+        daemon.close()
+
+
+@pytest.mark.timeout(240)
+def test_without_a_second_slot_it_is_made_anew_until_nobody_writes_meanwhile(
+    lake: Path, make_daemon: MakeDaemon
+) -> None:
+    with server_of(15, {"autovacuum": "off", "max_replication_slots": "1"}) as server:
+        database = Database(server, "postgres")
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (0, 'before')"
+        )
+        daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra='slot = "s"'))
+        with database.connect() as t, database.connect() as u, database.connect() as v:
+            alter_meanwhile(database, daemon, t, u)
+            begun(v)
+            u.execute("COMMIT")
+            await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
+            [failed, *_] = daemon.events("source.failed")
+            assert "a second one is needed for a moment" in failed["reason"]
+            assert "max_replication_slots" in failed["remedy"]
+            v.execute("COMMIT")
+        daemon.await_ready(LIMIT_S)
+        database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
+        assert_lake_equals_source(database, lake, slot="s")
         daemon.close()
 
 
@@ -102,15 +141,7 @@ def test_a_server_that_crashes_while_the_slot_is_moved(
         )
         daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra='slot = "s"'))
         with database.connect() as t, database.connect() as u:
-            first = begun(t)
-            daemon.start()
-            await_until(lambda: database.value(WAITS, first), LIMIT_S, daemon.tail)
-            second = begun(u)
-            for statement in ("SAVEPOINT s", "ALTER TABLE t ADD COLUMN c text DEFAULT 'new'"):
-                t.execute(statement)
-            for statement in ("RELEASE s", "COMMIT"):
-                t.execute(statement)
-            await_until(lambda: database.value(WAITS, second), LIMIT_S, daemon.tail)
+            alter_meanwhile(database, daemon, t, u)
             v = database.connect()
             third = begun(v)
             v.execute("INSERT INTO other VALUES (1)")

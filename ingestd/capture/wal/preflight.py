@@ -260,6 +260,14 @@ def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: Findi
                 "ALTER SYSTEM SET max_replication_slots = ...; then restart the server, "
                 "or drop a slot that nothing uses",
             )
+        elif server.used_slots + 1 >= server.max_slots:
+            found.note(
+                subject,
+                "warn",
+                f"will be created, as the last of {server.max_slots}; while others write, a second "
+                "is needed for a moment",
+                "ALTER SYSTEM SET max_replication_slots = ...; then restart the server",
+            )
         else:
             found.note(subject, "ok", "will be created")
         return

@@ -133,6 +133,13 @@ async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:
     return server
 
 
+async def lineage_of(connection: AsyncConnection[Any]) -> str:
+    """Give `Server.lineage` of where it leads. Raises psycopg.Error."""
+    row = await (await connection.execute(_LINEAGE)).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
 async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
     """Raise TransientError where it does not lead to the server of that lineage, or no more.
 
@@ -140,12 +147,11 @@ async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
     one has is for `continuity` to judge: taken for the first one's, it would lack what lies between
     the promotion and where the first one was read to. Raises psycopg.Error.
     """
-    row = await (await connection.execute(_LINEAGE)).fetchone()
-    assert row is not None
-    if row[0] != lineage:
+    found = await lineage_of(connection)
+    if found != lineage:
         raise TransientError(
             "the connection leads to another server than before, or it was promoted (system "
-            f"identifier and timeline {row[0]}, before {lineage})",
+            f"identifier and timeline {found}, before {lineage})",
             reason="other_server",
             remedy="nothing: the source begins anew, and says so if changes are missing",
         )

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
 from ingestd.capture.positions import CURRENT, FLUSHED
+from ingestd.capture.said import said
 from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
 
@@ -151,6 +153,21 @@ async def drop_slot(connection: AsyncConnection[Any], name: str) -> None:
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
         (name,),
     )
+
+
+async def advance_slot(connection: AsyncConnection[Any], name: str, position: Lsn) -> None:
+    """Move the slot there. The server reads all WAL from its restart_lsn on meanwhile.
+
+    Raises TransientError (``slot_missing``, ``slot_moved``: beyond that, or lost), psycopg.Error.
+    """
+    try:
+        await connection.execute(
+            "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)", (name, str(position))
+        )
+    except psycopg.errors.UndefinedObject as error:
+        raise vanished_slot(name) from error
+    except psycopg.errors.ObjectNotInPrerequisiteState as error:
+        raise moved_slot(name, said(error)) from error
 
 
 def vanished_slot(name: str) -> TransientError:

@@ -16,11 +16,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.faults import classify
-from ingestd.capture.said import said
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.server import refuse_other
-from ingestd.capture.wal.slot import moved_slot, vanished_slot
+from ingestd.capture.wal.slot import advance_slot
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
@@ -92,10 +91,6 @@ class SlotAdvance:
                 cursor = await connection.execute(_AGAIN, (self._slot,))
                 [again_bytes] = await cursor.fetchone() or [0]
                 self._next_bytes = step_after(again_bytes, self._least_bytes)
-        except psycopg.errors.UndefinedObject as error:
-            raise vanished_slot(self._slot) from error
-        except psycopg.errors.ObjectNotInPrerequisiteState as error:
-            raise moved_slot(self._slot, said(error)) from error
         except psycopg.Error as error:
             raise classify(error, f"{self._where}, confirm", self._dsn) from error
 
@@ -103,10 +98,7 @@ class SlotAdvance:
         patience_until_s = time.monotonic() + FREE_WITHIN_S
         while True:
             try:
-                await connection.execute(
-                    "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
-                    (self._slot, str(position)),
-                )
+                await advance_slot(connection, self._slot, position)
             except psycopg.errors.ObjectInUse:
                 if time.monotonic() > patience_until_s:
                     raise

@@ -14,12 +14,15 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.positions import flush_position, is_standby
+from ingestd.capture.said import said
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.failing import cut_off
+from ingestd.capture.wal.server import lineage_of, refuse_other
 from ingestd.capture.wal.slot import (
     ExportedPoint,
     Slot,
+    advance_slot,
     busy_slot,
     drop_slot,
     export_point,
@@ -58,7 +61,8 @@ async def prepare_slot(
     beyond that, so it is moved if an earlier start may have made it and not moved it; None if that
     is not known. `where` begins an error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``,
-    ``slot_waits``).
+    ``slot_waits``, ``no_free_slot``; ``slot_missing``, ``slot_moved``, ``other_server`` if somebody
+    meddles).
     """
     name = settings.slot
     slot = await find_slot(control, name)
@@ -75,8 +79,7 @@ async def prepare_slot(
             is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
             if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
                 return None
-            if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
-                return later
+            return await _move_past_those_waited_for(control, settings, slot)
     if not settings.manage:
         raise missing_slot(name) if slot is None else unusable_slot(name, slot)
     await drop_slot(control, name)
@@ -87,21 +90,18 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
     made = await _export(settings, settings.slot, temporary=False)
     try:
         slot = await find_slot(control, settings.slot)
-        if slot is None or slot.again_bytes <= UNWAITED_BYTES:
-            return made
-        later = await _move_past_those_waited_for(control, settings, slot)
     except BaseException:
         await made.close()
         raise
-    if later is None:
+    if slot is None or slot.again_bytes <= UNWAITED_BYTES:
         return made
     await made.close()
-    return later
+    return await _move_past_those_waited_for(control, settings, slot)
 
 
 async def _move_past_those_waited_for(
     control: AsyncConnection[Any], settings: WalSettings, slot: Slot
-) -> ExportedPoint | None:
+) -> ExportedPoint:
     """Move a slot for whose making the server waited past all that ran then; give its new point.
 
     Servers to 18 decode from such a slot as if DDL had not been, or TRUNCATE, of a transaction that
@@ -110,16 +110,22 @@ async def _move_past_those_waited_for(
     out, or the server fails ("could not map filenumber"). Where a second slot was made, nothing of
     that time runs any more, and the server has kept what decoding begins with there; but for a
     transaction that a crash of the server cut off, which has no end before the next slot's making.
-    None if no second slot is free. Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
+    Where no second slot is free, the slot is dropped: made anew, it may have nobody to wait for.
+    Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
     """
     name, moved = settings.slot, slot
-    for attempt in range(_MOVES):
+    for _ in range(_MOVES):
         try:
             later = await temporary_point(settings)
-        except psycopg.errors.ConfigurationLimitExceeded:
-            if attempt:  # what was made before is behind the slot now
-                raise
-            return None
+        except psycopg.errors.ConfigurationLimitExceeded as error:
+            await drop_slot(control, name)
+            raise TransientError(
+                f"slot {name!r} was made while others wrote, so a second one is needed for a "
+                f"moment, and none is free: {said(error)}",
+                reason="no_free_slot",
+                remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
+                "drop a slot that nothing uses; or end who writes: it is made anew",
+            ) from error
         try:
             moved = await _move(control, settings, moved, later.point)
         except BaseException:
@@ -154,9 +160,8 @@ async def _move(
         raise moved_slot(name, f"it is at {found.confirmed}, and was at {slot.confirmed}")
     async with await connect(settings.dsn.get_secret_value()) as connection:
         await end_without_client(connection)
-        await connection.execute(
-            "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)", (name, str(point))
-        )
+        await refuse_other(connection, await lineage_of(control))
+        await advance_slot(connection, name, point)
     moved = await find_slot(control, name)
     if moved is None or moved.is_lost:
         raise vanished_slot(name)
