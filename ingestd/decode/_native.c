@@ -30,7 +30,7 @@ enum { PRESENT, ABSENT, UNSENT, ODD };
 static const int MOST_COLUMNS = INT16_MAX; /* of a tuple: as many as can be said */
 
 /* As in native.py: with what is called otherwise, or writes otherwise, it grows. */
-static const int VERSION = 2;
+static const int VERSION = 3;
 
 typedef struct {
     int is_wanted;
@@ -480,11 +480,48 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyLong_FromSsize_t(found);
 }
 
+static void read_words(const uint8_t *data, int64_t size, const int64_t *offsets, Py_ssize_t count,
+                       int64_t *words) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t at = offsets[i];
+        uint8_t last[8] = {0};
+        const uint8_t *p = last;
+        if (at >= 0 && at <= size - 8)
+            p = data + at;
+        else if (at >= 0 && at < size)
+            memcpy(last, data + at, (size_t)(size - at));
+        words[i] = (int64_t)((uint64_t)(uint32_t)int32_at(p) << 32 | (uint32_t)int32_at(p + 4));
+    }
+}
+
+PyDoc_STRVAR(words_doc,
+             "words(buffer, offsets, words)\n\n"
+             "Write the big-endian number of eight bytes at each of `offsets` (int64) to `words`\n"
+             "(int64); zeros follow the buffer's last byte.");
+
+static PyObject *words(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer buffer, offsets, to;
+    if (!PyArg_ParseTuple(args, "y*y*w*", &buffer, &offsets, &to)) return NULL;
+    int is_done = has_items(&to, offsets.len / 8, 8);
+    if (is_done) {
+        Py_BEGIN_ALLOW_THREADS;
+        read_words(buffer.buf, buffer.len, offsets.buf, offsets.len / 8, to.buf);
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&buffer);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&to);
+    if (is_done) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "an array too short for the words");
+    return NULL;
+}
+
 static PyMethodDef methods[] = {
     {"follow", follow, METH_VARARGS, follow_doc},
     {"walk", walk, METH_VARARGS, walk_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"unhex", unhex, METH_VARARGS, unhex_doc},
+    {"words", words, METH_VARARGS, words_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -116,13 +116,13 @@ def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
 
 
 def _places(messages: Messages, transactions: Transactions, changes: Changes) -> Places:
-    of = transactions.of[changes.messages]
+    of = transactions.of.take(changes.messages)
     return Places(
-        _ops[messages.types[changes.messages]],
-        transactions.commit_lsns[of],
+        _ops.take(messages.types.take(changes.messages)),
+        transactions.commit_lsns.take(of),
         changes.seq,
-        transactions.xids[of],
-        transactions.commit_times[of],
+        transactions.xids.take(of),
+        transactions.commit_times.take(of),
     )
 
 

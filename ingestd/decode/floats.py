@@ -61,14 +61,14 @@ def _text(number: float, *, is_fixed: bool) -> bytes:
 
 def _odd(texts: Texts) -> Flags:
     """Find what begins with a plus, a point or a leading zero, or ends with a point."""
-    source, ends = texts.source, texts.starts + texts.lengths
+    texts = texts.headed()
     first, second = texts.first(), texts.second()
     negative = first == ord("-")
     if negative.any():
-        third = source.bytes_at(texts.starts + 2)
-        first, second = np.where(negative, second, first), np.where(negative, third, second)
+        first, second = np.where(negative, second, first), np.where(negative, texts.third(), second)
     odd: Flags = (first == ord("0")) & (second >= ord("0")) & (second <= ord("9"))
     odd &= texts.lengths > negative + 1
     odd |= (first == ord(".")) | (first == ord("+"))
-    odd |= (texts.lengths == 0) | (source.bytes_at(ends - 1) == ord("."))
+    last = texts.source.bytes_at(texts.starts + texts.lengths - 1)
+    odd |= (texts.lengths == 0) | (last == ord("."))
     return odd

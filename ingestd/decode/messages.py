@@ -20,9 +20,9 @@ Ints = NDArray[np.int64]
 BEGIN, COMMIT, RELATION, TRUNCATE = (ord(c) for c in "BCRT")
 INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
 
-_LEAST_LENGTHS = {  # type byte included; of a fixed-length message, its length
-    BEGIN: 21,
-    COMMIT: 26,
+LENGTHS = {BEGIN: 21, COMMIT: 26}
+"""Of messages that have no others, type byte included."""
+_LEAST_LENGTHS = LENGTHS | {
     RELATION: 10,
     TRUNCATE: 6,
     INSERT: 8,
@@ -104,7 +104,7 @@ def read_messages(buffer: bytes, starts: Ints, ends: Ints) -> Messages:
     source = Source(buffer)
     heads = source.int64_at(starts)
     types = (heads >> 56).astype(np.uint8)
-    least, lengths = _least[types], ends - starts
+    least, lengths = _least.take(types), ends - starts
     short = lengths < least
     short |= ((types == BEGIN) | (types == COMMIT)) & (lengths != least)
     if short.any():

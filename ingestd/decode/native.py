@@ -14,7 +14,7 @@ Output = tuple[int, int, int, int, NDArray[Any], Ints | None, NDArray[np.uint8]]
 """A column to write: kind, bytes of a value, precision and scale; values, lengths, states."""
 
 
-_VERSION = 2
+_VERSION = 3
 """Of what is below. Another one was compiled from another checkout, and is not used."""
 
 
@@ -60,6 +60,9 @@ class Compiled(Protocol):
         /,
     ) -> None:
         """Write what texts of bytea stand for, as `gather`; nothing for one that is none: odd."""
+
+    def words(self, buffer: bytes, offsets: Ints, words: Ints, /) -> None:
+        """Write the big-endian number of eight bytes at each offset; zeros follow the last byte."""
 
 
 def _load() -> Compiled | None:

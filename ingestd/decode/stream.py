@@ -19,6 +19,7 @@ from ingestd.decode.messages import (
     BEGIN,
     COMMIT,
     IS_CHANGE,
+    LENGTHS,
     RELATION,
     TRUNCATE,
     Ints,
@@ -137,8 +138,7 @@ class StreamDecoder:
         if len(starts) == 0:
             return []
         _check_ranges(buffer, starts, ends)
-        types = np.frombuffer(buffer, np.uint8).take(starts)
-        whole = self._whole_messages(types)
+        whole = self._whole_messages(buffer, starts, ends)
         chunks = []
         if whole and not self._held:
             chunks += self._decode_all(bytes(buffer), starts[:whole], ends[:whole])
@@ -153,14 +153,21 @@ class StreamDecoder:
                 chunks += self._release()
         return chunks
 
-    def _whole_messages(self, types: NDArray[np.uint8]) -> int:
-        """How many of these messages end with the end of a transaction."""
-        commits = np.flatnonzero(types == COMMIT)
+    def _whole_messages(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> int:
+        """How many of these messages end with the end of a transaction.
+
+        Begin and Commit have lengths of their own: few others are looked at, far apart as they are.
+        """
+        lengths, data = ends - starts, np.frombuffer(buffer, np.uint8)
+        at = np.flatnonzero(lengths == LENGTHS[COMMIT])
+        commits = at[data.take(starts[at]) == COMMIT]
         after = int(commits[-1]) + 1 if len(commits) else 0
-        inside = after == 0 and (self._open is not None or bool(self._held))
-        if inside or (types[after:] == BEGIN).any():
+        if after == 0 and (self._open is not None or self._held):
+            return 0
+        begins = starts[after:][lengths[after:] == LENGTHS[BEGIN]]
+        if (data.take(begins) == BEGIN).any():
             return after
-        return len(types)  # what follows, if anything, belongs to no transaction
+        return len(starts)  # what follows, if anything, belongs to no transaction
 
     def _hold(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
         """Keep a stretch of the buffer with messages and what lies between them.

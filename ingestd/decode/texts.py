@@ -46,6 +46,10 @@ class Source:
 
     def int64_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Signed big-endian 64-bit integers at these offsets; zeros follow the last byte."""
+        if native.compiled is not None:
+            words = np.empty(len(offsets), np.int64)
+            native.compiled.words(self.buffer, np.ascontiguousarray(offsets, np.int64), words)
+            return words
         last = len(self._words) - 1
         if len(offsets) == 0 or offsets.max() <= last:
             return self._words[offsets].astype(np.int64)
@@ -87,6 +91,17 @@ class Texts:
     def second(self) -> NDArray[np.uint8]:
         """The byte after that."""
         return self._near(1)
+
+    def third(self) -> NDArray[np.uint8]:
+        """And the one after that."""
+        return self._near(2)
+
+    def headed(self) -> Texts:
+        """Give these with `heads`."""
+        if self.heads is not None:
+            return self
+        heads = self.source.int64_at(self.starts) >> 40
+        return Texts(self.source, self.starts, self.lengths, self.present, heads)
 
     def _near(self, offset: int) -> NDArray[np.uint8]:
         if self.heads is None:

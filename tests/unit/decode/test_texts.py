@@ -40,7 +40,9 @@ def test_first_letters_are_the_same_whether_read_before_or_not(values: list[byte
     source = Source(b"".join(b"t" + len(v).to_bytes(4, "big") + v for v in values))
     plain = Texts(source, ends - lengths, lengths)
     read = Texts(source, ends - lengths, lengths, heads=source.int64_at(ends - lengths - 5))
-    assert read.first().tobytes() == plain.first().tobytes() == bytes(v[0] for v in values)
-    longer = np.flatnonzero(lengths > 1)
-    assert read[longer].second().tobytes() == plain[longer].second().tobytes()
-    assert plain[longer].second().tobytes() == bytes(v[1] for v in values if len(v) > 1)
+    for texts in (plain, read, plain.headed(), read.headed()):
+        assert texts.first().tobytes() == bytes(v[0] for v in values)
+        longer = texts[np.flatnonzero(lengths > 1)]
+        assert longer.second().tobytes() == bytes(v[1] for v in values if len(v) > 1)
+        longest = texts[np.flatnonzero(lengths > 2)]
+        assert longest.third().tobytes() == bytes(v[2] for v in values if len(v) > 2)

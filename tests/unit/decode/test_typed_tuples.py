@@ -163,6 +163,19 @@ def test_arrays_that_are_too_short_are_refused(compiled: Compiled) -> None:
             compiled.walk(b"", two, ends, stops, [(1, 8, 0, 0, values, None, given)])
     with pytest.raises(ValueError, match="arrays"):
         compiled.walk(b"", two, two, two, [(0, 8, 0, 0, two, one, states)])
+    with pytest.raises(ValueError, match="too short"):
+        compiled.words(b"", two, one)
+
+
+def test_words_outside_their_buffer_are_zeros(compiled: Compiled) -> None:
+    offsets = np.array([-1, -(1 << 62), 0, 1, 8, 9, 1 << 62])
+    words = np.full(len(offsets), 7)
+    compiled.words(b"123456789", offsets, words)
+    assert [int(w).to_bytes(8, "big").rstrip(b"\0") for w in words] == [
+        *(b"", b"", b"12345678", b"23456789", b"9", b"", b"")
+    ]
+    compiled.words(b"", offsets, words)
+    assert not words.any()
 
 
 @pytest.mark.parametrize(
