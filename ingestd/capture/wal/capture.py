@@ -145,8 +145,8 @@ class WalCapture:
             )
         self._reach = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
-        if isinstance(found, Fresh) and found.doubt is None and reads_all:
-            self._unread_above = committed.position or ZERO
+        is_unread = isinstance(found, Fresh) and found.doubt is None and reads_all
+        self._unread_above = (committed.position or ZERO) if is_unread else None
         return found
 
     async def prepare(
