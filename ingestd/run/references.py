@@ -170,6 +170,7 @@ class Followed:
 
     async def _advance(self, source: ReferenceTableSource) -> None:
         began = self._monotonic()
+        has_begun_anew = False
         while True:
             if not source.is_snapshot_complete():
                 self._state = await self._replace(source)
@@ -179,6 +180,10 @@ class Followed:
                 continue
             state = self._state
             if state is None or not _fits(changes, state):
+                if has_begun_anew:  # not at once: other tables wait for their turn
+                    what = f"reference table {self._table}: its columns are others again"
+                    raise TransientError(what, reason="columns_changed")
+                has_begun_anew = True
                 await self._begin_anew()
                 source = self._source = self._make_source(None)
                 continue
@@ -213,11 +218,9 @@ class Followed:
 
 
 def _fits(changes: pa.RecordBatch, state: ReferenceState) -> bool:
-    own = [(f.name, f.type) for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)]
-    there = [(f.name, f.type) for f in state.schema]
-    return len(own) == len(there) and all(
-        n == m and str(t) == str(u) for (n, t), (m, u) in zip(own, there, strict=True)
-    )
+    """Whether these are the table's columns, in any order: it has that of an earlier version."""
+    own = {f.name: str(f.type) for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)}
+    return own == {f.name: str(f.type) for f in state.schema}
 
 
 class References:

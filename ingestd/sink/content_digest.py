@@ -19,7 +19,7 @@ _SECOND = np.uint64(0x8CB92BA72F3D8DD7)
 
 @dataclass(slots=True)
 class ContentDigest:
-    """Takes batches of one schema; `text` says what they had in them."""
+    """Takes batches of one schema; `text` says what they had in them, in this order of columns."""
 
     rows: int = 0
     _first: int = 0
@@ -36,4 +36,4 @@ class ContentDigest:
     @property
     def text(self) -> str:
         """The digest so far."""
-        return f"1:{self.rows}:{self._first:016x}{self._second:016x}"
+        return f"2:{self.rows}:{self._first:016x}{self._second:016x}"

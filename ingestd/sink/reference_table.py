@@ -92,7 +92,7 @@ class DeltaReferenceTable:
                     schema = _nullable(batch.schema)
                     await self._jobs.run(self._step, "write")
                     sink = FragmentSink(self._writer(schema), buffer_bytes=self._buffer_bytes)
-                await self._jobs.run(digest.add, batch)
+                await self._jobs.run(digest.add, batch.select(sorted(schema.names)))
                 await sink.append(batch.cast(schema))
             fragments = [] if sink is None else await sink.finish()
         except BaseException:
@@ -204,7 +204,7 @@ class DeltaReferenceTable:
                 removed.append(path)
         rows = changes.rows()
         if rows.num_rows:
-            writer.write([rows.cast(schema)])
+            writer.write([rows.select(schema.names).cast(schema)])
         return removed
 
     def _rewrite_file(
@@ -266,6 +266,6 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def _same(one: pa.Schema, other: pa.Schema) -> bool:
-    return [(f.name, delta_type(f.type)) for f in one] == [
-        (f.name, delta_type(f.type)) for f in other
-    ]
+    """Whether they have the same columns: no commit changes only their order."""
+    columns, others = ({f.name: delta_type(f.type) for f in schema} for schema in (one, other))
+    return columns == others

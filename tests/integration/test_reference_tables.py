@@ -211,6 +211,58 @@ def test_i8_a_fault_is_the_tables_own(
     assert len(current(lake)) == 200
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "; ".join(
+            f"ALTER TABLE prices RENAME {old} TO {new}"
+            for old, new in (("name", "x"), ("note", "name"), ("x", "note"))
+        ),
+        "ALTER TABLE prices DROP note; ALTER TABLE prices ADD note text",
+        "ALTER TABLE prices DROP name; ALTER TABLE prices ADD name text DEFAULT 'new'",
+    ],
+    ids=["swap", "last anew", "anew"],
+)
+@pytest.mark.parametrize("kind", ["snapshot_only", "snapshot_plus_cdc"])
+def test_columns_that_come_in_another_order(
+    database: Database, lake: Path, make_daemon: MakeDaemon, kind: str, changed: str
+) -> None:
+    """Twice: what was swapped is swapped back."""
+    create(database)
+    database.execute("UPDATE prices SET note = 'note ' || id")
+    refresh = ('refresh = "200ms"',) if kind == "snapshot_only" else ()
+    daemon = make_daemon(config(database, lake, kind, *refresh))
+    daemon.start_ready()
+    for number in (1, 2):
+        database.execute(f"BEGIN; {changed}; COMMIT")
+        database.execute(f"INSERT INTO prices (id, name) VALUES ({1000 + number}, 'more')")
+        await_until(lambda: by_name(lake) == source_by_name(database), LIMIT_S, daemon.tail)
+    count, looked = versions(lake), reference(daemon)["looked"]
+    if kind == "snapshot_only":
+        await_until(lambda: reference(daemon)["looked"] > looked, LIMIT_S, "another look")
+    else:
+        database.execute("INSERT INTO prices (id) VALUES (2000)")
+        await_until(lambda: by_name(lake) == source_by_name(database), LIMIT_S, daemon.tail)
+        count += 1
+    assert versions(lake) == count, "a version without a difference"
+    daemon.close()
+
+
+def by_name(lake: Path) -> dict[int, dict[str, Any]]:
+    found = handle(lake)
+    assert found is not None
+    rows = read_files(found, open_store(str(lake), None), Layout("shop").reference(PRICES))
+    return {row["id"]: row for row in rows.to_pylist()}
+
+
+def source_by_name(database: Database) -> dict[int, dict[str, Any]]:
+    with database.connect() as connection:
+        cursor = connection.execute("SELECT * FROM prices")
+        names = [column.name for column in cursor.description or ()]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor]
+    return {row["id"]: row for row in rows}
+
+
 # --- followed --------------------------------------------------------------------------------
 
 

@@ -222,6 +222,16 @@ async def test_other_columns_are_folded_anew(monkeypatch: pytest.MonkeyPatch) ->
     assert world.rows() == [row(1), row(2)]
 
 
+async def test_columns_that_never_fit_leave_other_tables_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World("snapshot_plus_cdc", monkeypatch)
+    world.table.upsert(row(1))
+    monkeypatch.setattr(keeping, "_fits", lambda *_: False)
+    async with world.running():
+        await until(lambda: len(world.delays) > 1)
+
+
 async def test_a_row_that_is_missing_has_all_folded_anew_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
