@@ -64,7 +64,7 @@ static inline int are_at_most(uint64_t bytes, uint64_t most) {
 }
 
 /* 1 to 19 digits, which 64 bits hold, go on from those in `out`. Reads the seven bytes before them,
- * too: in front of a value lie its length, its state and the count of columns.
+ * too: those of a tuple that lie in front of its first value (walk_rows).
  */
 static inline int read_digits(const uint8_t *p, int n, uint64_t *out) {
     static const uint32_t powers[] = {1,      10,      100,      1000,     10000,

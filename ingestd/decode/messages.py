@@ -21,7 +21,7 @@ BEGIN, COMMIT, RELATION, TRUNCATE = (ord(c) for c in "BCRT")
 INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
 
 LENGTHS = {BEGIN: 21, COMMIT: 26}
-"""Of messages that have no others, type byte included."""
+"""All messages of these types have this length, type byte included."""
 _LEAST_LENGTHS = LENGTHS | {
     RELATION: 10,
     TRUNCATE: 6,

@@ -156,7 +156,8 @@ class StreamDecoder:
     def _whole_messages(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> int:
         """How many of these messages end with the end of a transaction.
 
-        Begin and Commit have lengths of their own: few others are looked at, far apart as they are.
+        All lie far apart in memory: only those are looked at that have the length of a Begin or a
+        Commit.
         """
         lengths, data = ends - starts, np.frombuffer(buffer, np.uint8)
         at = np.flatnonzero(lengths == LENGTHS[COMMIT])

@@ -102,27 +102,59 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
 
 
 @pytest.mark.timeout(240)
-def test_without_a_second_slot_it_is_made_anew_until_nobody_writes_meanwhile(
-    lake: Path, make_daemon: MakeDaemon
+@pytest.mark.parametrize(
+    ("ddl", "is_altered"),
+    [("ADD COLUMN c text DEFAULT 'new'", True), ("VALIDATE CONSTRAINT positive", False)],
+)
+def test_without_a_second_slot_it_is_made_anew_if_tables_were_altered_meanwhile(
+    lake: Path, make_daemon: MakeDaemon, ddl: str, *, is_altered: bool
 ) -> None:
     with server_of(15, {"autovacuum": "off", "max_replication_slots": "1"}) as server:
         database = Database(server, "postgres")
         database.execute(
-            "CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (0, 'before')"
+            "CREATE TABLE t (id int PRIMARY KEY, a text, CONSTRAINT positive CHECK (id >= 0))",
+            "INSERT INTO t VALUES (0, 'before')",
         )
         daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra='slot = "s"'))
+        with database.connect() as t, database.connect() as u, database.connect() as v:
+            alter_meanwhile(database, daemon, t, u, ddl)
+            begun(v)
+            u.execute("COMMIT")
+            if is_altered:
+                await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
+                [failed, *_] = daemon.events("source.failed")
+                assert "a second one is needed for a moment" in failed["reason"]
+                assert "max_replication_slots" in failed["remedy"]
+                v.execute("COMMIT")
+            daemon.await_ready(LIMIT_S)
+        assert is_altered or daemon.events("source.failed") == []
+        database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
+        assert_lake_equals_source(database, lake, slot="s")
+        daemon.close()
+
+
+@pytest.mark.timeout(240)
+def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
+    lake: Path, make_daemon: MakeDaemon
+) -> None:
+    with server_of(15, {"autovacuum": "off"}) as server:
+        database = Database(server, "postgres")
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+        extra = 'slot = "s"\nsnapshot = "never"'
+        daemon = make_daemon(
+            wal_config(lake=lake, dsn=database.dsn, source_extra=extra),
+            environment={"INGESTD_FAILPOINTS": "capture.point.before=error@1"},
+        )
         with database.connect() as t, database.connect() as u, database.connect() as v:
             alter_meanwhile(database, daemon, t, u)
             begun(v)
             u.execute("COMMIT")
             await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
-            [failed, *_] = daemon.events("source.failed")
-            assert "a second one is needed for a moment" in failed["reason"]
-            assert "max_replication_slots" in failed["remedy"]
             v.execute("COMMIT")
         daemon.await_ready(LIMIT_S)
         database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
-        assert_lake_equals_source(database, lake, slot="s")
+        await_until(lambda: len(raw_rows(lake, TableId("public", "t"))) == 2, LIMIT_S, daemon.tail)
+        assert [row["c"] for row in raw_rows(lake, TableId("public", "t"))] == ["new", "new"]
         daemon.close()
 
 

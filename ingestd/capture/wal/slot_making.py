@@ -1,12 +1,13 @@
 """Has a slot there to stream from; and points at which tables can be read.
 
-A slot is moved here only if it was made just before, to the point at which all tables are read:
-what lies between is in that snapshot, and nothing was read of the slot yet (I1).
+A slot is moved or dropped here only if nothing was read of it that the lake has, or it is lost: it
+is moved to the point at which all tables are read, so what lies between is in that snapshot (I1).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -42,6 +43,16 @@ STANDBY_PATIENCE_S = 20.0
 what a slot needs every 15 s."""
 _LOOK_S = 0.5
 _MOVES = 3
+NO_FREE_SLOT = "no_free_slot"
+_OLDEST = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::xid::text"
+_ALTERED = """
+SELECT EXISTS (
+  SELECT FROM (SELECT xmin FROM pg_catalog.pg_class UNION ALL
+               SELECT xmin FROM pg_catalog.pg_attribute UNION ALL
+               SELECT xmin FROM pg_catalog.pg_index UNION ALL
+               SELECT xmin FROM pg_catalog.pg_type) AS version (made_by)
+   WHERE pg_catalog.age(made_by) <= pg_catalog.age(%s::xid))
+"""
 UNWAITED_BYTES = 128
 """A slot that was made without waiting is so near its restart_lsn: a record that nobody runs, of 56
 bytes, perhaps with a page's header. With what was waited for it is 150 bytes away at least."""
@@ -79,7 +90,11 @@ async def prepare_slot(
             is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
             if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
                 return None
-            return await _move_past_those_waited_for(control, settings, slot)
+            try:
+                return await _move_past_those_waited_for(control, settings, slot)
+            except TransientError as error:
+                if error.reason != NO_FREE_SLOT:  # made anew it may do without
+                    raise
     if not settings.manage:
         raise missing_slot(name) if slot is None else unusable_slot(name, slot)
     await drop_slot(control, name)
@@ -87,16 +102,33 @@ async def prepare_slot(
 
 
 async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> ExportedPoint:
+    row = await (await control.execute(_OLDEST)).fetchone()
+    assert row is not None
     made = await _export(settings, settings.slot, temporary=False)
     try:
         slot = await find_slot(control, settings.slot)
+        if slot is None or slot.again_bytes <= UNWAITED_BYTES:
+            return made
+        try:
+            later = await _move_past_those_waited_for(control, settings, slot)
+        except TransientError as error:
+            if error.reason != NO_FREE_SLOT or await _were_altered(control, row[0]):
+                raise
+            return made
     except BaseException:
         await made.close()
+        if settings.snapshot == "never":  # the next start can't know that nothing was read of it
+            with contextlib.suppress(psycopg.Error):
+                await drop_slot(control, settings.slot)
         raise
-    if slot is None or slot.again_bytes <= UNWAITED_BYTES:
-        return made
     await made.close()
-    return await _move_past_those_waited_for(control, settings, slot)
+    return later
+
+
+async def _were_altered(control: AsyncConnection[Any], since: str) -> bool:
+    """Whether a relation was altered or truncated by that transaction or a later one."""
+    row = await (await control.execute(_ALTERED, (since,))).fetchone()
+    return row is None or bool(row[0])
 
 
 async def _move_past_those_waited_for(
@@ -110,21 +142,23 @@ async def _move_past_those_waited_for(
     out, or the server fails ("could not map filenumber"). Where a second slot was made, nothing of
     that time runs any more, and the server has kept what decoding begins with there; but for a
     transaction that a crash of the server cut off, which has no end before the next slot's making.
-    Where no second slot is free, the slot is dropped: made anew, it may have nobody to wait for.
     Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
+
+    Raises psycopg.Error, TransientError (``no_free_slot``: it is as it was).
     """
     name, moved = settings.slot, slot
-    for _ in range(_MOVES):
+    for attempt in range(_MOVES):
         try:
             later = await temporary_point(settings)
         except psycopg.errors.ConfigurationLimitExceeded as error:
-            await drop_slot(control, name)
+            if attempt:
+                raise
             raise TransientError(
-                f"slot {name!r} was made while others wrote, so a second one is needed for a "
-                f"moment, and none is free: {said(error)}",
-                reason="no_free_slot",
+                f"tables were altered while slot {name!r} was made, so a second one is needed for "
+                f"a moment, and none is free: {said(error)}",
+                reason=NO_FREE_SLOT,
                 remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
-                "drop a slot that nothing uses; or end who writes: it is made anew",
+                "drop a slot that nothing uses; or alter no tables meanwhile: it is made anew",
             ) from error
         try:
             moved = await _move(control, settings, moved, later.point)
