@@ -15,7 +15,6 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.positions import flush_position, is_standby
-from ingestd.capture.said import said
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.failing import cut_off
@@ -43,7 +42,6 @@ STANDBY_PATIENCE_S = 20.0
 what a slot needs every 15 s."""
 _LOOK_S = 0.5
 _MOVES = 3
-NO_FREE_SLOT = "no_free_slot"
 _OLDEST = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::xid::text"
 _ALTERED = """
 SELECT EXISTS (
@@ -90,11 +88,8 @@ async def prepare_slot(
             is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
             if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
                 return None
-            try:
-                return await _move_past_those_waited_for(control, settings, slot)
-            except TransientError as error:
-                if error.reason != NO_FREE_SLOT:  # made anew it may do without
-                    raise
+            if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
+                return later
     if not settings.manage:
         raise missing_slot(name) if slot is None else unusable_slot(name, slot)
     await drop_slot(control, name)
@@ -109,31 +104,37 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
         slot = await find_slot(control, settings.slot)
         if slot is None or slot.again_bytes <= UNWAITED_BYTES:
             return made
-        try:
-            later = await _move_past_those_waited_for(control, settings, slot)
-        except TransientError as error:
-            if error.reason != NO_FREE_SLOT or await _were_altered(control, row[0]):
-                raise
-            return made
+        later = await _move_past_those_waited_for(control, settings, slot)
+        if later is None:
+            await _refuse_altered(control, settings.slot, row[0])
     except BaseException:
         await made.close()
         if settings.snapshot == "never":  # the next start can't know that nothing was read of it
             with contextlib.suppress(psycopg.Error):
                 await drop_slot(control, settings.slot)
         raise
+    if later is None:
+        return made
     await made.close()
     return later
 
 
-async def _were_altered(control: AsyncConnection[Any], since: str) -> bool:
-    """Whether a relation was altered or truncated by that transaction or a later one."""
+async def _refuse_altered(control: AsyncConnection[Any], name: str, since: str) -> None:
+    """Raise TransientError if that transaction or a later one altered or truncated a relation."""
     row = await (await control.execute(_ALTERED, (since,))).fetchone()
-    return row is None or bool(row[0])
+    if row is None or row[0]:
+        raise TransientError(
+            f"tables were altered while slot {name!r} was made, so a second one is needed for a "
+            "moment, and none is free",
+            reason="no_free_slot",
+            remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
+            "drop a slot that nothing uses; or alter no tables meanwhile: it is made anew",
+        )
 
 
 async def _move_past_those_waited_for(
     control: AsyncConnection[Any], settings: WalSettings, slot: Slot
-) -> ExportedPoint:
+) -> ExportedPoint | None:
     """Move a slot for whose making the server waited past all that ran then; give its new point.
 
     Servers to 18 decode from such a slot as if DDL had not been, or TRUNCATE, of a transaction that
@@ -142,24 +143,17 @@ async def _move_past_those_waited_for(
     out, or the server fails ("could not map filenumber"). Where a second slot was made, nothing of
     that time runs any more, and the server has kept what decoding begins with there; but for a
     transaction that a crash of the server cut off, which has no end before the next slot's making.
-    Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
-
-    Raises psycopg.Error, TransientError (``no_free_slot``: it is as it was).
+    None if no second slot is free: it is as it was. Source: pgsql-hackers, "Bug fix in snapbuild",
+    November 2025.
     """
     name, moved = settings.slot, slot
     for attempt in range(_MOVES):
         try:
             later = await temporary_point(settings)
-        except psycopg.errors.ConfigurationLimitExceeded as error:
-            if attempt:
+        except psycopg.errors.ConfigurationLimitExceeded:
+            if attempt:  # what was made before is behind the slot now
                 raise
-            raise TransientError(
-                f"tables were altered while slot {name!r} was made, so a second one is needed for "
-                f"a moment, and none is free: {said(error)}",
-                reason=NO_FREE_SLOT,
-                remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
-                "drop a slot that nothing uses; or alter no tables meanwhile: it is made anew",
-            ) from error
+            return None
         try:
             moved = await _move(control, settings, moved, later.point)
         except BaseException:
