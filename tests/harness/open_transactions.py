@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
-from ingestd.capture.wal import drain_slot
+from ingestd.capture.wal import decoding_memory
 from ingestd.decode import commits_ahead
 from ingestd.decode.streamed import StreamCommit, Stretch
 
@@ -51,7 +51,7 @@ def send_while_open(database: Database) -> None:
 def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have drains give large transactions so, from 64 kB on; give their ids as they are read."""
     send_while_open(database)
-    monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
+    monkeypatch.setattr(decoding_memory, "DECODING_MEMORY", "64kB")
     monkeypatch.setattr(commits_ahead, "MOST", 1000)
     given: list[int] = []
     begin = StreamCommit.begin

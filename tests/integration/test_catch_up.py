@@ -11,7 +11,6 @@ import psycopg
 import pytest
 import structlog
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from ingestd.capture.session import connect
@@ -19,6 +18,7 @@ from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal import (
     backlog_parts,
     catch_up,
+    decoding_memory,
     delivery,
     drain_slot,
     slot_advance,
@@ -78,9 +78,11 @@ def capture_of(dsn: str, slot: str, policy: CatchUpPolicy) -> WalCapture:
     return WalCapture("shop", settings, memory_bytes=8 << 20, catch_up=policy)
 
 
-def make_pipeline(dsn: str, slot: str, lake: Path, policy: CatchUpPolicy) -> Pipeline:
-    often = PipelinePolicy(EpochPolicy(max_delay_s=0.1, max_bytes=1 << 20))
-    return Pipeline(capture_of(dsn, slot, policy), DeltaLake(str(lake), "shop"), often, watch())
+def make_pipeline(
+    dsn: str, slot: str, lake: Path, policy: CatchUpPolicy, *, max_delay_s: float = 0.1
+) -> Pipeline:
+    epochs = PipelinePolicy(EpochPolicy(max_delay_s=max_delay_s, max_bytes=1 << 20))
+    return Pipeline(capture_of(dsn, slot, policy), DeltaLake(str(lake), "shop"), epochs, watch())
 
 
 async def run_pipeline(
@@ -143,6 +145,20 @@ async def test_large_messages_are_packed_by_bytes_if_at_all(
     assert policy.packing.by_bytes is packed
     assert policy.drained == 1
     assert not policy.is_paused
+
+
+@pytest.mark.parametrize("above_bytes", [1000, 1 << 40], ids=["drained", "streamed"])
+async def test_a_backlog_is_committed_when_it_is_given(
+    database: Database, lake: Path, above_bytes: int
+) -> None:
+    """Its epoch does not wait for more."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    policy = CatchUpPolicy(above_bytes)
+    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
+    insert_rows(database, 0)
+    pipeline = make_pipeline(database.dsn, database.name, lake, policy, max_delay_s=10 * LIMIT_S)
+    await run_until_rows(pipeline, lake, 1001)
+    assert policy.drained == (above_bytes == 1000)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -306,7 +322,7 @@ async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a transaction that is open at the end of a part are for nothing."""
-    monkeypatch.setattr(drain_slot, "DECODING_MEMORY", "64kB")
+    monkeypatch.setattr(decoding_memory, "DECODING_MEMORY", "64kB")
     cramped.psql("ALTER DATABASE postgres SET logical_decoding_work_mem = '64kB'")
     policy = CatchUpPolicy(above_bytes=100_000, slots=1, part_bytes=10_000_000, open_bytes=0)
     run = partial(run_pipeline, cramped, lake, policy)
@@ -611,14 +627,3 @@ async def look_often(capture: WalCapture) -> None:
     while True:
         await capture.lag()
         await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize(("set_for_it", "held"), [("64MB", "256MB"), ("1GB", "1GB")])
-async def test_a_drain_decodes_with_the_memory_that_the_server_gives_it_if_that_is_more(
-    database: Database, set_for_it: str, held: str
-) -> None:
-    dsn = make_conninfo(database.dsn, options=f"-c logical_decoding_work_mem={set_for_it}")
-    async with await connect(dsn) as connection:
-        await drain_slot.raise_decoding_memory(connection)
-        cursor = await connection.execute("SHOW logical_decoding_work_mem")
-        assert await cursor.fetchone() == (held,)

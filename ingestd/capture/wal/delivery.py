@@ -66,7 +66,7 @@ class Delivery:
 
     `slot_position`: asks where the slot is. `memory_bytes`: for what is read and not decoded yet.
     `checkpoint_requested`: the server waits for a reply with everything sent, or a backlog has been
-    drained.
+    drained or streamed.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class Delivery:
         )
         self._delivered = self._confirmed = self._flushed = self._wanted = ZERO
         self._late_looks = self._again_bytes = 0
+        self._behind_until: Lsn | None = None  # where the server was when the stream began
         self._is_letting_go = False
         self.checkpoint_requested = False
 
@@ -137,9 +138,7 @@ class Delivery:
             async with contextlib.aclosing(self._backlog(self._position, target)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-            # The slot keeps its WAL until it is durable: no reason to wait for more.
-            self._wanted = self._position
-            self.checkpoint_requested |= self._wanted > self._confirmed
+            self._want(self._position)
             is_drained = self._position >= target
             pays = is_drained and self._is_late_at(self._position)
 
@@ -149,27 +148,9 @@ class Delivery:
         Not before any came: what the server has read of a long transaction would be for nothing.
         """
         self._late_looks = 0
+        self._behind_until = self._flushed if self._flushed > start else None
         takes_open = self._spool.takes_open_transactions
-        async with self._slot_lock:
-            await self._advance.settle()
-            stream = await open_stream(
-                self._dsn,
-                self._slot,
-                self._publication,
-                start,
-                max(self._slot_at, self._confirmed),
-                takes_open=takes_open,
-                where=f"source {self._source}, stream",
-                limits=self._limits(server),
-                lineage=self._lineage,
-            )
-            try:
-                await self._ensure_not_moved(start)
-            except BaseException:
-                await stream.close()
-                raise
-            stream.begin_reporting()
-            self._stream = stream
+        stream = await self._begin_stream(start, server, takes_open=takes_open)
         self._spool.connected()
         decoder, order = self._new_decoder(), self._new_order()
         try:
@@ -187,6 +168,7 @@ class Delivery:
                     stream.received(decoder.position)
                     for chunk in found:
                         yield self._deliver(chunk)
+                self._want_what_was_behind(decoder.position)
                 if decoding.ended is not None:
                     raise stream.fault(decoding.ended) from decoding.ended
                 # What is kept of open transactions would have to be sent again.
@@ -213,6 +195,41 @@ class Delivery:
             finally:
                 self._is_letting_go = False
                 self._advance.begin(max(self._slot_at, self._confirmed))
+
+    async def _begin_stream(
+        self, start: Lsn, server: Server, *, takes_open: bool
+    ) -> ReplicationStream:
+        async with self._slot_lock:
+            await self._advance.settle()
+            stream = await open_stream(
+                self._dsn,
+                self._slot,
+                self._publication,
+                start,
+                max(self._slot_at, self._confirmed),
+                takes_open=takes_open,
+                where=f"source {self._source}, stream",
+                limits=self._limits(server),
+                lineage=self._lineage,
+            )
+            try:
+                await self._ensure_not_moved(start)
+            except BaseException:
+                await stream.close()
+                raise
+            stream.begin_reporting()
+            self._stream = stream
+        return stream
+
+    def _want_what_was_behind(self, position: Lsn) -> None:
+        if self._behind_until is not None and position >= self._behind_until:
+            self._behind_until = None
+            self._want(position)
+
+    def _want(self, position: Lsn) -> None:
+        """Take that a backlog is given, to there: the slot keeps its WAL until that is durable."""
+        self._wanted = position
+        self.checkpoint_requested |= position > self._confirmed
 
     async def _ensure_not_moved(self, start: Lsn) -> None:
         """Raise TransientError if the slot skipped something: before, anybody could move it.
@@ -261,7 +278,7 @@ class Delivery:
 
     def begin_anew(self) -> None:
         """Take that the slot is a new one."""
-        self._confirmed = ZERO
+        self._confirmed = self._wanted = ZERO
 
     async def confirm(self, position: Lsn) -> None:
         """Note it, and tell the server: by the stream, or by moving the slot; or the next does.

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import sql
 
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.backlog_parts import Part
+from ingestd.capture.wal.decoding_memory import raise_decoding_memory
 from ingestd.capture.wal.drain_queries import (
     BY_BYTES,
     BY_NUMBER,
@@ -50,11 +50,6 @@ from ingestd.errors import ProtocolError
 from ingestd.failpoints import reach_async
 from ingestd.positions import Lsn
 
-DECODING_MEMORY = "256MB"
-"""Of the server, while it lasts: with the default 64 MB larger transactions go through its disk.
-
-Where more is set there, for the role say, that holds.
-"""
 SORT_MEMORY = "32MB"
 ROW_MESSAGES = 256
 """So many messages together make a row of the COPY, if they are of usual size."""
@@ -63,11 +58,6 @@ ROW_LIMIT_BYTES = 16 << 20
 ROW_BYTES = 1 << 18
 """Packing by bytes, messages of this size together make a row; a larger one is a row of its own."""
 
-_RAISE_DECODING_MEMORY = (
-    "SELECT pg_catalog.set_config(name, %(memory)s, false) FROM pg_catalog.pg_settings"
-    " WHERE name = 'logical_decoding_work_mem'"
-    " AND setting::bigint * 1024 < pg_catalog.pg_size_bytes(%(memory)s)"
-)
 _POSITIONS = (
     "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"
     " WHERE slot_name = %s"
@@ -114,11 +104,6 @@ class Packing:
             messages=sql.Literal(ROW_MESSAGES),
             changes=changes,
         )
-
-
-async def raise_decoding_memory(connection: AsyncConnection[Any]) -> None:
-    """Let this session decode with `DECODING_MEMORY` at least. Raises psycopg.Error."""
-    await connection.execute(_RAISE_DECODING_MEMORY, {"memory": DECODING_MEMORY})
 
 
 class DrainSlot:

@@ -26,6 +26,7 @@ from psycopg import sql
 from ingestd.capture.faults import classify, lost
 from ingestd.capture.session import connect, read_bytes_as_they_are
 from ingestd.capture.wal.copy_both import Collected, Reader
+from ingestd.capture.wal.decoding_memory import raise_decoding_memory
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
 from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import vanished_slot
@@ -223,6 +224,8 @@ async def open_stream(
     try:
         await refuse_other(connection, lineage)
         await read_bytes_as_they_are(connection)
+        if not takes_open:  # else what does not fit the memory is sent while it is open
+            await raise_decoding_memory(connection)
         stream = ReplicationStream(connection, await _reader(connection), where, limits)
     except psycopg.Error as error:
         await connection.close()
