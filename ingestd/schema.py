@@ -157,6 +157,16 @@ def with_before(table: Table, *, full: bool) -> Table:
     return replace(table, before=names)
 
 
+def in_name_order(arrow: pa.DataType) -> pa.DataType:
+    """Give the type with its structs' fields in the order of their names, at any depth."""
+    if pa.types.is_list(arrow):
+        return pa.list_(arrow.value_field.with_type(in_name_order(arrow.value_type)))
+    if pa.types.is_struct(arrow):
+        fields = [f.with_type(in_name_order(f.type)) for f in arrow]
+        return pa.struct(sorted(fields, key=lambda f: f.name))
+    return arrow
+
+
 def delta_type(arrow: pa.DataType) -> str:
     """Name the Delta type of an Arrow type that a raw table can have. Raises TypeError."""
     simple = _DELTA_NAMES.get(arrow)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ingestd.changes import DELETE, RESERVED_PREFIX, change_schema
 from ingestd.errors import IngestdError, TransientError
 from ingestd.ports import ReferenceState
-from ingestd.schema import Table
+from ingestd.schema import Table, in_name_order
 
 Row = Mapping[str, object]
 
@@ -224,8 +224,15 @@ def _batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBat
 
 
 def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
-    return {field.name: field.type for field in schema}
+    return {field.name: in_name_order(field.type) for field in schema}
 
 
 def _sorted(rows: list[dict[str, Any]]) -> list[str]:
-    return sorted(repr(sorted(row.items())) for row in rows)
+    return sorted(repr(_by_name(row)) for row in rows)
+
+
+def _by_name(value: object) -> object:
+    """Give structs as lists of their fields in the order of their names."""
+    if isinstance(value, dict):
+        return sorted((name, _by_name(own)) for name, own in value.items())
+    return [_by_name(own) for own in value] if isinstance(value, list) else value

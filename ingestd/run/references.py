@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.ports import ReferenceSink, ReferenceState, ReferenceTableSource
 from ingestd.run.reference_watch import ReferenceWatch
 from ingestd.run.retrying import retry_delay_s
-from ingestd.schema import TableId
+from ingestd.schema import TableId, in_name_order
 
 SHARE_OF_TIME = 0.2
 """Merges take no more of the time than this: with larger tables they come less often."""
@@ -184,8 +184,7 @@ class Followed:
                     what = f"reference table {self._table}: its columns are others again"
                     raise TransientError(what, reason="columns_changed")
                 has_begun_anew = True
-                await self._begin_anew()
-                source = self._source = self._make_source(None)
+                source = await self._begin_anew()
                 continue
             if changes.num_rows:
                 began = self._monotonic()
@@ -204,10 +203,11 @@ class Followed:
 
         return await self._sink.replace(batches(), position=source.position)
 
-    async def _begin_anew(self) -> None:
+    async def _begin_anew(self) -> ReferenceTableSource:
         await self.close()
         self._state = await self._sink.open()
         self._source = self._make_source(None)
+        return self._source
 
     async def close(self) -> None:
         """Forget where it is: the sink knows."""
@@ -218,9 +218,16 @@ class Followed:
 
 
 def _fits(changes: pa.RecordBatch, state: ReferenceState) -> bool:
-    """Whether these are the table's columns, in any order: it has that of an earlier version."""
-    own = {f.name: str(f.type) for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)}
-    return own == {f.name: str(f.type) for f in state.schema}
+    """Whether these are the table's columns, in any order: it has that of an earlier version.
+
+    So it is for fields of structs.
+    """
+    own = [f for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)]
+    return _types(own) == _types(state.schema)
+
+
+def _types(fields: Iterable[pa.Field]) -> dict[str, str]:
+    return {f.name: str(in_name_order(f.type)) for f in fields}
 
 
 class References:

@@ -164,16 +164,17 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         else:
             column = table.column(index)
             columns.append(
-                pa.chunked_array([_conformed(c, field.type) for c in column.chunks], field.type)
+                pa.chunked_array([conformed(c, field.type) for c in column.chunks], field.type)
             )
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _conformed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def conformed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Give the array this type: of structs, fields go by name, and missing ones become null."""
     if array.type.equals(wanted):
         return array
     if pa.types.is_list(wanted) and pa.types.is_list(array.type):
-        values = _conformed(array.values, wanted.value_type)
+        values = conformed(array.values, wanted.value_type)
         lists = pa.ListArray.from_arrays(array.offsets, values, wanted)
         return lists if array.null_count == 0 else pc.if_else(pc.is_valid(array), lists, None)
     if not pa.types.is_struct(wanted):
@@ -184,6 +185,6 @@ def _conformed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         fields.append(
             pa.nulls(len(array), field.type)
             if index < 0
-            else _conformed(pc.struct_field(array, index), field.type)
+            else conformed(pc.struct_field(array, index), field.type)
         )
     return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=pc.is_null(array))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.ports import Fragment, ReferenceState
-from ingestd.schema import TableId, delta_type
+from ingestd.schema import TableId, delta_type, in_name_order
 from ingestd.sink.content_digest import ContentDigest
 from ingestd.sink.durable import Durability
 from ingestd.sink.faults import storage_faults
@@ -20,7 +20,7 @@ from ingestd.sink.fragments import FragmentSink, FragmentWriter
 from ingestd.sink.jobs import Jobs
 from ingestd.sink.opening import never_refuse
 from ingestd.sink.paths import Layout
-from ingestd.sink.read import conform, list_files
+from ingestd.sink.read import conform, conformed, list_files
 from ingestd.sink.reference_changes import ReferenceChanges
 from ingestd.sink.reference_log import ReferenceLog
 from ingestd.sink.statistics import has_statistics
@@ -92,7 +92,7 @@ class DeltaReferenceTable:
                     schema = _nullable(batch.schema)
                     await self._jobs.run(self._step, "write")
                     sink = FragmentSink(self._writer(schema), buffer_bytes=self._buffer_bytes)
-                await self._jobs.run(digest.add, batch.select(sorted(schema.names)))
+                await self._jobs.run(digest.add, _in_name_order(batch))
                 await sink.append(batch.cast(schema))
             fragments = [] if sink is None else await sink.finish()
         except BaseException:
@@ -172,6 +172,7 @@ class DeltaReferenceTable:
         if present is None or not _same(present, pa.schema(columns)):
             msg = f"{self._log.uri}: the changes have other columns than the table"
             raise ValueError(msg)
+        changes = _conformed(changes, present)
         done = self._log.app_version()
         if done is not None and position <= done:
             return self._state()
@@ -266,6 +267,20 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def _same(one: pa.Schema, other: pa.Schema) -> bool:
-    """Whether they have the same columns: no commit changes only their order."""
-    columns, others = ({f.name: delta_type(f.type) for f in schema} for schema in (one, other))
+    """Whether they have the same columns: no commit changes only their order, nor one of fields."""
+    columns, others = (
+        {f.name: delta_type(in_name_order(f.type)) for f in schema} for schema in (one, other)
+    )
     return columns == others
+
+
+def _in_name_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    batch = batch.select(sorted(batch.schema.names))
+    return _conformed(batch, pa.schema([f.with_type(in_name_order(f.type)) for f in batch.schema]))
+
+
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Give the batch the types of the columns that the schema has."""
+    fields = [schema.field(f.name) if f.name in schema.names else f for f in batch.schema]
+    arrays = [conformed(a, f.type) for a, f in zip(batch.columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

@@ -198,6 +198,34 @@ async def test_columns_that_swap_their_names_are_each_their_own(world: World) ->
     await sink.close()
 
 
+async def test_fields_of_structs_that_swap_their_names_are_each_their_own(world: World) -> None:
+    def schema(*names: str) -> pa.Schema:
+        struct = pa.struct([(name, pa.string()) for name in names])
+        return pa.schema([("id", pa.int64()), ("s", struct), ("l", pa.list_(struct))])
+
+    def row(i: int, **fields: str) -> dict[str, Any]:
+        return {"id": i, "s": fields, "l": [fields, None]}
+
+    ordered, swapped = schema("a", "b"), schema("b", "a")
+    before, after = row(1, a="x", b="y"), row(1, b="x", a="y")
+    sink = await loaded(world, [])
+    for own, found in ((ordered, before), (swapped, after), (ordered, before), (swapped, after)):
+        state = await sink.replace(given([found], own), position=1)
+        assert state.is_new
+        assert world.versions()[-1] == [found]
+    for own in (swapped, ordered):
+        assert not (await sink.replace(given([after], own))).is_new
+    for position, own, i in ((2, swapped, 2), (3, ordered, 1)):
+        rest = {"_cdc_op": "u", "_cdc_unchanged": ["l"] if i == 1 else None}
+        fields = [*own, *(CHANGES.field(name) for name in rest)]
+        change = {**row(i, a="new", b="er"), **rest}
+        batch = pa.RecordBatch.from_pylist([change], schema=pa.schema(fields))
+        await sink.merge(batch, ["id"], position=position)
+    kept = {**row(1, a="new", b="er"), "l": after["l"]}
+    assert by_id(world.versions()[-1]) == [kept, row(2, a="new", b="er")]
+    await sink.close()
+
+
 async def test_changes_have_their_columns_in_any_order(world: World) -> None:
     sink = await loaded(world, rows(range(3)))
     found = changes([{"id": 1, "name": "new"}, {"id": 7, "name": "more"}])

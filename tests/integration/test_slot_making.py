@@ -39,24 +39,30 @@ def alter_meanwhile(
     daemon: Daemon,
     t: psycopg.Connection[tuple[Any, ...]],
     u: psycopg.Connection[tuple[Any, ...]],
-    ddl: str = "ADD COLUMN c text DEFAULT 'new'",
+    ddl: str = "ALTER TABLE t ADD COLUMN c text DEFAULT 'new'",
+    *,
+    first: str = "",
 ) -> None:
-    """Start the daemon; T, for which the making waits first, alters a table in a savepoint.
+    """Start the daemon; T, for which the making waits first, alters something in a savepoint.
 
-    U begins meanwhile, and is waited for after.
+    `first`: T's number if it has begun. U begins meanwhile, and is waited for after.
     """
-    first = begun(t)
+    first = first or begun(t)
     daemon.start()
     await_until(lambda: database.value(WAITS, first), LIMIT_S, daemon.tail)
     second = begun(u)
-    for statement in ("SAVEPOINT s", f"ALTER TABLE t {ddl}", "RELEASE s", "COMMIT"):
+    for statement in ("SAVEPOINT s", ddl, "RELEASE s", "COMMIT"):
         t.execute(statement)
     await_until(lambda: database.value(WAITS, second), LIMIT_S, daemon.tail)
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "ddl", ["ADD COLUMN c text DEFAULT 'new'", "ALTER a TYPE varchar(50) USING a || 'z'"]
+    "ddl",
+    [
+        "ALTER TABLE t ADD COLUMN c text DEFAULT 'new'",
+        "ALTER TABLE t ALTER a TYPE varchar(50) USING a || 'z'",
+    ],
 )
 @pytest.mark.parametrize(
     ("major", "is_killed", "is_lost"),
@@ -104,20 +110,34 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("ddl", "is_altered"),
-    [("ADD COLUMN c text DEFAULT 'new'", True), ("VALIDATE CONSTRAINT positive", False)],
+    [
+        ("ALTER TABLE t ADD COLUMN c text DEFAULT 'new'", True),
+        ("ALTER TYPE mood RENAME VALUE 'old' TO 'older'", True),
+        ("ALTER PUBLICATION p ADD TABLE late", True),
+        ("ALTER TABLE t VALIDATE CONSTRAINT positive", False),
+    ],
 )
-def test_without_a_second_slot_it_is_made_anew_if_tables_were_altered_meanwhile(
+def test_without_a_second_slot_it_is_made_anew_if_anything_was_altered_meanwhile(
     lake: Path, make_daemon: MakeDaemon, ddl: str, *, is_altered: bool
 ) -> None:
+    """Not what was altered before, also where a transaction is older than that."""
     with server_of(15, {"autovacuum": "off", "max_replication_slots": "1"}) as server:
         database = Database(server, "postgres")
         database.execute(
-            "CREATE TABLE t (id int PRIMARY KEY, a text, CONSTRAINT positive CHECK (id >= 0))",
-            "INSERT INTO t VALUES (0, 'before')",
+            "CREATE TYPE mood AS ENUM ('old')",
+            "CREATE TABLE t (id int PRIMARY KEY, a text, m mood,"
+            " CONSTRAINT positive CHECK (id >= 0))",
+            "CREATE TABLE late (id int PRIMARY KEY)",
+            "CREATE PUBLICATION p FOR TABLE t",
+            "INSERT INTO t VALUES (0, 'before', 'old')",
         )
-        daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra='slot = "s"'))
+        daemon = make_daemon(
+            wal_config(lake=lake, dsn=database.dsn, tables=["public.t"], source_extra='slot = "s"')
+        )
         with database.connect() as t, database.connect() as u, database.connect() as v:
-            alter_meanwhile(database, daemon, t, u, ddl)
+            first = begun(t)
+            database.execute("CREATE TABLE before (id int PRIMARY KEY)")
+            alter_meanwhile(database, daemon, t, u, ddl, first=first)
             begun(v)
             u.execute("COMMIT")
             if is_altered:
@@ -129,26 +149,34 @@ def test_without_a_second_slot_it_is_made_anew_if_tables_were_altered_meanwhile(
             daemon.await_ready(LIMIT_S)
         assert is_altered or daemon.events("source.failed") == []
         database.execute("INSERT INTO t (id, a) VALUES (1, 'x')", "UPDATE t SET a = a || '!'")
-        assert_lake_equals_source(database, lake, slot="s")
+        assert_lake_equals_source(database, lake, tables=[TableId("public", "t")], slot="s")
         daemon.close()
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("is_cut", [False, True], ids=["fails", "is cut off"])
 def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
-    lake: Path, make_daemon: MakeDaemon
+    lake: Path, make_daemon: MakeDaemon, *, is_cut: bool
 ) -> None:
+    """Or all sessions of the daemon are ended while it waits for V."""
     with server_of(15, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
         database.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
         extra = 'slot = "s"\nsnapshot = "never"'
         daemon = make_daemon(
             wal_config(lake=lake, dsn=database.dsn, source_extra=extra),
-            environment={"INGESTD_FAILPOINTS": "capture.point.before=error@1"},
+            environment={} if is_cut else {"INGESTD_FAILPOINTS": "capture.point.before=error@1"},
         )
         with database.connect() as t, database.connect() as u, database.connect() as v:
             alter_meanwhile(database, daemon, t, u)
-            begun(v)
+            third = begun(v)
             u.execute("COMMIT")
+            if is_cut:
+                await_until(lambda: database.value(WAITS, third), LIMIT_S, daemon.tail)
+                database.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = 'ingestd'"
+                )
             await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
             v.execute("COMMIT")
         daemon.await_ready(LIMIT_S)

@@ -134,11 +134,12 @@ class Delivery:
         ):
             self._tell_rereading(self._again_bytes)
         while pays:
-            target = self._flushed
-            async with contextlib.aclosing(self._backlog(self._position, target)) as chunks:
+            begin, target = self._position, self._flushed
+            async with contextlib.aclosing(self._backlog(begin, target)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-            self._want(self._position)
+            if self._position > begin:  # else the server refused
+                self._want(self._position)
             is_drained = self._position >= target
             pays = is_drained and self._is_late_at(self._position)
 
@@ -278,7 +279,7 @@ class Delivery:
 
     def begin_anew(self) -> None:
         """Take that the slot is a new one."""
-        self._confirmed = self._wanted = ZERO
+        self._confirmed = ZERO
 
     async def confirm(self, position: Lsn) -> None:
         """Note it, and tell the server: by the stream, or by moving the slot; or the next does.

@@ -12,9 +12,10 @@ import time
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
 from ingestd.capture.positions import flush_position, is_standby
+from ingestd.capture.published import FIRST_WITH_PARTS
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.failing import cut_off
@@ -42,15 +43,26 @@ STANDBY_PATIENCE_S = 20.0
 what a slot needs every 15 s."""
 _LOOK_S = 0.5
 _MOVES = 3
-_OLDEST = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::xid::text"
+_NEXT = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::xid::text"
 _ALTERED = """
 SELECT EXISTS (
-  SELECT FROM (SELECT xmin FROM pg_catalog.pg_class UNION ALL
-               SELECT xmin FROM pg_catalog.pg_attribute UNION ALL
-               SELECT xmin FROM pg_catalog.pg_index UNION ALL
-               SELECT xmin FROM pg_catalog.pg_type) AS version (made_by)
-   WHERE pg_catalog.age(made_by) <= pg_catalog.age(%s::xid))
+  SELECT FROM ({versions}) AS version (made_by)
+   WHERE pg_catalog.age(made_by) BETWEEN 0 AND pg_catalog.age({since}::xid))
 """
+"""Below 0 are those of more than half of all xids ago: that a version is frozen is not shown."""
+_DECODED_BY = (
+    "pg_attribute",
+    "pg_class",
+    "pg_enum",
+    "pg_index",
+    "pg_namespace",
+    "pg_proc",
+    "pg_publication",
+    "pg_publication_rel",
+    "pg_type",
+)
+"""The catalogs that tell pgoutput what to send, and how it is written as text."""
+_DECODED_BY_FROM_15 = (*_DECODED_BY, "pg_publication_namespace")
 UNWAITED_BYTES = 128
 """A slot that was made without waiting is so near its restart_lsn: a record that nobody runs, of 56
 bytes, perhaps with a page's header. With what was waited for it is 150 bytes away at least."""
@@ -97,7 +109,8 @@ async def prepare_slot(
 
 
 async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> ExportedPoint:
-    row = await (await control.execute(_OLDEST)).fetchone()
+    lineage = await lineage_of(control)
+    row = await (await control.execute(_NEXT)).fetchone()
     assert row is not None
     made = await _export(settings, settings.slot, temporary=False)
     try:
@@ -110,8 +123,7 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
     except BaseException:
         await made.close()
         if settings.snapshot == "never":  # the next start can't know that nothing was read of it
-            with contextlib.suppress(psycopg.Error):
-                await drop_slot(control, settings.slot)
+            await _drop_unread(control, settings, lineage)
         raise
     if later is None:
         return made
@@ -119,17 +131,42 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
     return later
 
 
+async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lineage: str) -> None:
+    """Drop the slot that was just made, if that can be done, also where the connection is lost."""
+    try:
+        await drop_slot(control, settings.slot)
+    except psycopg.Error:
+        with contextlib.suppress(psycopg.Error, TransientError):
+            async with await connect(settings.dsn.get_secret_value()) as connection:
+                await refuse_other(connection, lineage)
+                await drop_slot(connection, settings.slot)
+
+
 async def _refuse_altered(control: AsyncConnection[Any], name: str, since: str) -> None:
-    """Raise TransientError if that transaction or a later one altered or truncated a relation."""
-    row = await (await control.execute(_ALTERED, (since,))).fetchone()
+    """Raise TransientError if that transaction or a later one altered what is decoded by.
+
+    What decoding may not see came after the first record of those that run, which the server writes
+    when it begins to make a slot: so with a number that was to come then.
+    """
+    is_from_15 = control.info.server_version >= FIRST_WITH_PARTS
+    versions = sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT xmin FROM pg_catalog.{}").format(sql.Identifier(catalog))
+        for catalog in (_DECODED_BY_FROM_15 if is_from_15 else _DECODED_BY)
+    )
+    query = sql.SQL(_ALTERED).format(versions=versions, since=sql.Literal(since))
+    row = await (await control.execute(query)).fetchone()
     if row is None or row[0]:
-        raise TransientError(
-            f"tables were altered while slot {name!r} was made, so a second one is needed for a "
-            "moment, and none is free",
-            reason="no_free_slot",
-            remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
-            "drop a slot that nothing uses; or alter no tables meanwhile: it is made anew",
-        )
+        raise _no_free_slot(f"something was altered while slot {name!r} was made")
+
+
+def _no_free_slot(why: str) -> TransientError:
+    return TransientError(
+        f"{why}, so a second one is needed for a moment, and none is free",
+        reason="no_free_slot",
+        remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
+        "drop a slot that nothing uses; or alter no tables, types or publications meanwhile, and "
+        "make no temporary tables: it is made anew",
+    )
 
 
 async def _move_past_those_waited_for(
@@ -151,8 +188,9 @@ async def _move_past_those_waited_for(
         try:
             later = await temporary_point(settings)
         except psycopg.errors.ConfigurationLimitExceeded:
-            if attempt:  # what was made before is behind the slot now
-                raise
+            if attempt:  # its snapshot lies behind the slot now
+                why = f"slot {name!r} is to be moved once more"
+                raise _no_free_slot(why) from None
             return None
         try:
             moved = await _move(control, settings, moved, later.point)
