@@ -18,13 +18,16 @@ from ingestd.capture.said import said
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.open_files import SAID, are_left, none_left
 
+FULL = "too_many_connections"
+"""The reason where a server, a pooler or the role has none left."""
+
 _TRANSIENT_CODES = {
     "08": "connection_lost",
     "57P01": "server_restarting",
     "57P02": "server_restarting",
     "57P03": "server_restarting",
     "57P05": "connection_lost",
-    "53300": "too_many_connections",
+    "53300": FULL,
     "55P03": "lock_timeout",
     "40P01": "deadlock",
     "53200": "out_of_memory",
@@ -80,7 +83,10 @@ _UNMAPPED = _Operator(
     "are read anew"
 )
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
-_LIMIT = _Operator("ALTER SYSTEM SET the limit that is named higher; then restart the server")
+_LIMIT = _Operator(
+    "ALTER SYSTEM SET the limit that is named higher; then restart the server; for temp_file_limit "
+    "SELECT pg_reload_conf(); is enough, and what ALTER ROLE or ALTER DATABASE set goes before"
+)
 _TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
 _UNENCRYPTED = "or, with nobody between, write a weaker sslmode out in `dsn`"
 _NO_TLS = _Operator(
@@ -154,14 +160,14 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
 )
 _REASONS = {
     "restart": "server_restarting",
-    "full": "too_many_connections",
+    "full": FULL,
     "conflict": "recovery_conflict",
     "unreachable": "unreachable",
     "lost": "connection_lost",
 }
 _TRANSIENT_REMEDIES = {
     "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
-    "too_many_connections": "close connections, or raise the limit that is named on the server",
+    FULL: "close connections, or raise the limit that is named on the server",
     "slot_active": "stop the other client of this slot, or give another name in `slot`",
     "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  on "
     "the standby, or raise its max_standby_streaming_delay",

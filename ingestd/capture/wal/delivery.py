@@ -23,9 +23,10 @@ from dataclasses import replace
 import psycopg
 import structlog
 
-from ingestd.capture.faults import classify, is_unsendable
+from ingestd.capture.faults import FULL, classify, is_unsendable
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import (
+    FULL_PAUSE_S,
     PAUSE_S,
     REFUSED_PAUSE_S,
     CatchUp,
@@ -376,12 +377,15 @@ class Delivery:
     def _refuse_to_drain(self, error: Exception, *, has_given: bool) -> None:
         """Stream for a time. Raises TransientError where that can't go on from here."""
         what, remedy = f"source {self._source}, catch-up: {error}", None
+        pause_s = REFUSED_PAUSE_S
         if isinstance(error, psycopg.Error):
             fault = classify(error, f"source {self._source}, catch-up", self._dsn)
             if isinstance(fault, TransientError):
-                raise fault from error
+                if has_given or fault.reason != FULL:
+                    raise fault from error
+                pause_s = FULL_PAUSE_S  # to stream takes fewer connections
             what, remedy = fault.what, fault.remedy
-        self._catch_up.pause(REFUSED_PAUSE_S)
+        self._catch_up.pause(pause_s)
         self._tell_streaming(what, remedy)
         if has_given:
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error

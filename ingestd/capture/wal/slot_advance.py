@@ -15,11 +15,12 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.faults import classify
+from ingestd.capture.faults import FULL, classify
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import advance_slot
+from ingestd.errors import TransientError
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
@@ -37,7 +38,10 @@ _AGAIN = (
 
 
 class SlotAdvance:
-    """Moves one slot, `step_bytes` or more at a time. `close` it always."""
+    """Moves one slot, `step_bytes` or more at a time. `close` it always.
+
+    Where the server has no connection free the slot stays behind until a later step, or a stream.
+    """
 
     def __init__(self, dsn: str, slot: str, where: str, *, step_bytes: int = ADVANCE_BYTES) -> None:
         self._dsn = dsn
@@ -62,7 +66,6 @@ class SlotAdvance:
         if self._moving is not None and self._moving.done():
             await self.settle()
         if self._moving is None and position - self._reached >= self._next_bytes:
-            self._reached = position
             self._moving = asyncio.create_task(self._move(position))
 
     async def settle(self) -> None:
@@ -91,8 +94,12 @@ class SlotAdvance:
                 cursor = await connection.execute(_AGAIN, (self._slot,))
                 [again_bytes] = await cursor.fetchone() or [0]
                 self._next_bytes = step_after(again_bytes, self._least_bytes)
+                self._reached = position
         except psycopg.Error as error:
-            raise classify(error, f"{self._where}, confirm", self._dsn) from error
+            fault = classify(error, f"{self._where}, confirm", self._dsn)
+            if not isinstance(fault, TransientError) or fault.reason != FULL:
+                raise fault from error
+            # The next step is from where this one was to be, or the stream moves it.
 
     async def _advance(self, connection: AsyncConnection[Any], position: Lsn) -> None:
         patience_until_s = time.monotonic() + FREE_WITHIN_S
