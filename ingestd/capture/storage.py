@@ -1,10 +1,11 @@
 """Whether a table's rows were given other values, or came or went, without changes in the stream.
 
-Five things do that: DDL that rewrites the table (another type, a volatile default), columns that
+Six things do that: DDL that rewrites the table (another type, a volatile default), columns that
 take another's name or are read as another type, types whose labels or attributes change, partitions
-that come or go with their rows, a TRUNCATE of one partition. VACUUM FULL, CLUSTER and SET
+that come or go with their rows, a TRUNCATE of one partition, a time in which the table is UNLOGGED
+(one that is published by itself can't be). VACUUM FULL, CLUSTER and SET
 TABLESPACE replace the files as well and change no row: only a rewrite that comes with an altered
-column counts.
+column counts, or that made all rows anew.
 
 The stream knows columns by their names, and so does the lake: a renamed column is a new one, whose
 old values lie under the old name; one made anew under its old name would have the values of the
@@ -85,6 +86,13 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class c
 _OLDER_THAN_FILE = """
 SELECT EXISTS (SELECT FROM ONLY {table} r CROSS JOIN pg_catalog.pg_class c
                 WHERE c.oid = {oid} AND (age(r.xmin) > age(c.xmin) OR age(r.xmin) < 0))
+"""
+# SET LOGGED and SET UNLOGGED write each row anew, as of that transaction; VACUUM FULL and CLUSTER
+# leave rows as old as they were.
+_ALL_OF_FILE = """
+SELECT EXISTS (SELECT FROM ONLY {table})
+   AND NOT EXISTS (SELECT FROM ONLY {table} r CROSS JOIN pg_catalog.pg_class c
+                    WHERE c.oid = {oid} AND (age(r.xmin) > age(c.xmin) OR age(r.xmin) < 0))
 """
 _OLDER_THAN_XID = """
 SELECT EXISTS (SELECT FROM ONLY {table} r
@@ -314,9 +322,15 @@ async def difference(
     reason = reassigned(then, now)
     if reason is None and oid not in now.files:
         return await _of_partitions(connection, then, now, replaced)
-    if reason is None and then.ended and replaced:
-        return "truncated" if await _was_truncated(connection, oid, then, now) else None
-    return reason
+    return await _of_file(connection, oid, then, now) if reason is None and replaced else reason
+
+
+async def _of_file(
+    connection: AsyncConnection[Any], table: int, then: Storage, now: Storage
+) -> str | None:
+    if then.ended:
+        return "truncated" if await _was_truncated(connection, table, then, now) else None
+    return "it was unlogged for a time" if await _was_written_anew(connection, table) else None
 
 
 async def _of_partitions(
@@ -332,6 +346,8 @@ async def _of_partitions(
     for partition in replaced:
         if await _was_truncated(connection, partition, then, now):
             return "a partition was truncated by itself"
+        if await _was_written_anew(connection, partition):
+            return "a partition was unlogged for a time"
     return None
 
 
@@ -375,6 +391,17 @@ async def _was_truncated(
     if await _holds(connection, table, _REMADE, unknown=False):
         return False
     return not await _holds(connection, table, _OLDER_THAN_FILE, unknown=False)
+
+
+async def _was_written_anew(connection: AsyncConnection[Any], table: int) -> bool:
+    """Whether each row was, by an ALTER TABLE that is the last, though no column was altered.
+
+    Nothing is logged of what is done between SET UNLOGGED and SET LOGGED, and so nothing sent. Of
+    a table without TOAST nothing tells it from a TRUNCATE.
+    """
+    if not await _holds(connection, table, _REMADE, unknown=False):
+        return False
+    return await _holds(connection, table, _ALL_OF_FILE, unknown=True)
 
 
 async def _holds(

@@ -791,6 +791,21 @@ IN_TRANSACTIONS = (
         is_read_anew=None,
     ),
 )
+UNLOGGED = (
+    Case(
+        "partition_unlogged_for_a_time",
+        (
+            (
+                "ALTER TABLE {t}_old SET UNLOGGED",
+                "UPDATE {t} SET note = 'not logged' WHERE id <= 20",
+                "DELETE FROM {t} WHERE id > 40 AND id <= 50",
+                "ALTER TABLE {t}_old SET LOGGED",
+            ),
+        ),
+        RANGES,
+        is_read_anew=True,
+    ),
+)
 KEPT = (
     Case("vacuum_full", (("VACUUM FULL {t}",),)),
     Case("vacuum_full_partitions", (("VACUUM FULL {t}",),), RANGES),
@@ -855,6 +870,7 @@ CASES = (
     *UNNAMED,
     *IDENTIFIED,
     *IN_TRANSACTIONS,
+    *UNLOGGED,
     *KEPT,
     *PUBLISHED,
 )

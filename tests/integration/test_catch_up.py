@@ -161,6 +161,29 @@ async def test_a_backlog_is_committed_when_it_is_given(
     assert policy.drained == (above_bytes == 1000)
 
 
+@pytest.mark.parametrize(("free", "is_drained"), [(2, False), (3, True)])
+async def test_a_role_with_few_connections_has_its_backlog_all_the_same(
+    own_postgres: PostgresServer, lake: Path, free: int, *, is_drained: bool
+) -> None:
+    """With none for a drain it is streamed; with none to move the slot, that waits."""
+    own_postgres.psql(
+        "CREATE ROLE cdc LOGIN REPLICATION; GRANT CREATE ON DATABASE postgres TO cdc;"
+        "CREATE TABLE t (id int PRIMARY KEY, note text); ALTER TABLE t OWNER TO cdc"
+    )
+    dsn = own_postgres.dsn(user="cdc")
+    policy = CatchUpPolicy(above_bytes=200_000, part_bytes=100_000)
+    await run_until_rows(make_pipeline(dsn, "only", lake, policy), lake, 1)  # its `t`
+    for low in range(0, 6000, 1000):
+        own_postgres.psql(
+            "INSERT INTO t SELECT n, repeat('x', 300)"
+            f" FROM generate_series({low + 1}, {low + 1000}) n"
+        )
+    own_postgres.psql(f"ALTER ROLE cdc CONNECTION LIMIT {free}")
+    await run_until_rows(make_pipeline(dsn, "only", lake, policy), lake, 6001)
+    assert policy.drained == is_drained
+    assert policy.is_paused is not is_drained
+
+
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("large_bytes", [1, 50_000])
 async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(

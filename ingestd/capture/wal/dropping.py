@@ -74,8 +74,7 @@ class Belongings:
         if slot is None:
             return None
         kept = None if self._settings.manage else "manage = false"
-        fault = slot.fault(name, self._connection.info.dbname)
-        if fault is not None:
+        if slot.is_other(self._connection.info.dbname):
             kept = "it is none of ingestd's"
         elif slot.active_pid is not None and kept is None:
             busy = busy_slot(name, slot)

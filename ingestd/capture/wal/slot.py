@@ -48,7 +48,7 @@ SELECT plugin, slot_type, database, active_pid,
                 CASE WHEN (to_jsonb(s) ->> 'conflicting')::bool THEN 'conflict'
                      WHEN wal_status = 'lost' THEN 'wal_removed'
                      WHEN restart_lsn IS NULL THEN 'unfinished' END) AS invalid,
-       coalesce((to_jsonb(s) ->> 'failover')::bool, false) AS failover,
+       coalesce((to_jsonb(s) ->> 'failover')::bool, false) AS failover, two_phase,
        current_setting('max_slot_wal_keep_size') AS keep_size,
        coalesce(current_setting('idle_replication_slot_timeout', true), '') AS idle_timeout
   FROM pg_replication_slots s WHERE slot_name = %s
@@ -72,7 +72,8 @@ class Slot:
     """A row of pg_replication_slots; positions as text, None where the server has none.
 
     `invalid`: why it can't be used any more, a key of _INVALID or what a newer server says; None if
-    it can. `failover`: standbys keep a copy of it (17+). `flushed`: how far changes may be read.
+    it can. `failover`: standbys keep a copy of it (17+). `two_phase`: it
+    gives prepared transactions before they are committed. `flushed`: how far changes may be read.
     """
 
     plugin: str | None
@@ -89,6 +90,7 @@ class Slot:
     holder: str | None
     invalid: str | None
     failover: bool
+    two_phase: bool
     keep_size: str
     idle_timeout: str
 
@@ -116,15 +118,27 @@ class Slot:
         told = _INVALID.get(reason, reason)
         return told.format(keep_size=self.keep_size, idle_timeout=self.idle_timeout)
 
+    def is_other(self, database: str) -> bool:
+        """Whether it is of another kind or database than ours."""
+        return (self.slot_type, self.plugin, self.database) != ("logical", PLUGIN, database)
+
     def fault(self, name: str, database: str) -> OperatorError | None:
         """Say why this slot can't be ours, None if it can."""
-        if self.slot_type == "logical" and self.plugin == PLUGIN and self.database == database:
-            return None
+        if not self.is_other(database):
+            return self._sends_too_early(name) if self.two_phase else None
         return OperatorError(
             f"slot {name!r} is a {self.slot_type} slot of plugin {self.plugin}, "
             f"database {self.database}: ingestd needs a logical {PLUGIN} slot in {database}",
             remedy="give another name in `slot`, or drop that slot if nothing uses it: "
             f"SELECT pg_drop_replication_slot('{name}');",
+        )
+
+    def _sends_too_early(self, name: str) -> OperatorError:
+        return OperatorError(
+            f"slot {name!r} was made with two_phase: it gives prepared transactions before they "
+            "are committed",
+            remedy=f"SELECT pg_drop_replication_slot('{name}');  and, with manage = false: SELECT "
+            f"pg_create_logical_replication_slot('{name}', '{PLUGIN}');  all tables are read anew",
         )
 
 

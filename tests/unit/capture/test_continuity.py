@@ -53,6 +53,7 @@ SLOT = Slot(
     holder=None,
     invalid=None,
     failover=False,
+    two_phase=False,
     keep_size="1GB",
     idle_timeout="1min",
 )
@@ -176,6 +177,13 @@ def test_a_slot_that_is_not_ours_is_no_loss() -> None:
     for theirs in (slot(plugin="test_decoding"), slot(database="other"), slot(slot_type="x")):
         with pytest.raises(OperatorError, match="ingestd needs a logical pgoutput slot"):
             judge(replace(FOUND, slot=theirs), SETTINGS, lake(), where="x")
+
+
+def test_a_slot_of_two_phases_is_refused() -> None:
+    """It sends prepared transactions as such, whatever is asked for."""
+    early = replace(FOUND, slot=slot(two_phase=True))
+    with pytest.raises(OperatorError, match="prepared transactions before they are committed"):
+        judge(early, SETTINGS, lake(), where="x")
 
 
 def test_a_history_file_names_each_timeline_it_came_from() -> None:
