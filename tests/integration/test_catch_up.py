@@ -45,10 +45,12 @@ from tests.unit.run.fixtures import watch
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from types import ModuleType
 
     from psycopg import AsyncConnection
 
     from ingestd.capture.wal.backlog_parts import Part
+    from ingestd.capture.watched import WatchedConnection
     from ingestd.demo.postgres import PostgresServer
     from ingestd.positions import Lsn
     from tests.harness.databases import Database
@@ -161,27 +163,48 @@ async def test_a_backlog_is_committed_when_it_is_given(
     assert policy.drained == (above_bytes == 1000)
 
 
-@pytest.mark.parametrize(("free", "is_drained"), [(2, False), (3, True)])
-async def test_a_role_with_few_connections_has_its_backlog_all_the_same(
-    own_postgres: PostgresServer, lake: Path, free: int, *, is_drained: bool
+def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before is durable meanwhile."""
+    make_part = DrainSlot.make
+
+    async def make_slowly(slot: DrainSlot, part: Part, **options: bool) -> None:
+        await asyncio.sleep(0.3)
+        await make_part(slot, part, **options)
+
+    monkeypatch.setattr(DrainSlot, "make", make_slowly)
+
+
+@pytest.mark.parametrize("refused", [drain_slot, slot_advance], ids=["drains", "moves"])
+async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_stream(
+    own_postgres: PostgresServer,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: ModuleType,
 ) -> None:
-    """With none for a drain it is streamed; with none to move the slot, that waits."""
+    """With none for a drain it is streamed; with none to move the slot beside it, that waits."""
     own_postgres.psql(
-        "CREATE ROLE cdc LOGIN REPLICATION; GRANT CREATE ON DATABASE postgres TO cdc;"
-        "CREATE TABLE t (id int PRIMARY KEY, note text); ALTER TABLE t OWNER TO cdc"
+        "CREATE ROLE crowded LOGIN CONNECTION LIMIT 0;"
+        "CREATE TABLE t (id int PRIMARY KEY, note text)"
     )
-    dsn = own_postgres.dsn(user="cdc")
+    attempts: list[str] = []
+
+    async def crowded(_: str, **more: Any) -> WatchedConnection:
+        attempts.append(refused.__name__)
+        return await connect(own_postgres.dsn(user="crowded"), **more)
+
+    monkeypatch.setattr(refused, "connect", crowded)
+    make_parts_slowly(monkeypatch)
     policy = CatchUpPolicy(above_bytes=200_000, part_bytes=100_000)
-    await run_until_rows(make_pipeline(dsn, "only", lake, policy), lake, 1)  # its `t`
+    await run_pipeline(own_postgres, lake, policy, 1)  # the `t` of the snapshot
     for low in range(0, 6000, 1000):
         own_postgres.psql(
             "INSERT INTO t SELECT n, repeat('x', 300)"
             f" FROM generate_series({low + 1}, {low + 1000}) n"
         )
-    own_postgres.psql(f"ALTER ROLE cdc CONNECTION LIMIT {free}")
-    await run_until_rows(make_pipeline(dsn, "only", lake, policy), lake, 6001)
-    assert policy.drained == is_drained
-    assert policy.is_paused is not is_drained
+    await run_pipeline(own_postgres, lake, policy, 6001)
+    assert attempts
+    assert policy.drained == (refused is slot_advance)
+    assert policy.is_paused is (refused is drain_slot)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -615,13 +638,7 @@ async def test_each_connection_that_touches_the_slot_asks_which_server_it_leads_
             await refuse_other(connection, of)
 
         monkeypatch.setattr(module, "refuse_other", ask)
-    make_part = DrainSlot.make
-
-    async def make_slowly(slot: DrainSlot, part: Part, **options: bool) -> None:
-        await asyncio.sleep(0.3)  # what came before is durable meanwhile
-        await make_part(slot, part, **options)
-
-    monkeypatch.setattr(DrainSlot, "make", make_slowly)
+    make_parts_slowly(monkeypatch)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=1, slots=1, part_bytes=300_000)
     for lows in ([0], [1000, 2000, 3000, 4000]):  # the first are there before the slot
