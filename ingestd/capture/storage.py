@@ -3,9 +3,9 @@
 Six things do that: DDL that rewrites the table (another type, a volatile default), columns that
 take another's name or are read as another type, types whose labels or attributes change, partitions
 that come or go with their rows, a TRUNCATE of one partition, a time in which the table is UNLOGGED
-(one that is published by itself can't be). VACUUM FULL, CLUSTER and SET
-TABLESPACE replace the files as well and change no row: only a rewrite that comes with an altered
-column counts, or that made all rows anew.
+(one that is published by itself can't be). VACUUM FULL, CLUSTER and SET TABLESPACE replace the
+files as well and change no row: only a rewrite that comes with an altered column counts, or that
+made all rows anew.
 
 The stream knows columns by their names, and so does the lake: a renamed column is a new one, whose
 old values lie under the old name; one made anew under its old name would have the values of the
@@ -87,13 +87,7 @@ _OLDER_THAN_FILE = """
 SELECT EXISTS (SELECT FROM ONLY {table} r CROSS JOIN pg_catalog.pg_class c
                 WHERE c.oid = {oid} AND (age(r.xmin) > age(c.xmin) OR age(r.xmin) < 0))
 """
-# SET LOGGED and SET UNLOGGED write each row anew, as of that transaction; VACUUM FULL and CLUSTER
-# leave rows as old as they were.
-_ALL_OF_FILE = """
-SELECT EXISTS (SELECT FROM ONLY {table})
-   AND NOT EXISTS (SELECT FROM ONLY {table} r CROSS JOIN pg_catalog.pg_class c
-                    WHERE c.oid = {oid} AND (age(r.xmin) > age(c.xmin) OR age(r.xmin) < 0))
-"""
+_HAS_ROWS = "SELECT EXISTS (SELECT FROM ONLY {table})"
 _OLDER_THAN_XID = """
 SELECT EXISTS (SELECT FROM ONLY {table} r
                 WHERE age(r.xmin) > age({xid}::text::xid) OR age(r.xmin) < 0)
@@ -396,12 +390,15 @@ async def _was_truncated(
 async def _was_written_anew(connection: AsyncConnection[Any], table: int) -> bool:
     """Whether each row was, by an ALTER TABLE that is the last, though no column was altered.
 
-    Nothing is logged of what is done between SET UNLOGGED and SET LOGGED, and so nothing sent. Of
-    a table without TOAST nothing tells it from a TRUNCATE.
+    Nothing is logged of what is done between SET UNLOGGED and SET LOGGED, and so nothing sent.
+    Each writes all rows as of its transaction; VACUUM FULL and CLUSTER leave them as old as they
+    were. Of a table without TOAST nothing tells it from a TRUNCATE.
     """
     if not await _holds(connection, table, _REMADE, unknown=False):
         return False
-    return await _holds(connection, table, _ALL_OF_FILE, unknown=True)
+    if not await _holds(connection, table, _HAS_ROWS, unknown=True):
+        return False
+    return not await _holds(connection, table, _OLDER_THAN_FILE, unknown=False)
 
 
 async def _holds(

@@ -72,8 +72,8 @@ class Slot:
     """A row of pg_replication_slots; positions as text, None where the server has none.
 
     `invalid`: why it can't be used any more, a key of _INVALID or what a newer server says; None if
-    it can. `failover`: standbys keep a copy of it (17+). `two_phase`: it
-    gives prepared transactions before they are committed. `flushed`: how far changes may be read.
+    it can. `failover`: standbys keep a copy of it (17+). `two_phase`: it gives prepared
+    transactions before they are committed. `flushed`: how far changes may be read.
     """
 
     plugin: str | None

@@ -99,7 +99,7 @@ class SlotAdvance:
             fault = classify(error, f"{self._where}, confirm", self._dsn)
             if not isinstance(fault, TransientError) or fault.reason != FULL:
                 raise fault from error
-            # The next step is from where this one was to be, or the stream moves it.
+            # `_reached` is as it was: the next `confirm` tries again, or the stream moves it.
 
     async def _advance(self, connection: AsyncConnection[Any], position: Lsn) -> None:
         patience_until_s = time.monotonic() + FREE_WITHIN_S

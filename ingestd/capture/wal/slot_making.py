@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.advisory import claim_key
 from ingestd.capture.positions import flush_position, is_standby
 from ingestd.capture.published import FIRST_WITH_PARTS
 from ingestd.capture.session import connect, end_without_client
@@ -43,6 +44,7 @@ STANDBY_PATIENCE_S = 20.0
 what a slot needs every 15 s."""
 _LOOK_S = 0.5
 _MOVES = 3
+_CLAIM = "SELECT pg_catalog.pg_try_advisory_lock(%s)"
 _NEXT = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::xid::text"
 _ALTERED = """
 SELECT EXISTS (
@@ -132,14 +134,20 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
 
 
 async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lineage: str) -> None:
-    """Drop the slot that was just made, if that can be done, also where the connection is lost."""
+    """Drop the slot that was just made, if that can be done, also where the connection is lost.
+
+    With that the claim is lost, too: whoever has it now may have taken the slot.
+    """
+    name = settings.slot
     try:
-        await drop_slot(control, settings.slot)
+        await drop_slot(control, name)
     except psycopg.Error:
         with contextlib.suppress(psycopg.Error, TransientError):
             async with await connect(settings.dsn.get_secret_value()) as connection:
                 await refuse_other(connection, lineage)
-                await drop_slot(connection, settings.slot)
+                row = await (await connection.execute(_CLAIM, (claim_key(name),))).fetchone()
+                if row is not None and row[0]:
+                    await drop_slot(connection, name)
 
 
 async def _refuse_altered(control: AsyncConnection[Any], name: str, since: str) -> None:
