@@ -63,6 +63,8 @@ MEANINGS: Mapping[str, str] = {
     " their rows.",
     "snapshot.retried": "Tables could not be read now; they will be. The stream goes on.",
     "snapshot.waiting": "Reading, or the stream of a new slot, can't begin before older transactions end (`remedy` finds them), nor on a standby before its primary has logged which run.",
+    "slot.waits": "The server has no connection free by which the slot would be moved on while a"
+    " backlog is drained; it keeps more WAL until then. Once, until it moves.",
     "source.discovered": "What lake and source have, at each start of a source.",
     "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
     " person must act). Once for each change of state.",

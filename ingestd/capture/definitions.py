@@ -125,7 +125,7 @@ class Catalog:
             types=tuple(sorted(types, key=lambda t: t.oid)),
             ended=0 if self.is_streamed else self.seen.xmin,
             places=self.places.get(row.oid, {}),
-            publication=self.publication.mark if self.publication else "",
+            publication=self.publication.altered if self.publication else "",
             numbered=row.numbered,
             dropped=dropped,
             unlisted=frozenset(unlisted),

@@ -74,7 +74,7 @@ _NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
 _NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
 _RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
 _UNDEFINED = _Operator(
-    "a publication that was dropped and made again is unknown to the slot's past: "
+    "a publication made after the slot, or dropped and made again, is unknown to the slot's past: "
     "drop the slot (SELECT pg_drop_replication_slot('...');), all tables are read anew"
 )
 _UNMAPPED = _Operator(

@@ -19,7 +19,7 @@ SELECT puballtables AS all_tables, pubviaroot AS via_root,
        pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations,
        pg_has_role(pubowner, 'USAGE') AND NOT pg_is_in_recovery() AS owned,
        pg_is_in_recovery() AS on_standby,
-       xmin::text::int8 AS altered, pubowner::int8 AS owner
+       xmin::text AS altered
   FROM pg_publication WHERE pubname = %s
 """
 FIRST_WITH_PARTS = 150000
@@ -85,26 +85,21 @@ class Publication:
     all_operations: bool
     owned: bool
     on_standby: bool = False
-    altered: int = 0
-    owner: int = 0
+    altered: str = ""
 
     @property
     def is_complete(self) -> bool:
         """Whether it sends all changes, those of partitions as their root's."""
         return self.all_operations and self.via_root
 
-    @property
-    def mark(self) -> str:
-        """What tells it from what it was before it was altered (`was_altered`)."""
-        return f"{self.altered}:{self.owner}"
-
 
 def was_altered(then: str, now: str) -> bool:
     """Whether a publication was altered between two marks: for a time it may not have sent all.
 
-    Not if either is not known, or another owner may be all that is new.
+    Each is its `altered`, which earlier releases recorded with the owner, or "" if not known. A new
+    owner counts, too: between two looks it may not be all that was altered.
     """
-    return bool(then and now) and then != now and then.split(":")[1] == now.split(":")[1]
+    return bool(then and now) and then.partition(":")[0] != now
 
 
 @dataclass(frozen=True, slots=True)

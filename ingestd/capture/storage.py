@@ -4,8 +4,8 @@ Six things do that: DDL that rewrites the table (another type, a volatile defaul
 take another's name or are read as another type, types whose labels or attributes change, partitions
 that come or go with their rows, a TRUNCATE of one partition, a time in which the table is UNLOGGED
 (one that is published by itself can't be). VACUUM FULL, CLUSTER and SET TABLESPACE replace the
-files as well and change no row: only a rewrite that comes with an altered column counts, or that
-made all rows anew.
+files as well and change no row: only a rewrite that comes with an altered column counts, or with
+a new TOAST table.
 
 The stream knows columns by their names, and so does the lake: a renamed column is a new one, whose
 old values lie under the old name; one made anew under its old name would have the values of the
@@ -81,13 +81,13 @@ ELSE EXISTS (SELECT FROM replaced) END
 _REMADE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c
                  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.reltoastrelid AND a.attnum = 1
-                WHERE c.oid = {oid} AND a.xmin = c.xmin)
+                WHERE c.oid = %s AND a.xmin = c.xmin)
 """
+_REWRITTEN = "rewritten by ALTER TABLE, or unlogged for a time"
 _OLDER_THAN_FILE = """
 SELECT EXISTS (SELECT FROM ONLY {table} r CROSS JOIN pg_catalog.pg_class c
                 WHERE c.oid = {oid} AND (age(r.xmin) > age(c.xmin) OR age(r.xmin) < 0))
 """
-_HAS_ROWS = "SELECT EXISTS (SELECT FROM ONLY {table})"
 _OLDER_THAN_XID = """
 SELECT EXISTS (SELECT FROM ONLY {table} r
                 WHERE age(r.xmin) > age({xid}::text::xid) OR age(r.xmin) < 0)
@@ -324,7 +324,7 @@ async def _of_file(
 ) -> str | None:
     if then.ended:
         return "truncated" if await _was_truncated(connection, table, then, now) else None
-    return "it was unlogged for a time" if await _was_written_anew(connection, table) else None
+    return _REWRITTEN if await _was_remade(connection, table) else None
 
 
 async def _of_partitions(
@@ -338,10 +338,10 @@ async def _of_partitions(
     if any(then.places.get(oid, place) != place for oid, place in now.places.items()):
         return "a partition was detached and attached again"
     for partition in replaced:
+        if await _was_remade(connection, partition):
+            return f"a partition was {_REWRITTEN}"
         if await _was_truncated(connection, partition, then, now):
             return "a partition was truncated by itself"
-        if await _was_written_anew(connection, partition):
-            return "a partition was unlogged for a time"
     return None
 
 
@@ -382,23 +382,17 @@ async def _was_truncated(
         return not await _holds(connection, table, _OLDER_THAN_XID, unknown=False, xid=xid)
     if await _is_uncounted(connection, table):
         return True
-    if await _holds(connection, table, _REMADE, unknown=False):
-        return False
     return not await _holds(connection, table, _OLDER_THAN_FILE, unknown=False)
 
 
-async def _was_written_anew(connection: AsyncConnection[Any], table: int) -> bool:
-    """Whether each row was, by an ALTER TABLE that is the last, though no column was altered.
+async def _was_remade(connection: AsyncConnection[Any], table: int) -> bool:
+    """Whether a file was replaced by an ALTER TABLE, though no column was altered: SET LOGGED say.
 
-    Nothing is logged of what is done between SET UNLOGGED and SET LOGGED, and so nothing sent.
-    Each writes all rows as of its transaction; VACUUM FULL and CLUSTER leave them as old as they
-    were. Of a table without TOAST nothing tells it from a TRUNCATE.
+    Nothing is logged of what is done between SET UNLOGGED and SET LOGGED, and so nothing sent. Not
+    told of a table without TOAST, nor where its row in pg_class was altered since (GRANT, SET).
     """
-    if not await _holds(connection, table, _REMADE, unknown=False):
-        return False
-    if not await _holds(connection, table, _HAS_ROWS, unknown=True):
-        return False
-    return not await _holds(connection, table, _OLDER_THAN_FILE, unknown=False)
+    row = await (await connection.execute(_REMADE, (table,))).fetchone()
+    return row is not None and bool(row[0])
 
 
 async def _holds(

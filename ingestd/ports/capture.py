@@ -34,17 +34,17 @@ class Discovery:
 
     `tables`: those that can be captured. `refused`: those that can't, or are not there (oid 0).
     `origin`: names the server and its history, within which LSNs can be compared. `interrupted`:
-    tables whose changes the source does not keep whole at present; if they were live there is a
-    gap. `rewritten`: known tables whose rows have other values than the changes told of, and why.
-    `lsn`: all this holds at that position; earlier changes may be of other definitions. `seen`:
-    the transactions that it is after, which a commit below `lsn` may not be among yet; None where
-    no stream tells of definitions.
+    tables whose changes the source does not keep whole at present, or did not for a time, and why;
+    if they were live there is a gap. `rewritten`: known tables whose rows have other values than
+    the changes told of, and why. `lsn`: all this holds at that position; earlier changes may be of
+    other definitions. `seen`: the transactions that it is after, which a commit below `lsn` may not
+    be among yet; None where no stream tells of definitions.
     """
 
     tables: tuple[Table, ...]
     refused: tuple[Refused, ...]
     origin: str
-    interrupted: frozenset[TableId] = frozenset()
+    interrupted: Mapping[TableId, str] = field(default_factory=dict)
     rewritten: Mapping[TableId, str] = field(default_factory=dict)
     lsn: Lsn = ZERO
     seen: Visibility | None = None
@@ -301,7 +301,7 @@ class ChangeCapture(Protocol):
         ...
 
     def checkpoint_requested(self) -> bool:
-        """Whether the source waits for a confirmation (a server shutting down): close the epoch."""
+        """Whether to close the epoch: the source waits for it, or a backlog is all there."""
         ...
 
     async def confirm(self, position: Lsn) -> None:

@@ -154,7 +154,7 @@ class Follower:
                     await self._start_reading(give)
                 else:
                     for name, load in self._book.begin(self._book.to_read()).items():
-                        await give(Page(_missed(name), _now(), load))
+                        await give(Page(_missed(name, self._book.cause(name)), _now(), load))
                 await self._until_tables_change()
                 await asyncio.sleep(LOOK_INTERVAL_S)  # what changes now may change again at once
                 await self._look()
@@ -338,10 +338,11 @@ async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _missed(table: TableId) -> TableError:
+def _missed(table: TableId, cause: str | None) -> TableError:
+    why = "" if cause is None else f" ({cause})"
     return TableError(
         table,
-        'changes were missed, and snapshot = "never"',
+        f'changes may have been missed{why}, and snapshot = "never"',
         remedy='set snapshot = "initial" to have it read anew',
     )
 

@@ -39,7 +39,8 @@ class TableEntry:
     none is under way; a later one makes an earlier one void. `point`: where they are read.
     `last`: transaction of the stream's last change of it; `told`: of the last that told of columns,
     and its id, where that is known.
-    `rewritten`: why its old rows are not what the source has, until that is recorded.
+    `rewritten`: why its old rows are not what the source has, until that is recorded. `cause`: what
+    has it read anew, until it has been.
     `is_postponed`: the source can't send it yet. `version`: what the stream brought last, which is
     as `compared` says. `progress`: what a reading before left (`Snapshot.left`), or this one so
     far; `owes_marker`: its `t` comes last. `is_new`: the source has sent its changes only since a
@@ -57,6 +58,7 @@ class TableEntry:
     last: Lsn | None = None
     told: tuple[Lsn, int | None] | None = None
     rewritten: str | None = None
+    cause: str | None = None
     is_postponed: bool = False
     version: Table | None = None
     compared: RegisteredTable | None = None
@@ -93,8 +95,12 @@ class TableEntry:
         self.is_wanted, self.load, self.progress = False, None, ""
         self.is_asked, self.point = False, self.whole_at
 
-    def miss(self) -> None:
-        """Take that changes of it were missed: it has to be read from the start."""
+    def miss(self, cause: str | None) -> None:
+        """Take that changes of it may have been missed: it has to be read from the start.
+
+        `cause`: None where it was never read.
+        """
+        self.cause = cause
         self.is_wanted, self.is_asked, self.progress = True, False, ""
         self.has_gap = True
 
@@ -112,6 +118,8 @@ class TableEntry:
     def end(self) -> None:
         """Take that all rows of its reading are durable."""
         self.load, self.progress, self.failures = None, "", 0
+        if not self.has_gap:
+            self.cause = None
         if self.is_wanted:  # again: it is whole until then, unless something was missed
             self.is_asked, self.whole_at = not self.has_gap, self.point
         else:
@@ -121,6 +129,7 @@ class TableEntry:
         """Take nothing more of it."""
         self.is_stopped, self.is_wanted, self.load, self.point = True, True, None, None
         self.progress, self.is_asked, self.incomplete = "", False, None
+        self.cause = None
 
     def note_incomplete(self, lsn: Lsn) -> bool:
         """Take that a row came that lacks values, unless that would be seen: say whether it was.

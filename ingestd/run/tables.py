@@ -78,15 +78,18 @@ class TableBook:
             if not entry.is_told_after(discovery):
                 entry.told = None  # its id would look as if it were to come, 2^31 later
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
-            if self._has_gap(table.id):
-                entry.miss()
+            if (cause := self._gap(table.id)) is not None:
+                known = self.known.get(table.id)
+                is_known = known is not None and known.oid == table.oid
+                entry.miss(cause if is_known else None)
                 entry.is_new |= table.id in discovery.interrupted
             entry.is_wanted |= entry.load is None and not self._is_live(table)
             self._entries[table.id] = entry
 
-    def _has_gap(self, name: TableId) -> bool:
-        is_rewritten = self.resnapshot_rewritten and name in self._discovery.rewritten
-        return is_rewritten or name in self._discovery.interrupted
+    def _gap(self, name: TableId) -> str | None:
+        """Say why what the lake has of a table is not what it would have by its changes."""
+        rewritten = self._discovery.rewritten.get(name) if self.resnapshot_rewritten else None
+        return rewritten or self._discovery.interrupted.get(name)
 
     def _is_live(self, table: Table) -> bool:
         """Whether the lake has it live: this very table, not one before it of the same name."""
@@ -178,7 +181,7 @@ class TableBook:
         if entry is None or entry.is_stopped:
             return None
         is_kept = entry.is_whole or bool(entry.progress)
-        entry.miss()
+        entry.miss("changes came with columns that the config can't be kept with")
         entry.is_new = True
         return entry.table if is_kept else None
 
@@ -435,7 +438,7 @@ class TableBook:
         returns = any(c.lake_name in known.lake_columns for c in new)
         is_defaulted = entry.last == first and any(c.missing is not None for c in new)
         if returns or is_defaulted or _in_another_order(table, known):
-            entry.miss()
+            entry.miss("columns came or went among the rows of one transaction")
             return True
         return False
 
@@ -466,10 +469,21 @@ class TableBook:
         """Make the events of tables that entered a state together."""
         return [
             TableEvent(
-                t, state, at, at_lsn, self._snapshot_lsn(t.id), progress=self._progress(t.id, state)
+                t,
+                state,
+                at,
+                at_lsn,
+                self._snapshot_lsn(t.id),
+                self.cause(t.id) if state is TableState.SNAPSHOTTING else None,
+                progress=self._progress(t.id, state),
             )
             for t in tables
         ]
+
+    def cause(self, name: TableId) -> str | None:
+        """Say why a table is read anew; None if nothing was missed of it, or all of that read."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.cause
 
     def _progress(self, name: TableId, state: TableState) -> str:
         entry = self._entries.get(name)

@@ -231,7 +231,7 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
             assert Lsn.parse(before) < lake
             policy = CatchUpPolicy(above_bytes=10_000)
             limits = StreamLimits(limit_bytes=1 << 20, status_interval_s=1.0)
-            advance = SlotAdvance(dsn, SLOT, "source s", step_bytes=1)
+            advance = SlotAdvance(dsn, SLOT, "s", step_bytes=1)
             advance.lineage = lineage
             try:
                 await advance.confirm(lake)

@@ -805,6 +805,19 @@ UNLOGGED = (
         RANGES,
         is_read_anew=True,
     ),
+    Case(
+        "partition_emptied_while_unlogged",
+        (
+            (
+                "ALTER TABLE {t}_old SET UNLOGGED",
+                "DELETE FROM {t}_old",
+                "ALTER TABLE {t}_old SET LOGGED",
+                "ANALYZE {t}_old",
+            ),
+        ),
+        RANGES,
+        is_read_anew=True,
+    ),
 )
 KEPT = (
     Case("vacuum_full", (("VACUUM FULL {t}",),)),

@@ -201,8 +201,14 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
             "INSERT INTO t SELECT n, repeat('x', 300)"
             f" FROM generate_series({low + 1}, {low + 1000}) n"
         )
-    await run_pipeline(own_postgres, lake, policy, 6001)
-    assert attempts
+    with structlog.testing.capture_logs() as told:
+        await run_pipeline(own_postgres, lake, policy, 6001)
+    assert len(attempts) > 1 or refused is drain_slot
+    events = {drain_slot: "catch_up.refused", slot_advance: "slot.waits"}
+    [line] = [line for line in told if line["event"] in events.values()]  # once
+    assert line["event"] == events[refused]
+    assert "too many connections" in line["reason"]
+    assert line["remedy"]
     assert policy.drained == (refused is slot_advance)
     assert policy.is_paused is (refused is drain_slot)
 

@@ -26,7 +26,7 @@ def confirmed(database: Database) -> Lsn:
 
 async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) -> None:
     database.execute(f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')")
-    advance = SlotAdvance(database.dsn, database.name, "source s", step_bytes=100_000)
+    advance = SlotAdvance(database.dsn, database.name, "s", step_bytes=100_000)
     start = confirmed(database)
     advance.begin(start)
     advance.lineage = await lineage_of(database.dsn)

@@ -55,7 +55,7 @@ class PolledTables:
         await self._definitions.take(connection, catalog, known)
         polled: dict[TableId, PolledTable] = {}
         refused = missing_tables(self._settings, catalog.present)
-        interrupted, rewritten, seen = set(), {}, {}
+        interrupted, rewritten, seen = {}, {}, {}
         async with self._looks.looking() as difference:
             for row in catalog.rows:
                 found = describe(row, catalog, self._definitions, self._settings, server.role)
@@ -68,8 +68,9 @@ class PolledTables:
                 reason = await difference(row.oid, then, now)
                 if reason is not None:
                     rewritten[row.id] = reason
-                if self._is_interrupted(found, catalog, was):
-                    interrupted.add(row.id)
+                gap = self._gap(found, catalog, was)
+                if gap is not None:
+                    interrupted[row.id] = gap
                 storage = to_record(now, row.oid, was, files=True)
                 polled[row.id] = replace(found, table=replace(found.table, storage=storage))
         # Only now: what differs would else be forgotten where looking at it failed.
@@ -79,7 +80,7 @@ class PolledTables:
             tuple(p.table for p in polled.values()),
             tuple(refused),
             server.origin,
-            frozenset(interrupted),
+            interrupted,
             rewritten,
             catalog.lsn,
         )
@@ -92,27 +93,37 @@ class PolledTables:
         """Give a table of the last discovery. Raises KeyError for one that it did not accept."""
         return self._polled[table]
 
-    def _is_interrupted(
+    def _gap(
         self, polled: PolledTable, catalog: Catalog, known: RegisteredTable | None
-    ) -> bool:
+    ) -> str | None:
+        """Say why polling would not find all that is not in the lake; None if it would."""
         table = polled.table
         if known is None or known.oid != table.oid:
-            return False
+            return None
         # Once in a run: what is recorded while it goes on has not been read from the lake.
         if known.state is TableState.LIVE and not self._looks.has_seen(table.oid):
-            progress = Progress.parse(known.resume)
-            if progress is not None and progress.deleted != polled.deleted:
-                return True
-            stored = Storage.parse(known.storage)
-            if stored is not None and not stored.ended:
-                return True  # another kind captured it since
-            # Where nothing is ever read, polling begins with the first run that finds something.
-            if progress is None and (known.resume or self._settings.snapshot != "never"):
-                return True
+            gap = self._gap_before(polled, known)
+            if gap is not None:
+                return gap
         key = {c.source_name for c in known.columns if c.identity}
         if known.columns and key != set(table.identity):
-            return True
-        return is_wider(table, catalog.columns.get(table.oid, ()), known)
+            return "its key is another than before"
+        if is_wider(table, catalog.columns.get(table.oid, ()), known):
+            return "columns were not captured before"
+        return None
+
+    def _gap_before(self, polled: PolledTable, known: RegisteredTable) -> str | None:
+        """Say why what an earlier run polled is of no use."""
+        progress = Progress.parse(known.resume)
+        if progress is not None and progress.deleted != polled.deleted:
+            return "`deleted` is another column than before"
+        stored = Storage.parse(known.storage)
+        if stored is not None and not stored.ended:
+            return "another kind of source captured it since"
+        # Where nothing is ever read, polling begins with the first run that finds something.
+        if progress is None and (known.resume or self._settings.snapshot != "never"):
+            return "how far it was polled is not known"
+        return None
 
 
 def describe(

@@ -52,9 +52,8 @@ AGAIN_BYTES = 256 << 20
 LEAST_PART_BYTES = 64_000_000
 """Parts are not made smaller than this because the server may not keep what they hold."""
 PAUSE_S = 300.0
-"""Then it is looked at again whether each call still has to read much WAL anew."""
-FULL_PAUSE_S = 60.0
-"""Then it is tried again where the server, or the role, had no connection left."""
+"""Then it is looked at again whether each call still has to read much WAL anew, or whether the
+server, or the role, has a connection left."""
 REFUSED_PAUSE_S = 3600.0
 """Then it is tried again what the server refused: a slot may be free, a right granted."""
 

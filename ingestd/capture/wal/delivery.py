@@ -26,7 +26,6 @@ import structlog
 from ingestd.capture.faults import FULL, classify, is_unsendable
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.catch_up import (
-    FULL_PAUSE_S,
     PAUSE_S,
     REFUSED_PAUSE_S,
     CatchUp,
@@ -100,7 +99,7 @@ class Delivery:
         self._advance = SlotAdvance(
             self._dsn,
             self._slot,
-            f"source {source}",
+            source,
             step_bytes=min(ADVANCE_BYTES, catch_up.part_bytes),
         )
         self._delivered = self._confirmed = self._flushed = self._wanted = ZERO
@@ -383,7 +382,7 @@ class Delivery:
             if isinstance(fault, TransientError):
                 if has_given or fault.reason != FULL:
                     raise fault from error
-                pause_s = FULL_PAUSE_S  # to stream takes fewer connections
+                pause_s = PAUSE_S  # to stream takes fewer connections
             what, remedy = fault.what, fault.remedy
         self._catch_up.pause(pause_s)
         self._tell_streaming(what, remedy)

@@ -63,7 +63,7 @@ class SourceTables:
         told = self.told.by(catalog.seen)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
         rewritten = {}
-        absent = set()
+        interrupted = {}
         seen = {}
         async with self._looks.looking() as difference:
             for row in catalog.rows:
@@ -72,8 +72,9 @@ class SourceTables:
                     refused.append(found)
                     continue
                 then, now = last[row.oid], catalog.storage(row)
-                if then is not None and self._was_absent(then, now):
-                    absent.add(row.oid)
+                gap = self._gap(found, catalog, then, now, known.get(row.id))
+                if gap is not None:
+                    interrupted[row.id] = gap
                 now = _first(now, known.get(row.id)) if then is None else now.after(then)
                 reason = await difference(row.oid, then, now)
                 reason = reason or told.difference(row.oid, now)
@@ -82,13 +83,6 @@ class SourceTables:
                 now = seen[row.oid] = told.taken(row.oid, now)
                 storage = to_record(now, row.oid, known.get(row.id))
                 accepted.append(replace(found, storage=storage))
-        interrupted = frozenset(
-            t.id
-            for t in accepted
-            if t.oid in absent
-            or self._is_interrupted(t, catalog)
-            or is_wider(t, catalog.columns.get(t.oid, ()), known.get(t.id))
-        )
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
@@ -142,7 +136,7 @@ class SourceTables:
         before, publication = self._catalog.publication, catalog.publication
         if before is not None and publication is not None and not before.is_complete:
             self._is_told &= publication == before
-            self._mended = publication.mark
+            self._mended = publication.altered
         self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
         return not self._is_told
@@ -190,20 +184,30 @@ class SourceTables:
                 return Refused(table, unpublishable)
         return table
 
-    def _was_absent(self, then: Storage, now: Storage) -> bool:
-        """Whether the publication lacked the table, or a kind of its changes, for a time."""
-        is_another = then.membership not in {0, now.membership}
-        if is_another and now.membership not in self._replaced:
-            return True
-        is_mended = now.publication == self._mended
-        return was_altered(then.publication, now.publication) and not is_mended
-
-    def _is_interrupted(self, table: Table, catalog: Catalog) -> bool:
-        """Whether the publication does not send it, did not for a time, or not all its columns."""
-        now, then = catalog.published.get(table.id), self._catalog.published.get(table.id)
-        if now is None or (then is not None and then.entry != now.entry):
-            return True
-        return now.columns is not None and not now.columns.issuperset(c.name for c in table.columns)
+    def _gap(
+        self,
+        table: Table,
+        catalog: Catalog,
+        then: Storage | None,
+        now: Storage,
+        known: RegisteredTable | None,
+    ) -> str | None:
+        """Say why not all its changes are sent, or were for a time; None if they are and were."""
+        sent, was_sent = catalog.published.get(table.id), self._catalog.published.get(table.id)
+        if sent is None:
+            return "the publication lacks it"
+        is_another = then is not None and then.membership not in {0, now.membership}
+        is_another &= now.membership not in self._replaced
+        if is_another or (was_sent is not None and was_sent.entry != sent.entry):
+            return "the publication lacked it for a time"
+        is_altered = then is not None and was_altered(then.publication, now.publication)
+        if is_altered and now.publication != self._mended:
+            return "the publication was altered, or given another owner"
+        if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
+            return "the publication lacks columns of it"
+        if is_wider(table, catalog.columns.get(table.oid, ()), known):
+            return "columns were not captured before"
+        return None
 
 
 def _first(now: Storage, known: RegisteredTable | None) -> Storage:

@@ -264,8 +264,8 @@ def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: Findi
             found.note(
                 subject,
                 "warn",
-                f"will be created, as the last of {server.max_slots}; if tables are altered "
-                "meanwhile, a second one is needed for a moment",
+                f"will be created, as the last of {server.max_slots}; if anything is "
+                "altered meanwhile, a second one is needed for a moment",
                 "ALTER SYSTEM SET max_replication_slots = ...; then restart the server",
             )
         else:

@@ -48,7 +48,8 @@ SELECT plugin, slot_type, database, active_pid,
                 CASE WHEN (to_jsonb(s) ->> 'conflicting')::bool THEN 'conflict'
                      WHEN wal_status = 'lost' THEN 'wal_removed'
                      WHEN restart_lsn IS NULL THEN 'unfinished' END) AS invalid,
-       coalesce((to_jsonb(s) ->> 'failover')::bool, false) AS failover, two_phase,
+       coalesce((to_jsonb(s) ->> 'failover')::bool, false) AS failover,
+       two_phase AND current_setting('server_version_num')::int >= 150000 AS two_phase,
        current_setting('max_slot_wal_keep_size') AS keep_size,
        coalesce(current_setting('idle_replication_slot_timeout', true), '') AS idle_timeout
   FROM pg_replication_slots s WHERE slot_name = %s
@@ -73,7 +74,8 @@ class Slot:
 
     `invalid`: why it can't be used any more, a key of _INVALID or what a newer server says; None if
     it can. `failover`: standbys keep a copy of it (17+). `two_phase`: it gives prepared
-    transactions before they are committed. `flushed`: how far changes may be read.
+    transactions before they are committed, as pgoutput does from 15 on. `flushed`: how far changes
+    may be read.
     """
 
     plugin: str | None
@@ -138,7 +140,8 @@ class Slot:
             f"slot {name!r} was made with two_phase: it gives prepared transactions before they "
             "are committed",
             remedy=f"SELECT pg_drop_replication_slot('{name}');  and, with manage = false: SELECT "
-            f"pg_create_logical_replication_slot('{name}', '{PLUGIN}');  all tables are read anew",
+            f"pg_create_logical_replication_slot('{name}', '{PLUGIN}');  what only this slot "
+            "had is lost: all tables are read anew, or, by slot_lost or snapshot, it stops",
         )
 
 

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import psycopg
+import structlog
 from psycopg import AsyncConnection
 
 from ingestd.capture.faults import FULL, classify
@@ -43,12 +44,15 @@ class SlotAdvance:
     Where the server has no connection free the slot stays behind until a later step, or a stream.
     """
 
-    def __init__(self, dsn: str, slot: str, where: str, *, step_bytes: int = ADVANCE_BYTES) -> None:
+    def __init__(
+        self, dsn: str, slot: str, source: str, *, step_bytes: int = ADVANCE_BYTES
+    ) -> None:
         self._dsn = dsn
         self._least_bytes = self._next_bytes = step_bytes
         self._slot = slot
-        self._where = where
+        self._source = source
         self._reached = ZERO
+        self._is_held_up = False
         self._moving: asyncio.Task[None] | None = None
         self.lineage = ""
         """The server that it is on (`refuse_other`)."""
@@ -95,11 +99,21 @@ class SlotAdvance:
                 [again_bytes] = await cursor.fetchone() or [0]
                 self._next_bytes = step_after(again_bytes, self._least_bytes)
                 self._reached = position
+                self._is_held_up = False
         except psycopg.Error as error:
-            fault = classify(error, f"{self._where}, confirm", self._dsn)
+            fault = classify(error, f"source {self._source}, confirm", self._dsn)
             if not isinstance(fault, TransientError) or fault.reason != FULL:
                 raise fault from error
             # `_reached` is as it was: the next `confirm` tries again, or the stream moves it.
+            self._tell(fault)
+
+    def _tell(self, fault: TransientError) -> None:
+        """Say, once for a time, that the server keeps WAL that nobody needs."""
+        if not self._is_held_up:
+            self._is_held_up = True
+            log = structlog.get_logger("ingestd")
+            source, reason, remedy = self._source, fault.what, fault.remedy
+            log.warning("slot.waits", source=source, reason=reason, remedy=remedy)
 
     async def _advance(self, connection: AsyncConnection[Any], position: Lsn) -> None:
         patience_until_s = time.monotonic() + FREE_WITHIN_S

@@ -35,13 +35,14 @@ from ingestd.capture.wal.slot import (
     unusable_slot,
     vanished_slot,
 )
-from ingestd.errors import OperatorError, TransientError
+from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 
 STANDBY_PATIENCE_S = 20.0
 """How long a standby may replay nothing while a slot is made there. A primary that is not idle logs
 what a slot needs every 15 s."""
+_DROP_WITHIN_S = 5.0
 _LOOK_S = 0.5
 _MOVES = 3
 _CLAIM = "SELECT pg_catalog.pg_try_advisory_lock(%s)"
@@ -136,13 +137,19 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
 async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lineage: str) -> None:
     """Drop the slot that was just made, if that can be done, also where the connection is lost.
 
-    With that the claim is lost, too: whoever has it now may have taken the slot.
+    With that the claim is lost, too: whoever has it now may have taken the slot. A session that was
+    cut off may be moving it still, for a moment.
     """
     name = settings.slot
-    try:
-        await drop_slot(control, name)
-    except psycopg.Error:
-        with contextlib.suppress(psycopg.Error, TransientError):
+    with contextlib.suppress(psycopg.Error, IngestdError, TimeoutError):
+        async with asyncio.timeout(_DROP_WITHIN_S):
+            while not control.closed:
+                try:
+                    await drop_slot(control, name)
+                except psycopg.OperationalError:
+                    await asyncio.sleep(_LOOK_S)
+                else:
+                    return
             async with await connect(settings.dsn.get_secret_value()) as connection:
                 await refuse_other(connection, lineage)
                 row = await (await connection.execute(_CLAIM, (claim_key(name),))).fetchone()
@@ -164,16 +171,19 @@ async def _refuse_altered(control: AsyncConnection[Any], name: str, since: str) 
     query = sql.SQL(_ALTERED).format(versions=versions, since=sql.Literal(since))
     row = await (await control.execute(query)).fetchone()
     if row is None or row[0]:
-        raise _no_free_slot(f"something was altered while slot {name!r} was made")
+        raise _no_free_slot(
+            f"something was altered while slot {name!r} was made",
+            otherwise="; or alter no tables, types or publications meanwhile, and make no "
+            "temporary tables: it is made anew",
+        )
 
 
-def _no_free_slot(why: str) -> TransientError:
+def _no_free_slot(why: str, *, otherwise: str = "") -> TransientError:
     return TransientError(
         f"{why}, so a second one is needed for a moment, and none is free",
         reason="no_free_slot",
         remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
-        "drop a slot that nothing uses; or alter no tables, types or publications meanwhile, and "
-        "make no temporary tables: it is made anew",
+        f"drop a slot that nothing uses{otherwise}",
     )
 
 

@@ -49,11 +49,32 @@ def asked(book: TableBook) -> dict[TableId, int]:
     return loads
 
 
+def test_why_a_table_is_read_anew_is_recorded_until_it_has_been() -> None:
+    book = live_book()
+    book.update(replace(FOUND, interrupted={A.id: "gap"}))
+    [event] = book.events([A], TableState.SNAPSHOTTING, AT, Lsn(50))
+    assert event.reason == "gap"
+    loads = asked(book)
+    book.update(replace(FOUND, rewritten={A.id: "another gap"}))
+    book.loaded(loads.values())
+    assert book.cause(A.id) == "another gap"
+    book.loaded(book.begin([A]).values())
+    [event] = book.events([A], TableState.LIVE, AT, Lsn(60))
+    assert event.reason is book.cause(A.id) is None
+
+
+def test_a_table_that_was_never_read_is_not_read_anew() -> None:
+    book = TableBook(Committed())
+    book.update(replace(FOUND, interrupted={A.id: "gap"}))
+    assert book.to_read() == [A]
+    assert book.cause(A.id) is None
+
+
 def test_i6_what_a_reading_leaves_is_void_after_a_gap() -> None:
     book = live_book()
     loads = asked(book)
     assert book.progressed(A.id, loads[A.id], "left 1") is not None
-    book.update(replace(FOUND, interrupted=frozenset({A.id})))
+    book.update(replace(FOUND, interrupted={A.id: "gap"}))
     assert book.progressed(A.id, loads[A.id], "left 2") is None
     assert book.to_read() == [A]
     assert not book.left(A.id)
