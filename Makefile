@@ -27,10 +27,10 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 		echo "Installing PySpark ..."; $(PIP) -e '.[demo,spark]' && touch $(VENV)/.spark; fi
 	@$(BIN)/ingestd demo $(ARGS)
 
-test: $(VENV)/.dev java warm ## Run the tests (ARGS="-k name" for some)
+test: $(VENV)/.dev java warm ## Run the tests, in under 20 minutes (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-thorough: $(VENV)/.dev java warm ## Run what repeats them with more seeds, points and sizes
+test-thorough: $(VENV)/.dev java warm ## Run the others: side paths, more seeds, points and sizes
 	@$(BIN)/python -m pytest -m 'thorough and not long' $(SIDE_BY_SIDE) $(ARGS)
 
 test-long: $(VENV)/.dev java warm ## Run the long tests (random workloads under kills, minutes each)

@@ -70,6 +70,7 @@ SHOWN = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", STATES)
 def test_a_state_is_told_in_words_on_a_desk_and_on_a_phone(page: Page, state: str) -> None:
     with PageServer(*STATES[state]()) as served:
@@ -140,6 +141,7 @@ def test_what_happens_is_shown_as_it_happens(page: Page, served: PageServer) -> 
     expect(orders).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_a_source_that_is_paused_and_one_that_goes_are_shown(
     page: Page, served: PageServer
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_source_that_is_paused_and_one_that_goes_are_shown(
     expect(status).to_have_text("shop: paused")
 
 
+@pytest.mark.thorough
 def test_figures_are_not_read_aloud(page: Page, served: PageServer) -> None:
     shop = served.status.sources["shop"]
     page.goto(served.url)
@@ -347,6 +350,7 @@ class Costs:
         return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration")) * 1000
 
 
+@pytest.mark.thorough
 def test_500_tables_that_all_change_each_second_stay_smooth(page: Page) -> None:
     """What it prints is in docs/status-page.md; an update costs no more a table than of a few."""
     daemon, history = many(500)

@@ -228,6 +228,7 @@ async def test_continuity_without_a_slot_goes_by_the_server(polled_world: Change
     assert await world.state() == before
 
 
+@pytest.mark.thorough
 async def test_prepare_is_idempotent(world: ChangeWorld) -> None:
     capture, tables = await prepared(world)
     state = await world.state()
@@ -329,6 +330,7 @@ async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld)
     assert [r["id"] for r in changes_of(chunks) if r["_cdc_lsn"] >= snapshot.point] == [4]
 
 
+@pytest.mark.thorough
 async def test_live_gives_whole_transactions_in_commit_order(stream_world: ChangeWorld) -> None:
     world = stream_world
     capture, _ = await prepared(world)
@@ -478,6 +480,7 @@ async def test_resumes_exactly_after_the_confirmed_position(stream_world: Change
         assert ids(await take(live, 2)) == [6, 7]
 
 
+@pytest.mark.thorough
 async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> None:
     capture, _ = await begun(world)
     async with aclosing(capture.live(None)) as live:
@@ -595,6 +598,7 @@ async def test_health_tells_when_the_claim_is_lost(world: ChangeWorld) -> None:
         await anext(capture.live(None))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "stage", ["new", "claimed", "prepared", "reading", "abandoned", "streaming", "killed"]
 )
@@ -694,6 +698,7 @@ async def test_tables_changed_can_be_cancelled_at_any_time(world: ChangeWorld) -
     assert (await capture.discover({})).tables
 
 
+@pytest.mark.thorough
 async def test_snapshot_boundary_of_a_table_that_comes_while_it_streams(world: ChangeWorld) -> None:
     """I6: what is read at the point, and what the stream brings from there on, is the table."""
     capture, tables = await prepared(world)

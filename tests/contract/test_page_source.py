@@ -72,6 +72,7 @@ async def test_an_unknown_column_is_refused(world: TableWorld) -> None:
             world.page_source(split, ["nothing"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "predicates",
     [
@@ -133,6 +134,7 @@ async def test_a_table_larger_than_a_batch_comes_in_several(world: TableWorld) -
     assert sorted(ids) == list(MANY)
 
 
+@pytest.mark.thorough
 async def test_it_can_be_closed_before_during_and_after_twice(world: TableWorld) -> None:
     world.insert(MANY)
     async with world.snapshot() as snapshot:

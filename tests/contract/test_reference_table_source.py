@@ -348,6 +348,7 @@ async def test_a_truncate_voids_the_snapshot(reference: Reference) -> None:
     await source.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("polls", range(5))
 async def test_exactly_once_over_a_restart_at_any_checkpoint(
     reference: Reference, polls: int

@@ -28,6 +28,7 @@ async def read_ids(world: TableWorld, splits: Sequence[Split]) -> list[int]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target_bytes", [1, 10_000, 1 << 40])
 async def test_exactly_once_every_row_whatever_the_number_of_splits(
     world: TableWorld, target_bytes: int

@@ -174,6 +174,7 @@ def names_of(expression: str) -> set[str]:
     return set(METRIC.findall(expression))
 
 
+@pytest.mark.thorough
 def test_a_real_prometheus_scrapes_a_daemon_and_evaluates_every_alert_and_panel(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path
 ) -> None:

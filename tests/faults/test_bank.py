@@ -29,7 +29,7 @@ TRANSFERS = 25
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_i2_the_total_over_two_tables_is_constant_at_every_epoch(
     database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
 ) -> None:

@@ -70,6 +70,7 @@ def make_pipeline(database: Database, lake: DeltaLake, slots: int) -> Pipeline:
     return Pipeline(capture, lake, small_epochs, watch())
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("seed", "slots"), [(7, 3)])
 async def test_exactly_once_while_backlogs_are_drained(

@@ -198,6 +198,7 @@ MOUNT_FAULTS: dict[str, Fault] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_exactly_once_through_faults_of_the_lakes_file_system(
     shop: Database, make_daemon: MakeDaemon, lake: Path

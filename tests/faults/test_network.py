@@ -106,7 +106,7 @@ FAULTS: tuple[Callable[[FlakyNetwork], object], ...] = (
     "faults",
     [
         2,
-        pytest.param(4, marks=pytest.mark.thorough),
+        pytest.param(4, marks=pytest.mark.long),
         pytest.param(100, marks=pytest.mark.long),
     ],
 )
@@ -152,6 +152,7 @@ def test_exactly_once_over_a_network_at_fault(
     assert daemon.sigterm() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("patience", ["little", pytest.param("usual", marks=pytest.mark.long)])
 @pytest.mark.parametrize(

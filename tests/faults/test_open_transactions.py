@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     ("kills", "seed"),
     [
         (2, 20261122),
-        pytest.param(4, 20261122, marks=pytest.mark.thorough),
+        pytest.param(4, 20261122, marks=pytest.mark.long),
         pytest.param(60, 4, marks=pytest.mark.long),
     ],
 )

@@ -50,7 +50,7 @@ CUT = """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("seed", "kills"), [(20261122, 5), pytest.param(20261122, 15, marks=pytest.mark.thorough)]
+    ("seed", "kills"), [(20261122, 5), pytest.param(20261122, 15, marks=pytest.mark.long)]
 )
 def test_exactly_once_through_sigkills_at_random_instants(
     own_postgres: PostgresServer, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int

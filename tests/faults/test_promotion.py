@@ -93,6 +93,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer, workload: Worklo
     await_written(workload, 60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("major", [pytest.param(16, marks=pytest.mark.long), 17, 18])
 def test_a_standby_that_is_captured_is_promoted_while_others_write(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
@@ -151,6 +152,7 @@ def test_a_failover_slot_goes_on_at_the_new_primary_while_others_write(
             assert daemon.sigterm() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("major", "policy"),
     [
@@ -248,6 +250,7 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
             assert slot(other, "confirmed_flush_lsn::text") == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("major", [pytest.param(17, marks=pytest.mark.long), 18])
 def test_a_failover_in_mid_drain_to_a_standby_that_is_behind_is_told(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int

@@ -91,6 +91,7 @@ def test_a_daemon_that_follows_one_that_ended_delivers_soon(replacement: Replace
     print(f"gap in delivery: {gap_s:.1f} s")  # noqa: T201
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_was_started_before_the_old_one_ended_waits_and_then_delivers(
     replacement: Replacement,
 ) -> None:

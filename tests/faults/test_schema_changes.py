@@ -96,7 +96,7 @@ class Changer:
 
 
 @pytest.mark.parametrize(
-    ("seed", "kills"), [(20261121, 2), pytest.param(20261121, 6, marks=pytest.mark.thorough)]
+    ("seed", "kills"), [(20261121, 2), pytest.param(20261121, 6, marks=pytest.mark.long)]
 )
 def test_exactly_once_while_tables_change_and_the_daemon_is_killed(
     database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int

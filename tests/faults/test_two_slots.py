@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int

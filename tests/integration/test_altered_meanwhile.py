@@ -87,6 +87,7 @@ def test_a_discovery_does_not_undo_what_the_stream_has_told(
 LEFT = '"left":{"'
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_killed", [False, True], ids=["goes on", "is killed"])
 def test_rows_that_ddl_makes_ambiguous_are_read_from_the_start(
     database: Database, lake: Path, make_daemon: MakeDaemon, *, is_killed: bool

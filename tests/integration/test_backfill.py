@@ -111,6 +111,7 @@ def test_i6_fresh_source_under_writes(
 
 
 # Tried too: claimed, prepared, listed.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "state",
     [
@@ -146,6 +147,7 @@ def test_i3_i6_killed_driver_goes_on_where_it_was(
     assert not leftovers(lake)
 
 
+@pytest.mark.thorough
 def test_i6_a_killed_backfill_of_another_table_leaves_what_was_read(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_i6_a_killed_backfill_of_another_table_leaves_what_was_read(
     assert_daemon_goes_on(database, lake, daemon, BIG, "public.small")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "state",
     [
@@ -229,6 +232,7 @@ def test_i4_i6_new_table_on_a_lake_with_live_tables(
     assert BIG in {t["table"] for t in first["tables"]}
 
 
+@pytest.mark.thorough
 def test_i4_table_is_listed_though_nothing_else_changes(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -248,6 +252,7 @@ def test_i4_table_is_listed_though_nothing_else_changes(
     assert_daemon_goes_on(database, lake, daemon, BIG)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", [None, "split:3"])
 def test_i6_live_table_again(
     database: Database, make_daemon: MakeDaemon, lake: Path, state: str | None
@@ -268,6 +273,7 @@ def test_i6_live_table_again(
     assert len(positions_of_rows_read(lake)) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "states_reached",
     [
@@ -297,6 +303,7 @@ def _killed_again(daemon: Daemon, state: str) -> None:
     killed_backfill(daemon.config_path, "shop", state, BIG, "--again")
 
 
+@pytest.mark.thorough
 def test_i6_values_that_neither_snapshot_has_are_read_by_key(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -315,6 +322,7 @@ def test_i6_values_that_neither_snapshot_has_are_read_by_key(
     assert_daemon_goes_on(database, lake, daemon, BIG)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("meanwhile", "told"),
     [

@@ -157,6 +157,7 @@ def test_a_source_in_order_passes_the_check_with_0(tmp_path: Path, shop: Databas
     assert "table public.orders" in found.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "cause", "remedy"),
     [
@@ -189,6 +190,7 @@ def strict_postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.thorough
 def test_a_wrong_password_is_named_and_never_shown(
     tmp_path: Path, strict_postgres: PostgresServer
 ) -> None:
@@ -314,6 +316,7 @@ def test_what_a_publication_sends_in_part_is_captured_in_part(
     assert "2 columns, identity: id; rows where (id > 0)" in table_line(found, "lines")
 
 
+@pytest.mark.thorough
 def test_a_list_without_the_identity_lets_only_inserts_by(
     tmp_path: Path, new_shop: Database
 ) -> None:
@@ -366,6 +369,7 @@ def test_replica_identity_nothing_is_mended_as_it_says(tmp_path: Path, shop: Dat
     assert ingestd(tmp_path, "check", config).code == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("controls", "cause", "remedy"),
     [
@@ -544,6 +548,7 @@ def test_an_operator_fault_keeps_the_daemon_and_says_so_once(
     assert "Traceback" not in daemon.tail()
 
 
+@pytest.mark.thorough
 def test_a_transient_fault_passes_by_itself_once_it_is_mended(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -591,6 +596,7 @@ def test_a_slot_in_use_by_another_client_is_named_and_taken_over(
     daemon.await_ready()
 
 
+@pytest.mark.thorough
 def test_one_writer_a_second_daemon_says_who_works_on_the_slot(
     tmp_path: Path, shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:

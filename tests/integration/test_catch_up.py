@@ -94,6 +94,7 @@ async def run_pipeline(
     await run_until_rows(make_pipeline(server.dsn(), "only", lake, policy), lake, rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("free", [0, 1, 2])
 async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
     own_postgres: PostgresServer, lake: Path, free: int
@@ -128,6 +129,7 @@ async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
     assert policy.drained == min(free, 1) + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("packed", [False, True])
 async def test_large_messages_are_packed_by_bytes_if_at_all(
     database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch, *, packed: bool
@@ -174,6 +176,7 @@ def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DrainSlot, "make", make_slowly)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("refused", [drain_slot, slot_advance], ids=["drains", "moves"])
 async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_stream(
     own_postgres: PostgresServer,
@@ -213,6 +216,7 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
     assert policy.is_paused is (refused is drain_slot)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("large_bytes", [1, 50_000])
 async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
@@ -272,6 +276,7 @@ async def test_joined_parts_hold_no_more_than_others(
     assert (policy.drained, policy.most_joined, policy.is_paused) == (1, 4, False)
 
 
+@pytest.mark.thorough
 async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_not_joined_again(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +297,7 @@ async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_
     await run(4001)
 
 
+@pytest.mark.thorough
 async def test_parts_that_are_too_large_for_the_server_become_smaller(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +376,7 @@ async def test_where_the_server_fails_at_segments_it_drains_without_them(
     assert (policy.drained, policy.takes_open, policy.is_paused) == (1, True, False)
 
 
+@pytest.mark.thorough
 async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

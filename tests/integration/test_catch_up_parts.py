@@ -164,6 +164,7 @@ async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
     assert len(sizes) < 25
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("packed", [False, True])
 async def test_exactly_once_joined_parts_end_where_they_hold_enough(
@@ -183,6 +184,7 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
     assert len(set(messages.ends) - bounds) > 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000)])
 async def test_exactly_once_what_is_given_in_segments_comes_in_commit_order(
     database: Database, slots: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -220,6 +222,7 @@ async def test_exactly_once_segments_with_ddl_give_the_same_rows(
     assert writers.rolled_back
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "setup",
     [

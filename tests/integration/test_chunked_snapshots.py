@@ -84,6 +84,7 @@ def await_live(daemon: Daemon, lake: Path, tables: Sequence[str] = ("public.big"
     await_until(lambda: all(states(lake).get(t) == "live" for t in tables), LIMIT_S, daemon.tail)
 
 
+@pytest.mark.thorough
 def test_i6_first_load_in_chunks_under_writes(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_i6_kills_while_chunks_are_read(
     assert markers(lake) == 1  # it never began anew
 
 
+@pytest.mark.thorough
 def test_i6_a_killed_load_at_one_point_goes_on_in_chunks(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -137,6 +139,7 @@ def test_i6_a_killed_load_at_one_point_goes_on_in_chunks(
     assert point in positions_of_rows_read(lake)
 
 
+@pytest.mark.thorough
 def test_i6_on_demand_while_a_transaction_is_open_all_the_time(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -155,6 +158,7 @@ def test_i6_on_demand_while_a_transaction_is_open_all_the_time(
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
+@pytest.mark.thorough
 def test_a_rewrite_in_the_middle_begins_anew_and_loses_nothing(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -212,6 +216,7 @@ ODD_KEYS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ODD_KEYS)
 def test_i6_a_row_whose_values_were_not_sent_is_found_by_its_key(
     database: Database, make_daemon: MakeDaemon, lake: Path, key: str

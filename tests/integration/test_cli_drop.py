@@ -65,6 +65,7 @@ def publications(shop: Database) -> list[str]:
     return [name for (name,) in shop.rows("SELECT pubname::text FROM pg_publication")]
 
 
+@pytest.mark.thorough
 def test_a_source_is_dropped_and_read_anew_by_the_next_run(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:

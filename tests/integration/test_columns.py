@@ -196,6 +196,7 @@ def assert_unseen(lake: Path, daemon: Daemon, words: Iterable[str] = (NEEDLE,)) 
         assert word.encode() not in files
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_what_is_masked_or_left_out_is_nowhere_in_the_lake(
     database: Database, lake: Path, make_daemon: MakeDaemon, identity: str
@@ -238,6 +239,7 @@ mask_columns = { email = "sha256", since = "sha256", phone = "null", late = "nul
     assert (columns["email"]["delta_type"], columns["phone"]["delta_type"]) == ("string", "integer")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scope", ["listed", "all tables"])
 def test_hidden_values_that_were_not_sent(
     database: Database, lake: Path, make_daemon: MakeDaemon, scope: str
@@ -420,6 +422,7 @@ def test_a_list_goes_as_soon_as_whole_rows_are_the_identity(
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_a_column_taken_back_in_brings_its_old_values(
     people: Database, lake: Path, make_daemon: MakeDaemon, identity: str
@@ -491,6 +494,7 @@ def test_a_masked_column_renamed_stops_the_table_and_shows_nothing(
     assert_unseen(lake, daemon)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hidden", ['mask_columns = { email = "sha256" }', EXCLUDED])
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "stopped"])
 def test_a_hidden_column_whose_name_another_takes_stops_the_table_and_shows_nothing(
@@ -571,6 +575,7 @@ def test_lossless_what_the_config_could_not_be_kept_with_is_read_anew(
     assert [(r["id"], r["email"]) for r in found] == [(i, None) for i in (1, 2, 3)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["not", "listed", "by option"])
 def test_a_generated_column_is_captured_where_it_is_published(
     database: Database, lake: Path, make_daemon: MakeDaemon, how: str

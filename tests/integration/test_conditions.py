@@ -65,6 +65,7 @@ async def test_a_condition_is_taken_and_stays_one_expression(dsn: str, text: str
         assert connection.execute(query.encode()).fetchall() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", [*BAD, GOOD[-1]])
 async def test_anything_else_is_refused_with_what_the_server_says(dsn: str, text: str) -> None:
     with pytest.raises(TableError, match="it can't be asked this condition: ") as told:

@@ -82,6 +82,7 @@ def test_a_promoted_standby_with_the_slot_goes_on_without_a_snapshot(
             daemon.close()
 
 
+@pytest.mark.thorough
 def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
             daemon.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("major", "told"), [(15, "keeps no slot"), (18, "it has no slot")])
 def test_a_promoted_standby_without_the_slot_is_read_anew(
     lake: Path, make_daemon: MakeDaemon, major: int, told: str

@@ -42,6 +42,7 @@ def left_in(store: ObjectStoreServer) -> list[str]:
     return [*files.files(""), *files.folders("")]
 
 
+@pytest.mark.thorough
 def test_one_writer_a_store_that_refuses_is_told_from_one_that_overwrites(
     store: ObjectStoreServer, way: str
 ) -> None:
@@ -59,6 +60,7 @@ def test_one_writer_a_store_that_refuses_is_told_from_one_that_overwrites(
     assert left_in(store) == []
 
 
+@pytest.mark.thorough
 def test_one_writer_a_store_that_knows_no_conditional_put_is_told(
     store: ObjectStoreServer,
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_row_too_large_in_the_stream_stops_its_table_alone(
     assert_change_log_is_sound(shop, lake, is_dense=False)
 
 
+@pytest.mark.thorough
 def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
     assert_lake_equals_source(shop, lake)
 
 
+@pytest.mark.thorough
 def test_a_row_too_large_in_a_poll_or_its_snapshot_stops_its_table_alone(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -177,6 +179,7 @@ def await_rows(lake: Path, count: int) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["streamed", "drained"])
 def test_a_row_that_the_server_can_not_send_is_named_with_the_way_past_it(
     shop: Database, lake: Path, make_daemon: MakeDaemon, way: str

@@ -254,6 +254,7 @@ def write(database: Database) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("made", REFUSED.values(), ids=REFUSED)
 def test_no_table_is_published_whose_own_writes_would_fail(
     database: Database, role: str, made: list[str]
@@ -320,6 +321,7 @@ def is_live(daemon: Daemon, table: TableId) -> bool:
     return any(t["state"] == "live" for t in tables if TableId.parse(t["table"]) == table)
 
 
+@pytest.mark.thorough
 def test_polling_without_replication(
     database: Database, role: str, lake: Path, make_daemon: MakeDaemon
 ) -> None:

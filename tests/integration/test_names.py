@@ -120,6 +120,7 @@ def make(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
     return make_daemon(wal_config(lake=lake, dsn=database.dsn, tables=["*.*"], source_extra=names))
 
 
+@pytest.mark.thorough
 def test_i7_tables_of_any_name(database: Database, make_daemon: MakeDaemon, lake: Path) -> None:
     create_tables(database)
     daemon = make(database, make_daemon, lake)

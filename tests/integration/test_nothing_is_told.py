@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import psutil
+import pytest
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
@@ -84,6 +85,7 @@ def is_seen(lake: Path, key: str) -> bool:
     return any(row["id"] == key for row in raw_rows(lake, BIRDS))
 
 
+@pytest.mark.thorough
 def test_no_value_of_a_row_is_told(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     with_birds(database)
     extra = """

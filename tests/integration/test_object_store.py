@@ -82,6 +82,7 @@ async def commit(lake: DeltaLake, epoch: int) -> None:
     await writer.commit(summary(epoch * 100, epoch * 100 + 50))
 
 
+@pytest.mark.thorough
 async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
     store: ObjectStoreServer, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
     assert found[5].total() == 2 * REQUESTS_OF_A_COMMIT[way]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "path", ["public/orders/_delta_log/", "_epochs/_delta_log/", "public/orders/part-"]
 )
@@ -134,6 +136,7 @@ async def test_exactly_once_where_an_answer_is_lost_or_the_store_is_busy(
     assert [row["epoch"] for row in epochs_of(local)] == [1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_conflict", [False, True])
 @pytest.mark.parametrize("comes", ["before the fence", "after it"])
 @pytest.mark.parametrize("path", ["public/orders/_delta_log/", "_epochs/_delta_log/"])
@@ -222,6 +225,7 @@ def test_a_file_whose_upload_is_gone_is_written_again(running: ObjectStoreServer
     assert isinstance(storage_fault(lost.value, files.uri("a")), TransientError)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_files_sent_in_parts_hold_their_rows(
     database: Database, make_daemon: MakeDaemon, store: ObjectStoreServer
@@ -287,6 +291,7 @@ async def test_many_tables_wait_for_the_store_at_the_same_time(
     assert sorted(met) == ["open"] * len(tables) + ["put_new"] * len(tables)
 
 
+@pytest.mark.thorough
 async def test_files_are_joined_in_a_store_while_the_daemon_appends(
     store: ObjectStoreServer, tmp_path: Path
 ) -> None:
@@ -320,6 +325,7 @@ async def test_files_are_joined_in_a_store_while_the_daemon_appends(
     assert sorted((row["_cdc_epoch"], row["id"]) for row in rows) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "way", ["obstore", pytest.param("deltalake", marks=pytest.mark.thorough)], indirect=True
 )

@@ -98,6 +98,7 @@ def test_a_table_whose_definition_changes_with_every_row(
     await_until(lambda: registry(lake)[-1]["state"] == "live", LIMIT_S, daemon.tail)
 
 
+@pytest.mark.thorough
 def test_a_table_of_1600_columns(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     kinds = ("int", "text", "bool", "date", "numeric(6,2)", "real", "smallint", "timestamptz")
     columns = [f"c{n} {kinds[n % len(kinds)]}" for n in range(1, COLUMNS)]

@@ -253,6 +253,7 @@ async def test_where_the_server_fails_the_next_connection_goes_without(
     assert_change_log_is_sound(source, lake)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_commit_order_is_what_the_server_sends_without_open_transactions(
     database: Database, seed: int

@@ -269,6 +269,7 @@ async def test_nulls_in_many_columns(database: Database) -> None:
         assert present == {f"c{row['id']}": row["id"] * 1000}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "odd"),
     [
@@ -358,6 +359,7 @@ async def test_names_that_need_quotes(database: Database) -> None:
     assert (row['a"b %s {0}'], row["ünï"]) == (1, "x")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("large_bytes", [1, 12_000_000, 1 << 30])
 async def test_values_of_many_megabytes(
     database: Database, monkeypatch: pytest.MonkeyPatch, large_bytes: int
@@ -374,6 +376,7 @@ async def test_values_of_many_megabytes(
     ]
 
 
+@pytest.mark.thorough
 async def test_bounded_batches_of_values_that_are_small_on_disk_only(database: Database) -> None:
     database.execute(
         "CREATE TABLE bomb (id int PRIMARY KEY, body text)",
@@ -401,6 +404,7 @@ REWRITES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("statement", REWRITES.values(), ids=REWRITES)
 async def test_snapshot_boundary_a_rewrite_between_two_splits_is_noticed(
     database: Database, statement: str

@@ -159,6 +159,7 @@ def psql(database: Database, statement: str) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_no_partition_is_published_whose_changes_would_fail_or_find_no_row(
     database: Database, lake: Path, make_daemon: MakeDaemon, case: Case
@@ -176,6 +177,7 @@ def test_no_partition_is_published_whose_changes_would_fail_or_find_no_row(
     assert_captured(daemon, database, lake)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "made", [(*KEYED, *OTHER, FULL[0]), (*KEYED, FULL[1]), (*KEYLESS, *FULL)], ids=str
 )
@@ -188,6 +190,7 @@ def test_partitions_that_give_more_are_captured(
     assert_captured(daemon, database, lake)
 
 
+@pytest.mark.thorough
 def test_a_generated_column_in_the_key(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_foreign_partition(database: Database, lake: Path, make_daemon: MakeDa
     assert_captured(daemon, database, lake)
 
 
+@pytest.mark.thorough
 def test_a_partition_that_comes_without_identity(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -249,6 +253,7 @@ def test_a_partition_that_comes_without_identity(
     assert_captured(daemon, database, lake)
 
 
+@pytest.mark.thorough
 def test_a_table_is_published_without_those_that_inherit(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:

@@ -120,6 +120,7 @@ async def test_i6_a_partition_that_was_emptied_is_read(database: Database, comin
     assert await reason_after(database, coming) == "a partition was truncated by itself"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("coming", KEPT, ids=attrgetter("name"))
 async def test_i7_a_partition_whose_file_was_made_anew_is_not_read(
     database: Database, coming: Coming
@@ -127,6 +128,7 @@ async def test_i7_a_partition_whose_file_was_made_anew_is_not_read(
     assert await reason_after(database, coming) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("coming", EMPTY, ids=attrgetter("name"))
 async def test_i7_a_partition_that_came_empty_is_not_read(
     database: Database, coming: Coming
@@ -134,6 +136,7 @@ async def test_i7_a_partition_that_came_empty_is_not_read(
     assert await reason_after(database, coming) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("coming", FILLED, ids=attrgetter("name"))
 async def test_i6_a_partition_that_came_with_rows_is_read(
     database: Database, coming: Coming

@@ -121,6 +121,7 @@ def assert_told(daemon: Daemon, since: str) -> None:
     assert "ingestd resume shop" in done(daemon, "status")
 
 
+@pytest.mark.thorough
 def test_a_pause_outlives_the_daemon_and_needs_none(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_pause_outlives_the_daemon_and_needs_none(
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
+@pytest.mark.thorough
 def test_what_a_paused_source_can_not_do_is_said(daemon: Daemon) -> None:
     found = run_command(daemon.config_path, "pause", "shp")
     assert (found.returncode, found.stderr) == (
@@ -160,6 +162,7 @@ def test_what_a_paused_source_can_not_do_is_said(daemon: Daemon) -> None:
         assert "ingestd resume shop" in found.stderr
 
 
+@pytest.mark.thorough
 def test_one_writer_a_paused_source_keeps_its_claim(
     database: Database, daemon: Daemon, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
@@ -172,6 +175,7 @@ def test_one_writer_a_paused_source_keeps_its_claim(
     assert "another ingestd works on slot" in shop["reason"]
 
 
+@pytest.mark.thorough
 def test_snapshot_boundary_a_first_load_goes_on_after_a_pause(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -206,6 +210,7 @@ def has_begun(lake: Path) -> bool:
     return any(row["rows"] for row in epochs(lake))
 
 
+@pytest.mark.thorough
 def test_a_polled_source_is_paused_too(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:

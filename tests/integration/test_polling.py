@@ -69,6 +69,7 @@ def items(database: Database) -> Database:
 CURSOR = '[sources.shop.table."public.item"]\ncursor = "at"\n'
 
 
+@pytest.mark.thorough
 def test_inserts_updates_and_deletes(items: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     extra = CURSOR + 'detect_deletes = "200ms"\n'
     daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn, extra=extra))
@@ -101,6 +102,7 @@ def test_inserts_updates_and_deletes(items: Database, lake: Path, make_daemon: M
     assert sorted(later) == [("c", 102), ("d", 9), ("u", 10)]
 
 
+@pytest.mark.thorough
 def test_a_sweep_that_a_stop_cut_off_or_kept_from_beginning_is_made_at_the_start(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -145,6 +147,7 @@ def test_another_cursor_loses_nothing(items: Database, lake: Path, make_daemon: 
     await_equal(items, lake)
 
 
+@pytest.mark.thorough
 def test_another_column_for_deleted_rows_reads_the_table_anew(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -173,6 +176,7 @@ def _is_updated(lake: Path, key: int) -> bool:
     return ("u", key) in ops(lake)
 
 
+@pytest.mark.thorough
 def test_another_kind_of_capture_reads_anew(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:

@@ -232,6 +232,7 @@ async def test_every_row_is_a_u_where_keys_take_too_much_memory(
     await capture.close()
 
 
+@pytest.mark.thorough
 async def test_a_sweep_of_many_passes_goes_on_over_a_start(
     source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +333,7 @@ async def test_what_a_sweep_found_may_be_forgotten_while_a_poll_looks_at_it(
     await capture.close()
 
 
+@pytest.mark.thorough
 async def test_what_a_reading_sees_is_known_when_polling_goes_on(
     source: Database, options: dict[str, Any]
 ) -> None:

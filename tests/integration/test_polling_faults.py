@@ -118,6 +118,7 @@ def test_what_is_wrong_with_a_table_is_said_and_stops_it_alone(
 # --- cursors and clocks ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_cursors_that_go_back_and_clocks_that_jump_cost_nothing(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -142,6 +143,7 @@ def test_cursors_that_go_back_and_clocks_that_jump_cost_nothing(
     assert_change_log_is_sound(items, lake)
 
 
+@pytest.mark.thorough
 def test_notify_polls_at_once(items: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     source = 'listen = "shop changed"\n'
     daemon = make_daemon(
@@ -161,6 +163,7 @@ def test_notify_polls_at_once(items: Database, lake: Path, make_daemon: MakeDaem
 # --- tables that change in mid run --------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_truncated_tables_are_read_anew(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -187,6 +190,7 @@ def test_truncated_tables_are_read_anew(
     assert_change_log_is_sound(items, lake)
 
 
+@pytest.mark.thorough
 def test_columns_that_come_go_and_change(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -224,6 +228,7 @@ def test_columns_that_come_go_and_change(
 # --- rights, locks, time limits -----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_right_that_is_taken_stops_its_table_alone(
     items: Database, lake: Path, make_daemon: MakeDaemon, stranger: str
 ) -> None:
@@ -259,6 +264,7 @@ def locked(source: Database, table: str) -> Iterator[None]:
         connection.rollback()
 
 
+@pytest.mark.thorough
 def test_a_lock_holds_up_its_table_alone(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -292,6 +298,7 @@ def test_a_lock_holds_up_its_table_alone(
     assert_change_log_is_sound(items, lake)
 
 
+@pytest.mark.thorough
 def test_a_statement_timeout_that_is_too_small_is_named(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -328,6 +335,7 @@ def ops_of(lake: Path, table: TableId) -> list[str]:
 # --- servers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_writer_a_second_daemon_is_told_of_the_first(
     items: Database, lake: Path, tmp_path: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -344,6 +352,7 @@ def test_one_writer_a_second_daemon_is_told_of_the_first(
     await_equal(items, tmp_path / "other", ITEM, OTHER)
 
 
+@pytest.mark.thorough
 def test_a_standby_is_polled_while_transactions_are_open_on_the_primary(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -381,6 +390,7 @@ def test_a_standby_is_polled_while_transactions_are_open_on_the_primary(
         assert daemon.sigterm() == 0
 
 
+@pytest.mark.thorough
 def test_a_query_that_replay_cancels_is_made_again(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:

@@ -37,6 +37,7 @@ async def rows_found(
         await connection.rollback()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(60)
 async def test_a_server_that_gives_nothing_for_too_long_is_cancelled(database: Database) -> None:
     database.execute(

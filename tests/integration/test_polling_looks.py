@@ -121,6 +121,7 @@ def described(database: Database, *, cursor: bool) -> PolledTable:
     return PolledTable(table, Cursor(("at",), "time") if cursor else None, None, 1.0, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cursor", [True, False])
 @pytest.mark.parametrize("seed", range(5))
 async def test_every_version_that_stays_is_found_once(

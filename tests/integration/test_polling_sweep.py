@@ -172,6 +172,7 @@ async def keyed(database: Database, name: str = "t") -> Table:
 DELETED = list(range(10, ROWS + 1, 10))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [*KEYS, *MORE])
 async def test_a_sweep_finds_the_deleted_rows_by_any_key(database: Database, case: str) -> None:
     database.execute(*PREPARE)
@@ -190,6 +191,7 @@ async def test_a_sweep_finds_the_deleted_rows_by_any_key(database: Database, cas
     assert keys_in(table, await absent_of(database, table, everything)) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [*KEYS, *MORE])
 async def test_pages_follow_an_index(database: Database, case: str) -> None:
     """Else each page would sort all keys."""
@@ -336,6 +338,7 @@ async def test_children_of_a_plain_table_are_not_its_rows(database: Database) ->
     assert keys_in(table, await absent_of(database, table, found)) == ["[3]"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["text", "char(9)"])
 @pytest.mark.parametrize(
     ("encoding", "value"),

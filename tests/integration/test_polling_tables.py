@@ -158,6 +158,7 @@ async def test_cursors(database: Database, type_name: str, kind: str) -> None:
 NO_KEY = "CREATE TABLE t (id int NOT NULL, a int, at timestamptz)"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("made", "table", "reason", "remedy"),
     [
@@ -283,6 +284,7 @@ async def test_a_role_needs_select_and_nothing_more(database: Database, stranger
 FILLED = (WHOLE, "INSERT INTO t SELECT n, now(), 'x' FROM generate_series(1, 100) n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("runs_on", [True, False])
 @pytest.mark.parametrize(
     ("statements", "reason"),
@@ -444,6 +446,7 @@ async def test_a_key_that_is_unique_no_more_is_noticed(database: Database) -> No
 # --- the server ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 async def test_a_standby_is_looked_at_and_has_the_primarys_origin() -> None:
     with server_of(15) as primary, primary.connect() as connection:
         for statement in (*FILLED, "CREATE ROLE reader LOGIN", "GRANT SELECT ON t TO reader"):

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
+import pytest
 
 from ingestd.capture.page_source import CopyPageSource
 from ingestd.capture.pushdown import condition
@@ -135,6 +136,7 @@ def predicates_of(name: str) -> list[Predicate]:
     return [*found, OneOf(name, tuple(values)), OneOf(name, tuple(values[:1]))]
 
 
+@pytest.mark.thorough
 async def test_rows_are_those_that_the_lakes_values_want(database: Database) -> None:
     make(database)
     table = await table_named(database, "p")

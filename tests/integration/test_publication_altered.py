@@ -50,6 +50,7 @@ def readings(lake: Path) -> int:
     return [row["_cdc_op"] for row in raw_rows(lake, PARTS)].count("t")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("less", LESS.values(), ids=LESS)
 @pytest.mark.parametrize("is_left", [False, True], ids=["for a moment", "and left so"])
 def test_what_was_not_sent_is_read(

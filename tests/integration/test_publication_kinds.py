@@ -113,6 +113,7 @@ def assert_equal(shop: Database, lake: Path) -> None:
     assert_lake_equals_source(shop, lake, tables=[ORDERS, PARTS], slot=shop.name, limit_s=LIMIT_S)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 async def test_check_says_what_is_sent_in_vain(shop: Database, kind: str) -> None:
     in_vain = publish(shop, kind)
@@ -152,6 +153,7 @@ def test_what_is_given_is_captured_and_nothing_else(
     daemon.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_table_comes_when_the_publication_has_it(
     shop: Database, lake: Path, make_daemon: MakeDaemon, kind: str
@@ -177,6 +179,7 @@ def test_a_new_table_comes_when_the_publication_has_it(
     daemon.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "away", "back"),
     [
@@ -219,6 +222,7 @@ def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
     daemon.close()
 
 
+@pytest.mark.thorough
 def test_a_publication_of_all_tables_made_anew_is_a_gap(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:

@@ -102,6 +102,7 @@ SELECT coalesce((SELECT s.oid FROM pg_publication_namespace s
 _WITH_LIST = {"parts_true", "parts_false", "listed", "listed_none"}
 
 
+@pytest.mark.thorough
 async def test_it_is_what_the_server_says(database: Database) -> None:
     async with await connect(database.dsn) as connection:
         version = connection.info.server_version

@@ -121,6 +121,7 @@ def snapshot(daemon: Daemon, *tables: str) -> subprocess.CompletedProcess[str]:
 # --- read again ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [config, polling_config])
 def test_rows_are_read_every_refresh_and_committed_if_they_differ(
     database: Database, lake: Path, make_daemon: MakeDaemon, make: Callable[..., str]
@@ -166,6 +167,7 @@ def test_an_empty_table_is_loaded_and_columns_change(
     await_until(lambda: current(lake) == [], LIMIT_S, "the empty table")
 
 
+@pytest.mark.thorough
 def test_manual_is_read_once_then_when_asked_for(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -211,6 +213,7 @@ def test_i8_a_fault_is_the_tables_own(
     assert len(current(lake)) == 200
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changed",
     [
@@ -266,6 +269,7 @@ def source_by_name(database: Database) -> dict[int, dict[str, Any]]:
 # --- followed --------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [config, polling_config])
 def test_changes_are_put_in_after_every_epoch(
     database: Database, lake: Path, make_daemon: MakeDaemon, make: Callable[..., str]
@@ -344,7 +348,8 @@ class Transfers:
                 connection.commit()
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["snapshot_only", "snapshot_plus_cdc"])
 def test_every_version_is_the_source_at_some_moment_whatever_is_killed(
     database: Database, lake: Path, make_daemon: MakeDaemon, kind: str, kills: int
@@ -381,6 +386,7 @@ def assert_moments(lake: Path) -> None:
         assert sum(row[2] for row in rows) == TOTAL, f"version {version} is of no moment"
 
 
+@pytest.mark.thorough
 def test_i6_a_followed_table_that_is_read_anew(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -413,6 +419,7 @@ def test_i6_a_followed_table_that_is_read_anew(
     assert_moments(lake)
 
 
+@pytest.mark.thorough
 def test_what_the_commands_show(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     create(database)
     daemon = make_daemon(config(database, lake, "manual"))

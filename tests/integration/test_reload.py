@@ -234,6 +234,7 @@ def await_more_written(writing: Workload) -> None:
     await_until(lambda: writing.committed > was + 50, LIMIT_S)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("turns", [2, pytest.param(12, marks=pytest.mark.long)])
 def test_exactly_once_under_reloads_and_pauses(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, turns: int

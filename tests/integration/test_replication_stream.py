@@ -136,6 +136,7 @@ async def test_it_is_closed_although_that_is_cancelled(
         await asyncio.to_thread(await_until, is_free, LIMIT_S, "the slot to be free")
 
 
+@pytest.mark.thorough
 async def test_every_message_comes_once_and_in_order(
     reader: type[SocketReader | LibpqReader], dsn: str, database: Database
 ) -> None:

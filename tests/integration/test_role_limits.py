@@ -112,6 +112,7 @@ async def test_limits_of_the_role_hold_for_no_connection_of_ours(
     assert {name: MEANT[name] for name, _ in found} == dict(found)
 
 
+@pytest.mark.thorough
 def test_a_role_with_limits_of_its_own_is_served(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -154,6 +155,7 @@ def remedy_for(daemon: Daemon, table: str) -> str:
     return str(events[-1]["remedy"])
 
 
+@pytest.mark.thorough
 def test_isolated_a_table_that_may_not_be_read_stops_with_the_grant(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -186,6 +188,7 @@ def test_isolated_a_table_that_may_not_be_read_stops_with_the_grant(
 # --- locks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_nothing_of_ours_waits_for_who_reads_so_nothing_is_locked_exclusively(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -207,6 +210,7 @@ def test_nothing_of_ours_waits_for_who_reads_so_nothing_is_locked_exclusively(
         daemon.close()
 
 
+@pytest.mark.thorough
 def test_ddl_is_not_held_up_by_a_publication_that_waits_for_a_table(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:

@@ -38,6 +38,7 @@ def recreate(database: Database, encoding: str) -> None:
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("encoding", "stored"),
     [

@@ -62,6 +62,7 @@ def assert_lake_has_what_is_published(database: Database, lake: Path) -> None:
     assert_lake_equals_source(database, lake, tables=[BIG], slot=database.name)
 
 
+@pytest.mark.thorough
 def test_i7_a_row_that_comes_into_the_filter_without_its_values_stops_its_table(
     filtered: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_i7_a_row_that_comes_into_the_filter_without_its_values_stops_its_table(
     assert last(lake)["state"] == "live"
 
 
+@pytest.mark.thorough
 def test_what_came_before_the_remedy_does_not_stop_the_table_again(
     filtered: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:

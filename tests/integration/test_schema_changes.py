@@ -314,6 +314,7 @@ def test_i8_nobody_else_notices(running: Life) -> None:
     assert len(set(raw["_cdc_epoch"].to_pylist())) > len(CASES) // LOOKED_AFTER
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", RECORDED, ids=attrgetter("name"))
 def test_a_rewrite_is_only_recorded_if_so_configured(recording: Life, case: Case) -> None:
     table = TableId("public", case.name)

@@ -68,6 +68,7 @@ CASES: dict[str, tuple[dict[str, str], str, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 async def test_what_a_person_must_put_right(guarded: PostgresServer, case: str) -> None:
     change, said, remedy = CASES[case]

@@ -52,6 +52,7 @@ def test_a_slot_moved_beyond_the_lake_is_read_anew(lake: Path, make_daemon: Make
         daemon.close()
 
 
+@pytest.mark.thorough
 def test_an_idle_slot_that_the_server_gave_up_is_read_anew(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -72,6 +73,7 @@ def test_an_idle_slot_that_the_server_gave_up_is_read_anew(
         daemon.close()
 
 
+@pytest.mark.thorough
 def test_a_slot_whose_wal_a_new_server_removed_says_so(lake: Path, make_daemon: MakeDaemon) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB"}
     with server_of(18, settings) as server:
@@ -104,6 +106,7 @@ def shop_in(database: Database) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["while it runs", "between two runs"])
 def test_a_lake_that_was_not_mounted_for_a_time_has_no_gap(
     database: Database, tmp_path: Path, lake: Path, make_daemon: MakeDaemon, when: str
@@ -134,6 +137,7 @@ def test_a_lake_that_was_not_mounted_for_a_time_has_no_gap(
     assert snapshots(lake) == 1
 
 
+@pytest.mark.thorough
 def test_a_lake_that_was_removed_is_begun_anew_and_told(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -171,6 +175,7 @@ def behind(failed: dict[str, Any]) -> tuple[Lsn, Lsn]:
     return Lsn.parse(words[0]), Lsn.parse(words[5])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "recovery"])
 def test_a_server_restored_from_a_backup_is_not_taken_for_its_old_self(
     lake: Path, make_daemon: MakeDaemon, kind: Kind
@@ -204,6 +209,7 @@ def test_a_server_restored_from_a_backup_is_not_taken_for_its_old_self(
             daemon.close()
 
 
+@pytest.mark.thorough
 def test_a_copy_of_the_disk_with_its_slot_is_not_taken_for_its_old_self(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -242,6 +248,7 @@ def test_a_copy_of_the_disk_with_its_slot_is_not_taken_for_its_old_self(
             daemon.close()
 
 
+@pytest.mark.thorough
 def test_another_server_that_is_ahead_is_told_by_its_identifier(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -261,6 +268,7 @@ def test_another_server_that_is_ahead_is_told_by_its_identifier(
         daemon.close()
 
 
+@pytest.mark.thorough
 def test_another_server_under_the_same_address_is_told_and_read_anew(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:

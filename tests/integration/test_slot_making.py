@@ -56,6 +56,7 @@ def alter_meanwhile(
     await_until(lambda: database.value(WAITS, second), LIMIT_S, daemon.tail)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "ddl",
@@ -107,6 +108,7 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         daemon.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("ddl", "is_altered"),
@@ -153,6 +155,7 @@ def test_without_a_second_slot_it_is_made_anew_if_anything_was_altered_meanwhile
         daemon.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("is_cut", [False, True], ids=["fails", "is cut off"])
 def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
@@ -186,6 +189,7 @@ def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
         daemon.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("major", [15, 18])
 def test_a_server_that_crashes_while_the_slot_is_moved(
@@ -252,6 +256,7 @@ def created(lake: Path) -> set[int]:
     return {row["id"] for row in rows if row["_cdc_op"] == "c"}
 
 
+@pytest.mark.thorough
 def test_it_is_told_what_the_making_waits_for(lake: Path, make_daemon: MakeDaemon) -> None:
     with server_of(15) as server:
         database = Database(server, "postgres")

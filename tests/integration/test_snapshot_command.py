@@ -107,6 +107,7 @@ def test_snapshot_boundary_some_rows_are_read_again_and_the_others_stay(
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "where",
     [
@@ -131,6 +132,7 @@ def test_isolated_a_condition_that_fails_is_told_and_its_table_goes_on(
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
+@pytest.mark.thorough
 def test_snapshot_boundary_a_cancelled_snapshot_leaves_the_old_rows(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_snapshot_boundary_a_cancelled_snapshot_leaves_the_old_rows(
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
+@pytest.mark.thorough
 def test_rows_that_are_being_read_when_it_is_cancelled_are_left_out(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
@@ -242,6 +245,7 @@ def reader(database: Database) -> Iterator[str]:
     database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
+@pytest.mark.thorough
 def test_isolated_a_stopped_table_comes_back(
     database: Database, make_daemon: MakeDaemon, lake: Path, reader: str
 ) -> None:

@@ -52,6 +52,7 @@ def await_changes(daemon: Daemon, lake: Path, wanted: list[tuple[str, int]]) -> 
     assert changes(lake) == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_it_starts_at_the_slots_point_new_or_there_already(
     shop: Database, lake: Path, make_daemon: MakeDaemon, *, by_hand: bool

@@ -122,6 +122,7 @@ def settings(shop: Database, **changes: Any) -> WalSettings:
     return WalSettings(kind="wal", **{**named, **changes})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("major", [16, pytest.param(18, marks=pytest.mark.thorough)])
 def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
     lake: Path, make_daemon: MakeDaemon, major: int
@@ -210,6 +211,7 @@ async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major:
             assert not policy.is_paused
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("major", "told"), [(16, "recovery conflicted with it"), (18, "removed catalog rows")]
 )
@@ -252,6 +254,7 @@ def watch_impatiently(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watched, limit, 0.3)
 
 
+@pytest.mark.thorough
 async def test_who_moves_a_slot_and_waits_for_a_standby_is_not_taken_for_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,6 +285,7 @@ async def test_who_moves_a_slot_and_waits_for_a_standby_is_not_taken_for_lost(
                     await moving
 
 
+@pytest.mark.thorough
 async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -311,6 +315,7 @@ async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_
             await point.close()
 
 
+@pytest.mark.thorough
 async def test_a_slot_is_made_step_by_step_on_the_standby_of_an_idle_primary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -343,6 +348,7 @@ async def test_a_slot_is_made_step_by_step_on_the_standby_of_an_idle_primary(
             assert other.slots() == [SLOT]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("major", [16, 18])
 def test_tables_are_altered_while_the_slot_is_made_on_a_standby(

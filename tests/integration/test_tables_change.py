@@ -47,6 +47,7 @@ def test_a_new_table_that_matches_is_found(database: Database, daemon: Daemon, l
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_table_that_is_being_dropped_keeps_no_other_waiting(
@@ -139,6 +140,7 @@ def read_again(lake: Path) -> bool:
     return bool(ops.count("t") > 1)
 
 
+@pytest.mark.thorough
 def test_i6_a_new_table_joins_while_the_others_go_on(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
@@ -185,6 +187,7 @@ def test_for_all_tables_a_new_one_is_found_by_its_first_change(
     assert restarts(made) == []
 
 
+@pytest.mark.thorough
 def test_i8_a_table_without_identity_stops_alone_until_it_has_one(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
@@ -211,6 +214,7 @@ def test_i8_a_table_without_identity_stops_alone_until_it_has_one(
     assert restarts(daemon) == []
 
 
+@pytest.mark.thorough
 def test_i8_a_locked_new_table_waits_alone(database: Database, daemon: Daemon, lake: Path) -> None:
     """An index that is being built on it keeps it out of the publication."""
     with database.connect(autocommit=False) as session:
@@ -227,6 +231,7 @@ def test_i8_a_locked_new_table_waits_alone(database: Database, daemon: Daemon, l
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
+@pytest.mark.thorough
 def test_i8_a_locked_partition_holds_nothing_back(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:

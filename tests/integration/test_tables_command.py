@@ -90,6 +90,7 @@ def test_without_a_daemon_the_catalog_is_told(shop: Database, tmp_path: Path) ->
         assert line in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_role_without_rights_sees_what_it_lacks(
     shop: Database, tmp_path: Path, stranger: str
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_role_without_rights_sees_what_it_lacks(
     shop.execute(f"ALTER TABLE orders OWNER TO {shop.value('SELECT current_user')}")
 
 
+@pytest.mark.thorough
 def test_a_running_daemon_tells_the_states(
     shop: Database, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
@@ -154,6 +156,7 @@ def test_a_server_that_is_silent_is_75_within_the_limit(shop: Database, tmp_path
     assert "no answer within 0.5 s" in done.stderr  # not libpq's own limit of 10 s
 
 
+@pytest.mark.thorough
 def test_a_database_that_is_not_there_is_1_and_the_other_source_is_shown(
     shop: Database, tmp_path: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_database_that_is_not_there_is_1_and_the_other_source_is_shown(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

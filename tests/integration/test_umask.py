@@ -8,6 +8,7 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 from deltalake import DeltaTable
 
 from ingestd.sink.maintenance import MaintenancePolicy
@@ -38,6 +39,7 @@ def umask() -> Iterator[None]:
         os.umask(before)
 
 
+@pytest.mark.thorough
 async def test_files_of_the_lake_are_created_with_the_umask(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:

@@ -228,6 +228,7 @@ def _one_for_another(rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist([*changes, {**once, "_cdc_seq": 1000}], rows.schema)
 
 
+@pytest.mark.thorough
 def test_damage_of_every_kind_is_named(database: Database, make_shop: Any) -> None:
     database.execute(
         "CREATE TABLE keyed (id int PRIMARY KEY, note text, amount numeric(9,2), secret text)",
@@ -303,6 +304,7 @@ reference = "snapshot_only"
 """
 
 
+@pytest.mark.thorough
 def test_types_shapes_and_changed_columns(database: Database, make_shop: Any) -> None:
     """I7: whatever a column is of, and `_cdc_raw`, is compared as it is."""
     types = built_in_types(database)
@@ -382,6 +384,7 @@ def test_what_can_not_be_compared_is_told(
     assert "it did not move meanwhile" in said
 
 
+@pytest.mark.thorough
 def test_joined_files_of_a_table_that_was_once_sent_whole(
     database: Database, make_shop: Any
 ) -> None:
@@ -416,6 +419,7 @@ def test_joined_files_of_a_table_that_was_once_sent_whole(
     assert shop.equal("public.big") == {"public.big": 20}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_locked_table_is_not_waited_for(
     database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool
@@ -445,6 +449,7 @@ def test_a_locked_table_is_not_waited_for(
     assert code == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["cut short", "gone"])
 def test_a_damaged_file_is_a_fault_of_its_table_alone(
     database: Database, make_shop: Any, how: str
@@ -494,6 +499,7 @@ def test_what_was_compared_before_a_fault_is_told(
     assert code == 75
 
 
+@pytest.mark.thorough
 def test_it_reads_no_faster_than_it_may(database: Database, make_shop: Any) -> None:
     database.execute(
         "CREATE TABLE load (id int PRIMARY KEY, note text)",
@@ -506,6 +512,7 @@ def test_it_reads_no_faster_than_it_may(database: Database, make_shop: Any) -> N
     assert time.monotonic() - began > 20000 * 100 / 1e6
 
 
+@pytest.mark.thorough
 def test_a_polled_source_settles(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     database.execute(
         "CREATE TABLE keyed (id int PRIMARY KEY, note text, amount numeric(9,2), gone bool)",
@@ -536,6 +543,7 @@ def test_a_polled_source_settles(database: Database, lake: Path, make_daemon: Ma
         assert line in lines, said
 
 
+@pytest.mark.thorough
 def test_commits_that_nobody_sees_yet_are_left_out(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:

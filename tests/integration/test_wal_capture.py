@@ -162,6 +162,7 @@ sys.exit(daemon.run(pathlib.Path("ingestd.toml")))
 """A daemon whose commits to `orders` hang, as those to a dead network disk would."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, 1)])
 def test_a_commit_that_hangs_does_not_keep_the_daemon(
     shop: Database, lake: Path, tmp_path: Path, signals: int, code: int
@@ -200,6 +201,7 @@ def closing(pid: int) -> bool:
 # --- the slot is lost ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["resnapshot", "stop"])
 def test_a_slot_dropped_by_hand_is_noticed(
     shop: Database, lake: Path, make_daemon: MakeDaemon, policy: str
@@ -260,6 +262,7 @@ def test_a_slot_lost_under_a_running_daemon_is_read_anew(
     assert_equal(shop, lake)
 
 
+@pytest.mark.thorough
 def test_a_slot_whose_wal_was_removed_is_read_anew(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
@@ -373,6 +376,7 @@ def await_orders(database: Database, lake: Path) -> None:
     await_until(arrived, LIMIT_S, f"the lake to reach {now}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stalled_s", [5, pytest.param(300, marks=pytest.mark.long)])
 async def test_a_stalled_lake_does_not_lose_the_connection(
     shop: Database, lake: Path, stalled_s: int
@@ -535,6 +539,7 @@ def test_a_column_added_while_running_comes_to_the_lake(
 # --- server and daemons come and go ----------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_server_restart_is_survived_and_not_held_up(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon, mode: Any

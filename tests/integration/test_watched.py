@@ -92,6 +92,7 @@ async def test_a_query_that_nobody_answers_is_given_up(
     assert connection.closed
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("reader", [CopyOut, SocketCopy])
 async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
@@ -214,6 +215,7 @@ async def refuse_in_russian(reader: asyncio.StreamReader, writer: asyncio.Stream
     await writer.drain()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("how", ["refused", "slow"])
 async def test_one_connection_that_fails_is_no_sign_of_the_end(
@@ -250,6 +252,7 @@ async def test_a_refusal_in_another_language_is_no_sign_of_the_end(database: Dat
     assert len(seen) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("little_patience")
 async def test_what_another_server_says_counts_for_nothing(
     database: Database, own_postgres: PostgresServer
@@ -276,6 +279,7 @@ def test_a_server_is_known_by_when_it_was_started() -> None:
     assert ours.is_another(watched.Server(250, elsewhere, 300))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("little_patience")
 async def test_a_server_that_may_not_say_is_still_missed(
     database: Database, network: FlakyNetwork, stranger: str
@@ -351,6 +355,7 @@ async def take_for_ever(stream: ReplicationStream) -> None:
         await stream.take()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("saw", [b"", STREAM], ids=["everything", "the stream"])

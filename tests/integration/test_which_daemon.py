@@ -38,6 +38,7 @@ def other_config(daemon: Daemon, old: str, new: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["pause", "resume", "snapshot"])
 def test_no_command_goes_to_a_daemon_with_another_lake(
     daemon: Daemon, tmp_path: Path, lake: Path, command: str
@@ -60,6 +61,7 @@ def test_nor_to_one_with_another_slot(daemon: Daemon, database: Database) -> Non
     assert f"works by slot '{database.name}', database {database.name}" in found.stderr
 
 
+@pytest.mark.thorough
 def test_status_says_whose_word_it_is(daemon: Daemon, tmp_path: Path, lake: Path) -> None:
     told = json.loads(run_command(daemon.config_path, "status", "--json").stdout)
     assert (told["offline"], told["ready"], told["lake"]) == (None, True, str(lake))

@@ -62,6 +62,7 @@ def notes(lake: Path) -> list[Path]:
     return list(lake.rglob("split-*.json"))
 
 
+@pytest.mark.thorough
 def test_i6_several_tables_under_writes(
     spark: SparkSession, workload_database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:

@@ -48,6 +48,7 @@ def epochs(log: CutLog, spark: SparkSession) -> list[int]:
     return sorted(row["epoch"] for row in rows)
 
 
+@pytest.mark.thorough
 def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: SparkSession) -> None:
     spark.sparkContext.setJobGroup("cuts", "")
     log.append(cut(1), replace=False)
@@ -64,6 +65,7 @@ def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: Spar
     assert row["last_commit_ts"].astimezone(UTC) == AT
 
 
+@pytest.mark.thorough
 def test_the_newest_cut_is_replaced_without_a_job_by_this_run_or_the_next(
     log: CutLog, spark: SparkSession
 ) -> None:
@@ -88,6 +90,7 @@ def test_the_newest_cut_is_replaced_without_a_job_by_this_run_or_the_next(
     assert found.end_lsn == 5
 
 
+@pytest.mark.thorough
 def test_maintenance_between_cuts_is_nothing_to_stop_at(log: CutLog, spark: SparkSession) -> None:
     for epoch in (1, 2):
         log.append(cut(epoch), replace=False)
@@ -98,6 +101,7 @@ def test_maintenance_between_cuts_is_nothing_to_stop_at(log: CutLog, spark: Spar
     assert operations(log, spark)[-3:] == ["OPTIMIZE", "WRITE", "STREAMING UPDATE"]
 
 
+@pytest.mark.thorough
 def test_a_cut_that_another_run_has_added_is_not_added_again(
     log: CutLog, spark: SparkSession
 ) -> None:

@@ -19,6 +19,7 @@ from tests.spark.reading import Reading, reading
 __all__ = ["reading"]
 
 
+@pytest.mark.thorough
 def test_a_table_is_read_in_the_partitions_that_are_asked_for(reading: Reading) -> None:
     reading.database.execute(
         "CREATE TABLE numbers (id int PRIMARY KEY, note text)",
@@ -51,6 +52,7 @@ def test_every_value_of_every_type_is_whole(reading: Reading) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.thorough
 def test_limit_columns_and_where(reading: Reading) -> None:
     reading.database.execute(
         'CREATE TABLE picked (id int PRIMARY KEY, "a,b" text, c int, "Ünï" bool)',
@@ -132,6 +134,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "said"), WRONG)
 def test_what_is_wrong_is_said(reading: Reading, options: dict[str, str], said: str) -> None:
     reading.database.execute(
@@ -142,6 +145,7 @@ def test_what_is_wrong_is_said(reading: Reading, options: dict[str, str], said: 
     assert reading.database.dsn not in str(raised.value)
 
 
+@pytest.mark.thorough
 def test_missing_rights_are_said(reading: Reading) -> None:
     role = f"{reading.database.name}_reader"
     reading.database.execute(

@@ -87,6 +87,7 @@ _cdc_raw['n'] = 'NaN'
 """Each is of one column or more; Spark hands over those parts that it has filters for."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_filters_of_every_type_keep_the_rows_that_spark_would(reading: Reading, half: int) -> None:
     filters = FILTERS[half::2]
@@ -129,6 +130,7 @@ def test_filters_of_every_type_keep_the_rows_that_spark_would(reading: Reading, 
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.thorough
 def test_a_loaded_frame_takes_the_filters_of_one_plan(reading: Reading) -> None:
     reading.database.execute(
         "CREATE TABLE filtered (id int)", "INSERT INTO filtered SELECT generate_series(1, 100)"

@@ -138,6 +138,7 @@ def test_what_spark_leaves_unread_ends_too(alone: Reading) -> None:
     await_until(lambda: alone.sessions() == 0, LIMIT_S, "the sessions to end")
 
 
+@pytest.mark.thorough
 def test_a_table_that_is_altered_is_to_be_loaded_again(reading: Reading) -> None:
     reading.database.execute(
         "CREATE TABLE altered (id int, t text)", "INSERT INTO altered VALUES (1, 'x')"
@@ -152,6 +153,7 @@ def test_a_table_that_is_altered_is_to_be_loaded_again(reading: Reading) -> None
     assert reading.load("public.altered").columns == ["id", "t", "n", "_cdc_raw"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("statement", ["TRUNCATE {}", "VACUUM FULL {}", "DROP TABLE {}"])
 def test_a_table_that_is_replaced_fails_the_query(reading: Reading, statement: str) -> None:
     table = f"replaced_{statement.split(maxsplit=1)[0].lower()}"

@@ -180,6 +180,7 @@ async def test_a_keyed_history_is_that_of_its_changes(
         assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyed))
 
 
+@pytest.mark.thorough
 async def test_a_keyless_history_is_that_of_its_changes(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ async def test_a_keyless_history_is_that_of_its_changes(
         assert_same(job.versions(), plain(log.epochs[:epoch], fold_keyless))
 
 
+@pytest.mark.thorough
 async def test_a_column_that_is_added_is_in_what_was_there_then(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
@@ -270,6 +272,7 @@ async def test_a_column_that_came_and_went_is_in_what_was_there_meanwhile(
     ]
 
 
+@pytest.mark.thorough
 async def test_a_row_without_a_key_is_found_by_what_a_new_column_has(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
@@ -328,6 +331,7 @@ async def test_a_key_that_is_stored_apart_and_one_that_is_another_than_before(
         job.move(2, 161, rows=1)
 
 
+@pytest.mark.thorough
 async def test_as_of_goes_by_the_log_not_by_the_clock(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
@@ -354,6 +358,7 @@ async def test_as_of_goes_by_the_log_not_by_the_clock(
         as_of_lsn(session, f"{lake}/shop", "public.prices", 119)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moves", [(1, 3, 4), pytest.param((4,), marks=pytest.mark.thorough)])
 async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
     session: SparkSession, lake: Path, tmp_path: Path, moves: tuple[int, ...]
@@ -431,6 +436,7 @@ async def test_equal_rows_go_on_where_a_column_is_made_again(
     ]
 
 
+@pytest.mark.thorough
 async def test_it_begins_only_where_nothing_that_counts_is_gone(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def asks_anew(daemon: Daemon, lake: Path) -> None:
     await_until(is_read, LIMIT_S, daemon.tail)
 
 
+@pytest.mark.thorough
 def test_a_history_at_a_time_is_the_source_as_it_was(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ingestd.sink.durable import Fsync
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
@@ -33,6 +35,7 @@ def maintain(lake: Path, *, days: float) -> int:
     return done.joined_files + done.cleaned.data_files
 
 
+@pytest.mark.thorough
 async def test_exactly_once_for_a_stream_over_a_table_that_is_joined_and_cleaned(
     spark: SparkSession, lake: Path, tmp_path: Path
 ) -> None:

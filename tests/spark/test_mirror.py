@@ -213,6 +213,7 @@ def test_mirror_equals_its_source_after_every_batch(
         assert detail["clusteringColumns"] == ["id"]
 
 
+@pytest.mark.thorough
 def test_reading_anew_voids_by_position_not_by_arrival(mirror: Mirror, raw: RawLake) -> None:
     t = table("a")
     raw.commit({t: [change("c", i, f"old {i}", raw.lsn, i) for i in range(1, 7)]})
@@ -240,6 +241,7 @@ def change(op: str, key: int, note: str | None, lsn: int, seq: int, **more: Any)
     return {"_cdc_op": op, "id": key, "note": note, "n": 1, "_cdc_lsn": lsn, "_cdc_seq": seq} | more
 
 
+@pytest.mark.thorough
 def test_a_table_that_is_not_whole_is_in_no_cut_and_stays_as_it_was(
     mirror: Mirror, raw: RawLake
 ) -> None:
@@ -267,6 +269,7 @@ def test_a_table_that_is_not_whole_is_in_no_cut_and_stays_as_it_was(
     assert list(read_at(mirror.spark, mirror.target, 2)) == ["public.a"]
 
 
+@pytest.mark.thorough
 def test_rows_without_a_key_are_counted(mirror: Mirror, raw: RawLake) -> None:
     t = table("a", identity="f")
 

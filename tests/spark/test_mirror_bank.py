@@ -29,6 +29,7 @@ SEED = 20261121
 SAVINGS, CURRENT = map(str, TABLES)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_the_total_over_two_tables_is_constant_at_every_cut(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path

@@ -22,6 +22,7 @@ class KilledError(Exception):
     pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_killed_after_any_commit_it_ends_equal_and_applies_nothing_twice(
     mirror: Mirror, raw: RawLake, rounds: int
@@ -60,6 +61,7 @@ def arguments(mirror: Mirror, *more: str) -> list[str]:
     return [*lake, "--target", mirror.target, "--once", "--parallel", "1", *more]
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     mirror: Mirror, raw: RawLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +112,7 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     ]
 
 
+@pytest.mark.thorough
 def test_files_that_are_gone_are_done_without_where_they_do_not_count(
     mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +211,7 @@ def test_epochs_are_never_skipped(mirror: Mirror, raw: RawLake) -> None:
     assert latest(mirror.spark, mirror.target).epoch == 3
 
 
+@pytest.mark.thorough
 def test_a_target_and_a_checkpoint_are_of_one_lake(
     mirror: Mirror, raw: RawLake, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from ingestd.schema import Column, Table, TableId, with_before
 from spark_jobs.epochs import latest
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["mirror", "raw"]
 
 
+@pytest.mark.thorough
 def test_columns_that_come_are_filled_with_what_old_rows_have(mirror: Mirror, raw: RawLake) -> None:
     t = table("a")
     raw.commit({t: [change("c", i, "old", raw.next_lsn(), 1) for i in (1, 2, 3)]})
@@ -107,6 +109,7 @@ def test_keys_that_their_columns_can_not_hold(mirror: Mirror, raw: RawLake) -> N
     assert sorted(found, key=str) == sorted([(None, 10, "infinity"), (day, 2, None)], key=str)
 
 
+@pytest.mark.thorough
 def test_deleted_rows_stay_with_soft_deletes(mirror: Mirror, raw: RawLake) -> None:
     t = table("a")
     raw.commit({t: [change("c", i, "x", raw.next_lsn(), 1) for i in (1, 2, 3)]})
@@ -161,6 +164,7 @@ def test_changes_that_name_rows_by_another_identity_stop_their_table(
     assert mirror.rows(whole) == []
 
 
+@pytest.mark.thorough
 def test_texts_of_a_column_that_is_no_more_are_no_part_of_a_row(
     mirror: Mirror, raw: RawLake
 ) -> None:

@@ -148,6 +148,7 @@ class Log:
         return ["id", "h1"] if self.has_key else NAMES
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("seed", "has_key"), [(1, True), (3, True), (2, False)])
 def test_source_and_changes_make_what_folding_both_makes(
     spark: SparkSession, seed: int, *, has_key: bool

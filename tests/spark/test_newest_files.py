@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ingestd.demo.comparison import await_caught_up
 from spark_jobs import newest_files
 from spark_jobs.lake import SourceLake
@@ -13,13 +15,13 @@ from tests.harness.config import wal_config
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from pyspark.sql import SparkSession
 
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
 
+@pytest.mark.thorough
 def test_a_daemons_lake(
     spark: SparkSession,
     database: Database,

@@ -36,6 +36,7 @@ def run(*arguments: str, cache: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_an_archive_that_is_there_is_taken_by_sessions(tmp_path: Path) -> None:
     archive = class_archive()
     if archive is None or not archive.exists():

@@ -74,6 +74,7 @@ def read(messages: list[bytes], cuts: list[int]) -> list[bytes]:
     return found
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS, st.integers(0, 400))
 def test_exactly_once_it_gives_what_a_spool_would_give(

@@ -34,6 +34,7 @@ def arrays(draw: st.DrawFn) -> tuple[str, list[int | None]]:
     return code, draw(st.lists(st.none() | values, min_size=1, max_size=40))
 
 
+@pytest.mark.thorough
 @given(arrays(), st.binary(max_size=3))
 @settings(deadline=None, max_examples=500)
 def test_lossless(case: tuple[str, list[int | None]], before: bytes) -> None:

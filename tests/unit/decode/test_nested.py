@@ -67,6 +67,7 @@ def test_lossless_odd_values_among_good_ones_and_nulls(kind: pa.DataType) -> Non
     check([None, *ODD, None, *ODD[::-1]], kind)
 
 
+@pytest.mark.thorough
 @settings(max_examples=1000, deadline=None)
 @given(
     st.sampled_from(KINDS),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -250,6 +251,7 @@ def test_decoder_equals_plain_one(
     assert chunks[-1].position == plain.position
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(streams(), CUTS, st.sampled_from([0, 60, 300]))
 def test_whole_transactions_chunks_end_with_transactions_unless_open(
@@ -273,6 +275,7 @@ def test_whole_transactions_chunks_end_with_transactions_unless_open(
             pending = None
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(streams(), CUTS, st.data(), st.sampled_from([1, SPARSE]), st.sampled_from([0, SMALL_ROWS]))
 def test_damaged_bytes_give_protocol_error_and_nothing_else(

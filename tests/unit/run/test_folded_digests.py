@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,6 +140,7 @@ def keyed_logs(draw: st.DrawFn, *, may_be_full: bool = False) -> Rows:
     return log
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=120)
 @given(keyed_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
 def test_keyed_rows_are_those_of_the_plain_fold(

@@ -108,6 +108,7 @@ def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return plain(fold(table(log), KEY))
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=200)
 @given(logs(), st.randoms())
 def test_whole_log_equals_the_plain_fold(
@@ -123,6 +124,7 @@ def test_whole_log_equals_the_plain_fold(
     assert len(keys) == len(set(keys)), "a key came twice"
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=200)
 @given(logs())
 def test_a_part_put_onto_the_rows_before_equals_the_plain_fold(

@@ -188,6 +188,7 @@ async def test_files_that_another_joined_meanwhile_are_left_to_it(tmp_path: Path
     assert len(live(tmp_path)) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("killed_at", STEPS)
 async def test_a_kill_at_any_step_loses_nothing_and_its_files_go_later(
     tmp_path: Path, killed_at: str, monkeypatch: pytest.MonkeyPatch

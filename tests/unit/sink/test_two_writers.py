@@ -231,6 +231,7 @@ OF_B = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "upto",
     [
