@@ -58,7 +58,8 @@ class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
     `is_streamed`: a publication sends the changes. `present`: every table, asked for or not.
-    `columns`, `files` and `places` by OID, `types` by theirs; `published` by name; `generated`:
+    `columns`, `files` and `places` by OID, `types` by theirs; `structs`: by OID, the columns that
+    the lake has as structs; `published` by name; `generated`:
     such columns, sent or not, by OID of the table; `minds_unsent`: the server refuses UPDATE and
     DELETE where an identity has one that is not sent (18+). `partitions`: see `list_partitions`, by
     OID of the root. `lsn`: all of it holds at that position. `seen`: which transactions it is
@@ -75,6 +76,7 @@ class Catalog:
     published: Mapping[TableId, Published] = field(default_factory=dict)
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
+    structs: Mapping[int, frozenset[str]] = field(default_factory=dict)
     generated: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     minds_unsent: bool = False
     partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
@@ -110,7 +112,13 @@ class Catalog:
             )
             for c in described
         )
-        types = {t for c in described for t in self.types.get(c.type_oid, ())}
+        structs = self.structs.get(row.oid, frozenset())
+        types = {
+            t
+            for c in described
+            for t in self.types.get(c.type_oid, ())
+            if c.name in structs or not t.are_names
+        }
         how = self.published.get(row.id, WHOLE)
         generated = self.generated.get(row.oid, {})
         present = {c.number for c in columns} | generated.keys()
@@ -155,6 +163,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
         rows=wanted,
         files=await read_files(connection, oids),
         places=await read_places(connection, oids),
+        structs={r.oid: _structs(settings, r.id) for r in wanted},
         generated=await list_generated(connection, oids),
         lsn=lsn,
         seen=await look(connection),
@@ -169,6 +178,11 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
     columns = await list_columns(connection, oids, generated)
     type_oids = {c.type_oid for found in columns.values() for c in found}
     return replace(catalog, columns=columns, types=await read_type_parts(connection, type_oids))
+
+
+def _structs(settings: PostgresSettings, table: TableId) -> frozenset[str]:
+    chosen = settings.controls(table).types
+    return frozenset(column for column, kind in chosen.items() if "struct" in kind.lower())
 
 
 async def _with_publication(

@@ -2,8 +2,8 @@
 
 Renaming an enum's label and changing a composite type's attributes touch no row and leave no trace
 in pg_attribute; every value that was written before has another text then. A label that is added
-changes none. An attribute that is dropped again leaves its number behind. Source: PostgreSQL
-documentation, ALTER TYPE.
+changes none. An attribute that is dropped again leaves its number behind. What they are called is in
+no text, but in a struct. Source: PostgreSQL documentation, ALTER TYPE.
 """
 
 from __future__ import annotations
@@ -43,13 +43,20 @@ UNION ALL
 SELECT root::int8, used.oid::int8, false, 0, c.relnatts::text
   FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
   JOIN pg_catalog.pg_class c ON c.oid = t.typrelid
+UNION ALL
+SELECT root::int8, -used.oid::int8, false, a.attnum::int8, a.attname::text
+  FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY 1, 2, 4
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TypeParts:
-    """A digest of a type's parts up to the one with the number `last`; `parts` where just read."""
+    """A digest of a type's parts up to the one with the number `last`; `parts` where just read.
+
+    `oid` is below 0 where they are what its attributes are called.
+    """
 
     oid: int
     last: int
@@ -59,6 +66,11 @@ class TypeParts:
     def __str__(self) -> str:
         """Write it."""
         return f"{self.oid}:{self.last}:{self.digest}"
+
+    @property
+    def are_names(self) -> bool:
+        """Whether they are no part of a value's text."""
+        return self.oid < 0
 
     @classmethod
     def parse(cls, text: str) -> TypeParts:

@@ -600,3 +600,33 @@ def test_a_generated_column_is_captured_where_it_is_published(
     assert found == [
         (op, n, n * 2 if is_sent else "left out") for op, n in zip("rcu", (1, 2, 5), strict=True)
     ]
+
+
+@pytest.mark.parametrize("chosen", ["struct", "string"])
+def test_a_renamed_attribute_has_structs_read_anew_and_texts_stay(
+    database: Database, lake: Path, make_daemon: MakeDaemon, chosen: str
+) -> None:
+    database.execute(
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE TABLE people (id int PRIMARY KEY, p pair)",
+        "INSERT INTO people VALUES (1, '(1,x)')",
+    )
+    daemon = make_daemon(config(database, lake, f'types = {{ p = "{chosen}" }}'))
+    daemon.start_ready()
+    await_until(lambda: len(current(lake)) == 1, LIMIT_S, daemon.tail)
+    assert daemon.sigterm() == 0
+    rename = "ALTER TYPE pair RENAME ATTRIBUTE b TO c"
+    database.execute(rename, "INSERT INTO people VALUES (2, '(2,y)')")
+    daemon.start_ready()
+    is_struct = chosen == "struct"
+    markers = 2 if is_struct else 1
+    await_until(
+        lambda: len(current(lake)) == 2 and [r["_cdc_op"] for r in raw(lake)].count("t") == markers,
+        LIMIT_S,
+        daemon.tail,
+    )
+    settle(database, daemon)
+    [newest] = [name for name in current(lake)[0] if name.startswith("p")][-1:]
+    found = {row["id"]: row[newest] for row in current(lake)}
+    texts = {1: "(1,x)", 2: "(2,y)"}
+    assert found == ({1: {"a": 1, "c": "x"}, 2: {"a": 2, "c": "y"}} if is_struct else texts)
