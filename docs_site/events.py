@@ -63,7 +63,7 @@ MEANINGS: Mapping[str, str] = {
     " their rows.",
     "snapshot.retried": "Tables could not be read now; they will be. The stream goes on.",
     "snapshot.waiting": "Reading, or the stream of a new slot, can't begin before older transactions end (`remedy` finds them), nor on a standby before its primary has logged which run.",
-    "slot.waits": "The server has no connection free by which the slot would be moved on while a"
+    "slot.not_moved": "The server has no connection free by which the slot would be moved on while a"
     " backlog is drained; it keeps more WAL until then. Once, until it moves.",
     "source.discovered": "What lake and source have, at each start of a source.",
     "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
@@ -84,7 +84,7 @@ MEANINGS: Mapping[str, str] = {
     " report it.",
     "table.raw_values": "A column has values that its lake type can't hold; they are in `_cdc_raw`."
     " Once for each column.",
-    "table.state": "A table has another state.",
+    "table.state": "A table has another state; `reason`: why it is read anew.",
     "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
     "task.failed": "A task of the event loop ended by an error that nobody took. A fault of the"
     " program.",

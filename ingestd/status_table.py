@@ -76,7 +76,7 @@ def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
     faults = [(f"source {name}", source)]
     faults += [(f"source {name}, table {printable(t['table'])}", t) for t in source["tables"]]
     for where, fault in faults:
-        if fault["reason"]:
+        if fault["reason"] and not fault.get("snapshot"):
             _print(out, f"{where} is {fault['state']}: {fault['reason']}")
             if fault["remedy"]:
                 _print(out, f"  remedy: {fault['remedy']}")
@@ -93,7 +93,8 @@ def _print_snapshots(out: Console, name: str, source: Mapping[str, Any]) -> None
         if table["snapshot_requested"]:
             _print(out, f"{where}: a new snapshot is asked for")
         elif table["snapshot"] is not None:
-            _print(out, f"{where}: {_read(table['snapshot'])}")
+            why = f"; {table['reason']}" if table["reason"] else ""
+            _print(out, f"{where}: {_read(table['snapshot'])}{why}")
         elif (last := table["last_snapshot"]) and last["outcome"] == "failed":
             failed = f"{where}: its last snapshot failed: {last['reason']}"
             _print(out, failed)

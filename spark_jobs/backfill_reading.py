@@ -243,5 +243,5 @@ def _changed(name: TableId, discoveries: Sequence[Discovery]) -> str | None:
         if name in found.rewritten:
             return found.rewritten[name]
         if name in found.interrupted:
-            return "its changes were not published for a time"
+            return found.interrupted[name]
     return None

@@ -154,7 +154,7 @@ class Follower:
                     await self._start_reading(give)
                 else:
                     for name, load in self._book.begin(self._book.to_read()).items():
-                        await give(Page(_missed(name, self._book.cause(name)), _now(), load))
+                        await give(Page(self._missed(name), _now(), load))
                 await self._until_tables_change()
                 await asyncio.sleep(LOOK_INTERVAL_S)  # what changes now may change again at once
                 await self._look()
@@ -162,6 +162,15 @@ class Follower:
                     await self.take_unread()
         finally:
             await _cancel([*self._readings, forgetting])
+
+    def _missed(self, name: TableId) -> TableError:
+        """Say why a table stops that would be read if it might; as when it did, if it had."""
+        known, cause = self._book.known.get(name), self._book.cause(name)
+        why = "" if cause is None else f" ({cause})"
+        reason = f'changes may have been missed{why}, and snapshot = "never"'
+        if cause is None and known is not None and known.state is TableState.STOPPED:
+            reason = known.reason or reason
+        return TableError(name, reason, remedy='set snapshot = "initial" to have it read anew')
 
     async def _look(self) -> None:
         """Discover, and have the stream bring what was found.
@@ -336,15 +345,6 @@ async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _missed(table: TableId, cause: str | None) -> TableError:
-    why = "" if cause is None else f" ({cause})"
-    return TableError(
-        table,
-        f'changes may have been missed{why}, and snapshot = "never"',
-        remedy='set snapshot = "initial" to have it read anew',
-    )
 
 
 def _now() -> datetime:

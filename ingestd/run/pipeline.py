@@ -191,16 +191,16 @@ class Pipeline:
         if isinstance(verdict, Lost):
             # Before the server is adopted and the slot made anew: a next start sees neither.
             given_up = [t for t in discovery.tables if _was_given_up(committed, t.id, verdict)]
-            events = book.events(given_up, TableState.SNAPSHOTTING, datetime.now(UTC), end)
-            await intake.record([replace(e, reason=verdict.reason) for e in events])
+            book.explain([table.id for table in given_up], verdict.reason)
+            await intake.enter(given_up, TableState.SNAPSHOTTING, end)
             if verdict.is_behind:
                 where = f"source {self._watch.source}"
                 raise OperatorError(f"{where}: {verdict.reason}", remedy=verdict.remedy)
         await self._sink.adopt(discovery.origin)
         # Before anything is written of them: a next start finds raw tables again.
         gone = [table for table in discovery.tables if table.id in committed.gone]
-        events = book.events(gone, TableState.SNAPSHOTTING, datetime.now(UTC), self._durable)
-        await intake.record([replace(event, reason=GONE) for event in events])
+        book.explain([table.id for table in gone], GONE)
+        await intake.enter(gone, TableState.SNAPSHOTTING, self._durable)
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         renew = isinstance(verdict, Lost)
         preparing = self._capture.prepare(discovery.tables, renew=renew)

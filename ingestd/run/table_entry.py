@@ -82,6 +82,7 @@ class TableEntry:
         is_this = known is not None and known.oid == self.table.oid
         if known is not None and is_this and known.state is TableState.SNAPSHOTTING:
             marker, _, self.progress = known.progress.partition(_MARKED)
+            self.cause = known.reason
         self.owes_marker, self.is_asked = marker != _FIRST, marker == _AGAIN
 
     def ask(self, whole_at: Lsn | None) -> None:
@@ -98,7 +99,7 @@ class TableEntry:
     def miss(self, cause: str | None) -> None:
         """Take that changes of it may have been missed: it has to be read from the start.
 
-        `cause`: None where it was never read.
+        `cause`: None where it was not whole.
         """
         self.cause = cause
         self.is_wanted, self.is_asked, self.progress = True, False, ""

@@ -86,8 +86,12 @@ class TableWatch:
                 remedy = event.remedy
                 why = {"reason": event.reason} if event.reason else {}
                 known = self._status.tables.get(name)
-                is_told = bool(event.reason) and not event.progress
-                if is_told or known is None or known.state is not event.state:
+                is_news = known is None or known.state is not event.state
+                if event.state is TableState.SNAPSHOTTING:  # recorded at each step
+                    is_news |= known is not None and known.reason != event.reason
+                else:
+                    is_news |= bool(event.reason)
+                if is_news:
                     self._log.info("table.state", table=name, state=str(event.state), **why)
             error = OperatorError(event.reason, remedy=remedy) if event.reason else None
             self._table(name, event.state, error, snapshot_lsn=event.snapshot_lsn)

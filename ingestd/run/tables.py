@@ -79,9 +79,7 @@ class TableBook:
                 entry.told = None  # its id would look as if it were to come, 2^31 later
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
             if (cause := self._gap(table.id)) is not None:
-                known = self.known.get(table.id)
-                is_known = known is not None and known.oid == table.oid
-                entry.miss(cause if is_known else None)
+                entry.miss(cause if self._is_live(table) else entry.cause)
                 entry.is_new |= table.id in discovery.interrupted
             entry.is_wanted |= entry.load is None and not self._is_live(table)
             self._entries[table.id] = entry
@@ -438,7 +436,7 @@ class TableBook:
         returns = any(c.lake_name in known.lake_columns for c in new)
         is_defaulted = entry.last == first and any(c.missing is not None for c in new)
         if returns or is_defaulted or _in_another_order(table, known):
-            entry.miss("columns came or went among the rows of one transaction")
+            entry.miss("columns came, came back or moved between rows that the stream sent")
             return True
         return False
 
@@ -480,8 +478,13 @@ class TableBook:
             for t in tables
         ]
 
+    def explain(self, names: Iterable[TableId], cause: str) -> None:
+        """Take why tables that are to be read have to be read anew."""
+        for name in names:
+            self._entries[name].cause = cause
+
     def cause(self, name: TableId) -> str | None:
-        """Say why a table is read anew; None if nothing was missed of it, or all of that read."""
+        """Say why a table is read anew, until it has been; None for any other."""
         entry = self._entries.get(name)
         return None if entry is None else entry.cause
 

@@ -207,7 +207,7 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
     with structlog.testing.capture_logs() as told:
         await run_pipeline(own_postgres, lake, policy, 6001)
     assert len(attempts) > 1 or refused is drain_slot
-    events = {drain_slot: "catch_up.refused", slot_advance: "slot.waits"}
+    events = {drain_slot: "catch_up.refused", slot_advance: "slot.not_moved"}
     [line] = [line for line in told if line["event"] in events.values()]  # once
     assert line["event"] == events[refused]
     assert "too many connections" in line["reason"]

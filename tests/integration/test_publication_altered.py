@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.schema import TableId
-from tests.harness.compare import assert_lake_equals_source, raw_rows
+from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
@@ -103,3 +103,31 @@ def test_another_owner_hides_no_gap(database: Database, lake: Path, daemon: Daem
         database.execute(
             "ALTER PUBLICATION ingestd_shop OWNER TO CURRENT_USER", f"DROP ROLE {owner}"
         )
+
+
+def test_where_nothing_is_read_the_table_stops_and_says_why(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    extra = 'snapshot = "never"\ndiscover_interval = "500ms"'
+    database.execute("CREATE TABLE parts (id int PRIMARY KEY, note text)")
+    found = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra=extra))
+    found.start_ready()
+    database.execute("CREATE TABLE looked (id int PRIMARY KEY)")
+    await_until(lambda: len(registry(lake)) > 2, LIMIT_S, found.tail)  # the mark, too
+    assert found.sigterm() == 0
+    database.execute(LESS["inserts only"], WHOLE)
+    why = (
+        "changes may have been missed (the publication was altered, or given another owner), and"
+        ' snapshot = "never"'
+    )
+
+    def reasons() -> list[str]:
+        told = found.events("table.stopped")
+        return [event["reason"] for event in told if event["table"] == str(PARTS)]
+
+    found.start()
+    await_until(lambda: reasons() == [why], LIMIT_S, found.tail)
+    assert found.sigterm() == 0
+    found.start()  # which does not forget it
+    await_until(lambda: reasons() == [why, why], LIMIT_S, found.tail)
+    assert found.sigterm() == 0

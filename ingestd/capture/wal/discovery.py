@@ -44,6 +44,7 @@ class SourceTables:
         self.told = told or Tellings()
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
+        self._rewritten: set[int] = set()
         self._mended = ""
         self._is_told = True
 
@@ -80,8 +81,11 @@ class SourceTables:
                 reason = reason or told.difference(row.oid, now)
                 if reason is not None:
                     rewritten[row.id] = reason
+                    self._rewritten.add(row.oid)
                 now = seen[row.oid] = told.taken(row.oid, now)
-                storage = to_record(now, row.oid, known.get(row.id))
+                # Else the next run would find the same files again that are not those recorded.
+                with_files = row.oid in self._rewritten
+                storage = to_record(now, row.oid, known.get(row.id), files=with_files)
                 accepted.append(replace(found, storage=storage))
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
@@ -195,7 +199,7 @@ class SourceTables:
         """Say why not all its changes are sent, or were for a time; None if they are and were."""
         sent, was_sent = catalog.published.get(table.id), self._catalog.published.get(table.id)
         if sent is None:
-            return "the publication lacks it"
+            return "the publication lacked it"
         is_another = then is not None and then.membership not in {0, now.membership}
         is_another &= now.membership not in self._replaced
         if is_another or (was_sent is not None and was_sent.entry != sent.entry):
@@ -204,7 +208,7 @@ class SourceTables:
         if is_altered and now.publication != self._mended:
             return "the publication was altered, or given another owner"
         if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
-            return "the publication lacks columns of it"
+            return "the publication lacked columns of it"
         if is_wider(table, catalog.columns.get(table.oid, ()), known):
             return "columns were not captured before"
         return None

@@ -61,6 +61,7 @@ class SlotAdvance:
         """Take that the slot is at `position`."""
         self._reached = position
         self._next_bytes = self._least_bytes
+        self._is_held_up = False
 
     async def confirm(self, position: Lsn) -> None:
         """Begin to move it there, if that is far enough and no step is under way.
@@ -113,7 +114,7 @@ class SlotAdvance:
             self._is_held_up = True
             log = structlog.get_logger("ingestd")
             source, reason, remedy = self._source, fault.what, fault.remedy
-            log.warning("slot.waits", source=source, reason=reason, remedy=remedy)
+            log.warning("slot.not_moved", source=source, reason=reason, remedy=remedy)
 
     async def _advance(self, connection: AsyncConnection[Any], position: Lsn) -> None:
         patience_until_s = time.monotonic() + FREE_WITHIN_S

@@ -66,6 +66,10 @@ _DECODED_BY = (
 )
 """The catalogs that tell pgoutput what to send, and how it is written as text."""
 _DECODED_BY_FROM_15 = (*_DECODED_BY, "pg_publication_namespace")
+_FREE_A_SLOT = (
+    "ALTER SYSTEM SET max_replication_slots higher, then restart the server; or drop a slot that "
+    "nothing uses"
+)
 UNWAITED_BYTES = 128
 """A slot that was made without waiting is so near its restart_lsn: a record that nobody runs, of 56
 bytes, perhaps with a page's header. With what was waited for it is 150 bytes away at least."""
@@ -173,18 +177,14 @@ async def _refuse_altered(control: AsyncConnection[Any], name: str, since: str) 
     if row is None or row[0]:
         raise _no_free_slot(
             f"something was altered while slot {name!r} was made",
-            otherwise="; or alter no tables, types or publications meanwhile, and make no "
+            f"{_FREE_A_SLOT}; or alter no tables, types or publications meanwhile, and make no "
             "temporary tables: it is made anew",
         )
 
 
-def _no_free_slot(why: str, *, otherwise: str = "") -> TransientError:
-    return TransientError(
-        f"{why}, so a second one is needed for a moment, and none is free",
-        reason="no_free_slot",
-        remedy="ALTER SYSTEM SET max_replication_slots higher, then restart the server; or "
-        f"drop a slot that nothing uses{otherwise}",
-    )
+def _no_free_slot(why: str, remedy: str) -> TransientError:
+    what = f"{why}, so a second one is needed for a moment, and none is free"
+    return TransientError(what, reason="no_free_slot", remedy=remedy)
 
 
 async def _move_past_those_waited_for(
@@ -208,7 +208,7 @@ async def _move_past_those_waited_for(
         except psycopg.errors.ConfigurationLimitExceeded:
             if attempt:  # its snapshot lies behind the slot now
                 why = f"slot {name!r} is to be moved once more"
-                raise _no_free_slot(why) from None
+                raise _no_free_slot(why, _FREE_A_SLOT) from None
             return None
         try:
             moved = await _move(control, settings, moved, later.point)

@@ -24,7 +24,7 @@ const COLUMNS = [
   },
 ];
 
-/** A table as a row, and below it why it is stopped. */
+/** A table as a row, and below it why it is stopped or read anew. */
 class Row {
   constructor(table) {
     this.name = el("th", { scope: "row" }, ...breakable(table));

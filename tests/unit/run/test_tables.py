@@ -63,6 +63,16 @@ def test_why_a_table_is_read_anew_is_recorded_until_it_has_been() -> None:
     assert event.reason is book.cause(A.id) is None
 
 
+def test_why_a_table_is_read_anew_is_known_after_a_restart() -> None:
+    book = live_book()
+    book.update(replace(FOUND, interrupted={A.id: "gap"}))
+    again = after_restart(book, TableState.SNAPSHOTTING)
+    assert again.cause(A.id) == "gap"
+    asked(again)
+    [event] = again.events([A], TableState.SNAPSHOTTING, AT, Lsn(50))
+    assert event.reason == "gap"
+
+
 def test_a_table_that_was_never_read_is_not_read_anew() -> None:
     book = TableBook(Committed())
     book.update(replace(FOUND, interrupted={A.id: "gap"}))
