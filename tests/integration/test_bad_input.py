@@ -218,7 +218,7 @@ def test_a_slot_wants_a_second_one_beside_it(tmp_path: Path) -> None:
         for taken, (state, code, told) in enumerate(
             (
                 ("ok", 0, "will be created\n"),
-                ("warn", 0, "will be created, as the last of 2; if tables are altered"),
+                ("warn", 0, "will be created, as the last of 2; if anything is altered"),
                 ("fail", 1, "all 2 replication slots are in use"),
             )
         ):

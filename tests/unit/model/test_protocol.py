@@ -51,7 +51,6 @@ def test_every_state_keeps_the_invariants_and_can_reach_the_end(
     assert found.states >= least
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rule", "protocol", "fault"),
     [
