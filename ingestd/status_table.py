@@ -76,7 +76,8 @@ def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
     faults = [(f"source {name}", source)]
     faults += [(f"source {name}, table {printable(t['table'])}", t) for t in source["tables"]]
     for where, fault in faults:
-        if fault["reason"] and not fault.get("snapshot"):
+        is_shown_below = fault["state"] == "snapshotting" and fault.get("snapshot")
+        if fault["reason"] and not is_shown_below:
             _print(out, f"{where} is {fault['state']}: {fault['reason']}")
             if fault["remedy"]:
                 _print(out, f"  remedy: {fault['remedy']}")

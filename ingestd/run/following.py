@@ -168,7 +168,8 @@ class Follower:
         known, cause = self._book.known.get(name), self._book.cause(name)
         why = "" if cause is None else f" ({cause})"
         reason = f'changes may have been missed{why}, and snapshot = "never"'
-        if cause is None and known is not None and known.state is TableState.STOPPED:
+        is_this = known is not None and known.oid == self._book.table(name).oid
+        if cause is None and known is not None and is_this and known.state is TableState.STOPPED:
             reason = known.reason or reason
         return TableError(name, reason, remedy='set snapshot = "initial" to have it read anew')
 

@@ -626,7 +626,7 @@ def test_a_renamed_attribute_has_structs_read_anew_and_texts_stay(
         daemon.tail,
     )
     settle(database, daemon)
-    [newest] = [name for name in current(lake)[0] if name.startswith("p")][-1:]
+    *_, newest = (name for name in current(lake)[0] if name.startswith("p"))
     found = {row["id"]: row[newest] for row in current(lake)}
     texts = {1: "(1,x)", 2: "(2,y)"}
     assert found == ({1: {"a": 1, "c": "x"}, 2: {"a": 2, "c": "y"}} if is_struct else texts)
