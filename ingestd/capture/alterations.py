@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 
 from ingestd.capture.catalog import ColumnRow
 from ingestd.capture.session import connect
-from ingestd.capture.storage import Storage, difference
+from ingestd.capture.storage import Storage
+from ingestd.capture.storage_queries import difference
 from ingestd.capture.watched import WatchedConnection
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import Table

@@ -19,9 +19,10 @@ from ingestd.errors import TableError
 from ingestd.ports import Refused
 from ingestd.schema import Column, ReplicaIdentity, Table, TableId, with_before
 
-# A deferrable key can't identify rows in the stream: the server leaves it out (indimmediate). Nor
-# does the primary key stand in for an identity's index that was dropped. What an index INCLUDEs,
-# beyond indnkeyatts, is no part of the key.
+# A deferrable key is no key (indimmediate): within a transaction several rows may have it. Nor does
+# the primary key stand in for an identity's index that was dropped. An index identifies no rows
+# whose columns may be null (18+: a NOT NULL that is NOT VALID). What an index INCLUDEs, beyond
+# indnkeyatts, is no part of the key.
 _TABLES = """
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relpersistence::text AS persistence,
@@ -32,14 +33,28 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relnatts::int AS numbered,
        (pk.indkey::int2[])[0:pk.indnkeyatts - 1] AS primary_key,
        CASE WHEN ri.indkey IS NOT NULL THEN (ri.indkey::int2[])[0:ri.indnkeyatts - 1]
-            WHEN pk.indimmediate AND c.relreplident <> 'i'
-            THEN (pk.indkey::int2[])[0:pk.indnkeyatts - 1]
-       END AS identity_key
+            WHEN c.relreplident <> 'i' THEN (pk.indkey::int2[])[0:pk.indnkeyatts - 1]
+       END AS identity_key,
+       coalesce(pkc.oid, pk.indexrelid, 0)::int8 AS primary_key_by,
+       coalesce(ric.oid, ri.indexrelid, pkc.oid, pk.indexrelid, 0)::int8 AS identity_by,
+       (SELECT k.conname::text FROM pg_catalog.pg_index i
+          JOIN pg_catalog.pg_constraint k ON k.conrelid = i.indrelid AND k.contype = 'n'
+           AND NOT k.convalidated AND k.conkey <@ (i.indkey::int2[])[0:i.indnkeyatts - 1]
+         WHERE i.indrelid = c.oid AND i.indisreplident AND c.relreplident = 'i'
+         ORDER BY 1 LIMIT 1) AS not_validated
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_catalog.pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary AND pk.indisvalid
+       AND pk.indimmediate
+  LEFT JOIN pg_catalog.pg_constraint pkc ON pkc.conrelid = c.oid AND pkc.contype IN ('p', 'u')
+       AND pkc.conindid = pk.indexrelid
   LEFT JOIN pg_catalog.pg_index ri ON ri.indrelid = c.oid AND ri.indisreplident AND ri.indisvalid
-       AND c.relreplident = 'i'
+       AND ri.indimmediate AND c.relreplident = 'i' AND NOT EXISTS (
+         SELECT FROM pg_catalog.pg_constraint k
+          WHERE k.conrelid = c.oid AND k.contype = 'n' AND NOT k.convalidated
+            AND k.conkey <@ (ri.indkey::int2[])[0:ri.indnkeyatts - 1])
+  LEFT JOIN pg_catalog.pg_constraint ric ON ric.conrelid = c.oid AND ric.contype IN ('p', 'u')
+       AND ric.conindid = ri.indexrelid
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
    AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
  ORDER BY n.nspname, c.relname
@@ -51,7 +66,11 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
 _COLUMNS = """
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
-       pg_catalog.format_type(a.atttypid, a.atttypmod) AS pg_type, NOT a.attnotnull AS nullable,
+       pg_catalog.format_type(a.atttypid, a.atttypmod) AS pg_type,
+       NOT a.attnotnull OR EXISTS (
+         SELECT FROM pg_catalog.pg_constraint k
+          WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated
+            AND a.attnum = ANY(k.conkey)) AS nullable,
        pg_catalog.col_description(a.attrelid, a.attnum) AS comment,
        coalesce(
          CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') END,
@@ -114,7 +133,11 @@ SELECT m.oid::int8, m.kind, coalesce(m.of, 0)::int8, m.typtypmod, m.delimiter,
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A table as pg_class has it. `numbered`: its columns, dropped ones too."""
+    """A table as pg_class has it. `numbered`: its columns, dropped ones too.
+
+    `primary_key_by`, `identity_by`: see `KeyMark`. `not_validated`: the NOT NULL constraint for
+    whose sake the identity's index is none.
+    """
 
     oid: int
     schema: str
@@ -127,6 +150,9 @@ class TableRow:
     numbered: int
     primary_key: tuple[int, ...] | None
     identity_key: tuple[int, ...] | None
+    primary_key_by: int = 0
+    identity_by: int = 0
+    not_validated: str | None = None
 
     @property
     def id(self) -> TableId:

@@ -39,7 +39,8 @@ from ingestd.capture.published import (
 )
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PostgresSettings
-from ingestd.capture.storage import Storage, StoredColumn, digest, read_files, read_places
+from ingestd.capture.storage import KeyMark, Storage, StoredColumn, digest
+from ingestd.capture.storage_queries import read_files, read_homes, read_places
 from ingestd.capture.type_parts import TypeParts, read_type_parts
 from ingestd.capture.views import look
 from ingestd.decode.lake_names import allocate
@@ -58,8 +59,8 @@ class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
     `is_streamed`: a publication sends the changes. `present`: every table, asked for or not.
-    `columns`, `files` and `places` by OID, `types` by theirs; `structs`: by OID, the columns that
-    the lake has as structs; `published` by name; `generated`:
+    `columns`, `files`, `toast`, `places` and `homes` (see `Storage`) by OID, `types` by theirs;
+    `structs`: by OID, the columns that the lake has as structs; `published` by name; `generated`:
     such columns, sent or not, by OID of the table; `minds_unsent`: the server refuses UPDATE and
     DELETE where an identity has one that is not sent (18+). `partitions`: see `list_partitions`, by
     OID of the root. `lsn`: all of it holds at that position. `seen`: which transactions it is
@@ -72,7 +73,9 @@ class Catalog:
     rows: tuple[TableRow, ...] = ()
     columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
     files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    toast: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     places: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    homes: Mapping[int, str] = field(default_factory=dict)
     published: Mapping[TableId, Published] = field(default_factory=dict)
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
@@ -131,12 +134,17 @@ class Catalog:
             frozenset(map(digest, generated.values())) - {c.name for c in columns},
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
-            ended=0 if self.is_streamed else self.seen.xmin,
+            ended=self.seen.xmin,
             places=self.places.get(row.oid, {}),
             publication=self.publication.altered if self.publication else "",
             numbered=row.numbered,
             dropped=dropped,
             unlisted=frozenset(unlisted),
+            key=_key_mark(row),
+            home=self.homes.get(row.oid, ""),
+            toast=self.toast.get(row.oid, {}),
+            is_streamed=self.is_streamed,
+            is_listed=how.membership is not None,
         )
 
 
@@ -157,12 +165,15 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
     every = await list_tables(connection)
     wanted = tuple(r for r in every if settings.streams(r.id))
     oids = [r.oid for r in wanted]
+    files, toast = await read_files(connection, oids)
     catalog = Catalog(
         is_streamed=settings.sent_by is not None,
         present=tuple(r.id for r in every),
         rows=wanted,
-        files=await read_files(connection, oids),
+        files=files,
+        toast=toast,
         places=await read_places(connection, oids),
+        homes=await read_homes(connection, oids),
         structs={r.oid: _structs(settings, r.id) for r in wanted},
         generated=await list_generated(connection, oids),
         lsn=lsn,
@@ -178,6 +189,17 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
     columns = await list_columns(connection, oids, generated)
     type_oids = {c.type_oid for found in columns.values() for c in found}
     return replace(catalog, columns=columns, types=await read_type_parts(connection, type_oids))
+
+
+def _key_mark(row: TableRow) -> KeyMark:
+    identity = row.identity_key if row.replica_identity in {"d", "i"} else None
+    return KeyMark(
+        row.replica_identity,
+        row.primary_key or (),
+        row.primary_key_by,
+        identity or (),
+        row.identity_by if identity else 0,
+    )
 
 
 def _structs(settings: PostgresSettings, table: TableId) -> frozenset[str]:

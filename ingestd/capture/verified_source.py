@@ -29,7 +29,7 @@ from ingestd.capture.positions import insert_position, is_standby
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings, PostgresSettings, WalSettings
 from ingestd.capture.splits import enter_snapshot, read_error, splits_seen
-from ingestd.capture.storage import read_files
+from ingestd.capture.storage_queries import read_files
 from ingestd.capture.views import ExportedView, Place
 from ingestd.capture.wal.slot import ExportedPoint
 from ingestd.capture.wal.slot_making import temporary_point
@@ -99,7 +99,7 @@ class SourceAtPoint:
         try:
             async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
                 # Before the snapshot: what is replaced between here and the end of reading shows.
-                files = await read_files(connection, [t.oid for t in tables])
+                files, _ = await read_files(connection, [t.oid for t in tables])
                 takes_slot = isinstance(settings, WalSettings) and await is_standby(connection)
             if takes_slot:
                 assert isinstance(settings, WalSettings)
@@ -157,7 +157,7 @@ class SourceAtPoint:
         """Compare the files: TRUNCATE and rewrites empty a table for older snapshots, too."""
         try:
             async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
-                now = await read_files(connection, [table.oid])
+                now, _ = await read_files(connection, [table.oid])
         except psycopg.errors.LockNotAvailable as error:
             raise _locked(table) from error
         except psycopg.Error as error:

@@ -15,7 +15,9 @@ import psycopg
 import pytest
 
 from ingestd.capture.session import connect
-from ingestd.capture.storage import Storage, difference, read_files, read_places
+from ingestd.capture.storage import Storage
+from ingestd.capture.storage_queries import difference, read_files, read_places
+from ingestd.capture.views import look
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -61,6 +63,8 @@ class Coming:
 
 
 EMPTY = (
+    Coming("attached", ((MAKE_ALONE,), (ATTACH,))),
+    Coming("attached_at_once", ((MAKE_ALONE, ATTACH),), undone=(DETACH,)),
     Coming("made", ((MAKE,),)),
     Coming("made_then_written", ((MAKE,), (INSERT,))),
     Coming("made_and_written", ((MAKE, INSERT),)),
@@ -69,19 +73,24 @@ EMPTY = (
     Coming(
         "made_written_and_locked", ((MAKE, INSERT),), under_way=("SELECT FROM leaf FOR UPDATE",)
     ),
-    Coming("made_and_drop_undone", ((MAKE,), (INSERT,)), undone=("DROP TABLE leaf",)),
     Coming("made_in_a_savepoint", (("SAVEPOINT s", MAKE, "RELEASE s", INSERT),)),
     Coming("made_and_altered", ((MAKE, INSERT), ("ALTER TABLE t ALTER note SET DEFAULT 'x'",))),
-    Coming("attached", ((MAKE_ALONE,), (ATTACH,), (INSERT,)), undone=(UPDATE,)),
-    Coming("attached_at_once", ((MAKE_ALONE, ATTACH),), undone=(INSERT,)),
     Coming("below_a_branch", ((BRANCH, BRANCH_LEAF, INSERT),), undone=(UPDATE,)),
     Coming("below_an_old_branch", ((BRANCH_LEAF, INSERT),), (BRANCH,), undone=(UPDATE,)),
-    Coming("below_an_attached_branch", ((BRANCH_ALONE, BRANCH_LEAF, ATTACH_BRANCH), (INSERT,))),
     Coming(
         "below_a_branch_attached_before", ((BRANCH_LEAF, INSERT),), (BRANCH_ALONE, ATTACH_BRANCH)
     ),
 )
 FILLED = (
+    # What was tried leaves the same trace as what was done.
+    Coming("made_and_drop_undone", ((MAKE,), (INSERT,)), undone=("DROP TABLE leaf",)),
+    # Nothing tells rows of after the ATTACH from those of before it.
+    Coming("attached_empty", ((MAKE_ALONE,), (ATTACH,), (INSERT,))),
+    Coming("attached_empty_and_insert_undone", ((MAKE_ALONE, ATTACH),), undone=(INSERT,)),
+    Coming("below_an_attached_branch", ((BRANCH_ALONE, BRANCH_LEAF, ATTACH_BRANCH), (INSERT,))),
+    Coming("in_a_subtransaction", ((MAKE_ALONE, "SAVEPOINT s", INSERT, "RELEASE s", ATTACH),)),
+    Coming("updated_since", ((MAKE_ALONE, INSERT, ATTACH), (UPDATE,))),
+    Coming("emptied_since", ((MAKE_ALONE, INSERT, ATTACH), ("DELETE FROM leaf",))),
     Coming("attached", ((MAKE_ALONE, INSERT), (ATTACH,))),
     Coming("attached_at_once", ((MAKE_ALONE, INSERT, ATTACH),)),
     Coming("update_undone", ((MAKE_ALONE, INSERT, ATTACH),), undone=LATE_UPDATE),
@@ -106,12 +115,43 @@ RETURNED = (
     Coming("with_a_branch", ((DETACH_BRANCH,), (INSERT,), (ATTACH_BRANCH,)), (BRANCH, BRANCH_LEAF)),
 )
 
-EMPTIED = (Coming("truncated", ((TRUNCATE,),), FILLED_BEFORE),)
+RELOADED = (TRUNCATE, INSERT, MORE)
+SINCE = {
+    "nothing": (),
+    "analyze": (COUNT,),
+    "grant": (GRANT,),
+    "set": ("ALTER TABLE leaf SET (fillfactor = 90)",),
+    "trigger": (
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER g AFTER INSERT ON leaf EXECUTE FUNCTION f()",
+    ),
+    "cluster": (CLUSTER,),
+    "analyze_and_grant": (COUNT, GRANT),
+    "cluster_and_grant": (CLUSTER, GRANT),
+}
+EMPTIED = (
+    Coming("truncated", ((TRUNCATE,),), FILLED_BEFORE),
+    *(
+        Coming(f"{how}_and_{name}", (*steps, *((s,) for s in since)), FILLED_BEFORE)
+        for name, since in SINCE.items()
+        for how, steps in {
+            "reloaded": ((TRUNCATE,), (INSERT,)),
+            "reloaded_at_once": (RELOADED,),
+            "reloaded_in_a_subtransaction": (
+                ("SELECT pg_current_xact_id()", "SAVEPOINT a", TRUNCATE, "RELEASE a", INSERT),
+            ),
+        }.items()
+    ),
+)
 KEPT = (
     Coming("clustered", ((CLUSTER,),), FILLED_BEFORE),
     Coming("clustered_and_granted", ((CLUSTER,), (COUNT,), (GRANT,)), FILLED_BEFORE),
     Coming("written", ((MORE,), (CLUSTER,)), FILLED_BEFORE),
-    Coming("young_and_turned_over", ((INSERT,), (CLUSTER,)), (MAKE,)),
+    *(
+        Coming(name, tuple((s,) for s in since), FILLED_BEFORE)
+        for name, since in SINCE.items()
+        if since
+    ),
 )
 
 
@@ -193,9 +233,15 @@ async def reason_after(database: Database, coming: Coming) -> str | None:
 
 
 async def stored(looking: AsyncConnection[Any], oid: int) -> Storage:
-    files = await read_files(looking, [oid])
+    files, toast = await read_files(looking, [oid])
     places = await read_places(looking, [oid])
-    return Storage((), files.get(oid, {}), places=places.get(oid, {}))
+    return Storage(
+        (),
+        files.get(oid, {}),
+        places=places.get(oid, {}),
+        toast=toast.get(oid, {}),
+        ended=(await look(looking)).xmin,
+    )
 
 
 def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -> None:

@@ -118,7 +118,7 @@ class PolledTables:
         if progress is not None and progress.deleted != polled.deleted:
             return "`deleted` is another column than before"
         stored = Storage.parse(known.storage)
-        if stored is not None and not stored.ended:
+        if stored is not None and stored.is_streamed:
             return "another kind of source captured it since"
         # Where nothing is ever read, polling begins with the first run that finds something.
         if progress is None and (known.resume or self._settings.snapshot != "never"):

@@ -19,7 +19,8 @@ from sys import intern
 
 import numpy as np
 
-from ingestd.capture.storage import Storage, digest, reads_alike
+from ingestd.capture.evidence import reads_alike
+from ingestd.capture.storage import Storage, digest
 from ingestd.decode.relation import Relation
 from ingestd.positions import ZERO, Lsn
 from ingestd.visibility import Visibility

@@ -1,0 +1,181 @@
+"""Reads how tables are stored, and asks their rows what `ingestd.capture.evidence` leaves open.
+
+Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_inherits, pg_depend).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.capture.evidence import Doubt, Proven, Question, judge
+from ingestd.capture.storage import Storage
+
+# A partition that DETACH CONCURRENTLY is removing counts as detached, though older transactions
+# still see it.
+_FILES = """
+WITH RECURSIVE tree AS (
+  SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode AS file, c.reltoastrelid AS toast
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[])
+  UNION ALL
+  SELECT t.root, c.oid, c.relkind, c.relfilenode, c.reltoastrelid FROM tree t
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+   WHERE t.relkind = 'p')
+SELECT root::int8, oid::int8, file::int8, toast::int8
+  FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
+"""
+# Where a partition is: the transactions that put it, and what is above it, in their places.
+_PLACES = """
+WITH RECURSIVE tree AS (
+  SELECT c.oid AS root, c.oid, '' AS place
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
+  UNION ALL
+  SELECT t.root, i.inhrelid, t.place || '.' || i.xmin::text FROM tree t
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
+SELECT t.root::int8, t.oid::int8, t.place FROM tree t WHERE t.oid <> t.root ORDER BY 1, 2
+"""
+# SET SCHEMA replaces this row; OWNER TO, RENAME, GRANT and ANALYZE do not.
+_HOMES = """
+SELECT d.objid::int8, d.xmin::text FROM pg_catalog.pg_depend d
+ WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = ANY(%s::oid[])
+   AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+"""
+_EMPTY = """
+SELECT o::int8 FROM pg_catalog.unnest(%s::oid[]) AS o WHERE pg_catalog.pg_relation_size(o) = 0
+"""
+_OLDER_ROW = """
+SELECT EXISTS (SELECT FROM ONLY {table} r
+                WHERE pg_catalog.age(r.xmin) > pg_catalog.age({xid}::text::xid)
+                   OR pg_catalog.age(r.xmin) < 0)
+"""
+# The partition, and the partitioned tables above it that came with it. CREATE TABLE ... PARTITION
+# OF makes the rows of pg_attribute by one command, the system's columns and the others; ATTACH
+# alters the others. A file that is not the first had other rows before it was replaced.
+_CAME_EMPTY = """
+WITH RECURSIVE places AS (
+  SELECT i.inhrelid, i.inhparent FROM pg_catalog.pg_inherits i WHERE i.inhrelid = %(oid)s
+  UNION ALL
+  SELECT i.inhrelid, i.inhparent
+    FROM places p JOIN pg_catalog.pg_inherits i ON i.inhrelid = p.inhparent)
+SELECT c.relkind = 'r' AND c.relfilenode = c.oid
+   AND (pg_catalog.pg_relation_size(c.oid) = 0 OR NOT EXISTS (
+     SELECT FROM places p
+      WHERE p.inhrelid <> ALL(%(known)s::oid[]) AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute s
+          JOIN pg_catalog.pg_attribute a ON a.attrelid = s.attrelid AND a.attnum > 0
+           AND a.xmin = s.xmin AND a.cmin = s.cmin AND a.xmax = 0 AND a.attinhcount > 0
+         WHERE s.attrelid = p.inhrelid AND s.attname = 'tableoid' AND s.attnum < 0 AND s.xmax = 0)))
+  FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+"""
+_NEVER_A_PARTITION = """
+SELECT NOT EXISTS (
+  SELECT FROM pg_catalog.pg_class p
+   WHERE p.relkind = 'p' AND p.oid <> %(oid)s AND NOT EXISTS (
+     SELECT FROM (SELECT attname, atttypid FROM pg_catalog.pg_attribute
+                   WHERE attrelid = p.oid AND attnum > 0 AND NOT attisdropped) there
+       FULL JOIN (SELECT attname, atttypid FROM pg_catalog.pg_attribute
+                   WHERE attrelid = %(oid)s AND attnum > 0 AND NOT attisdropped) here
+         USING (attname, atttypid)
+      WHERE there IS NULL OR here IS NULL))
+"""
+_NAME = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
+"""
+_XIDS = 1 << 32
+
+
+async def read_files(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> tuple[dict[int, dict[int, int]], dict[int, dict[int, int]]]:
+    """Return `Storage.files` and `Storage.toast` of these tables, by OID. Takes no lock."""
+    cursor = await connection.execute(_FILES, (list(tables),))
+    files: dict[int, dict[int, int]] = {}
+    toast: dict[int, dict[int, int]] = {}
+    for root, oid, file, toast_oid in await cursor.fetchall():
+        files.setdefault(root, {})[oid] = file
+        toast.setdefault(root, {})[oid] = toast_oid
+    return files, toast
+
+
+async def read_places(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> dict[int, dict[int, str]]:
+    """Return `Storage.places` of those of these tables that have partitions, by OID; as above."""
+    cursor = await connection.execute(_PLACES, (list(tables),))
+    found: dict[int, dict[int, str]] = {}
+    for root, oid, place in await cursor.fetchall():
+        found.setdefault(root, {})[oid] = place
+    return found
+
+
+async def read_homes(connection: AsyncConnection[Any], tables: Iterable[int]) -> dict[int, str]:
+    """Return `Storage.home` of these tables, by OID; as above."""
+    cursor = await connection.execute(_HOMES, (list(tables),))
+    return dict(await cursor.fetchall())
+
+
+async def read_empty(
+    connection: AsyncConnection[Any], partitions: Collection[int]
+) -> frozenset[int]:
+    """Return which of these partitions (OIDs) have no blocks; none of them if one is locked."""
+    if not partitions:
+        return frozenset()
+    try:
+        cursor = await connection.execute(_EMPTY, (list(partitions),))
+    except psycopg.errors.LockNotAvailable:
+        return frozenset()
+    return frozenset([oid for (oid,) in await cursor.fetchall()])
+
+
+async def difference(
+    connection: AsyncConnection[Any], oid: int, then: Storage, now: Storage
+) -> str | None:
+    """Return why the rows of a table are read again; None if they are what the stream brought.
+
+    May scan a table or partition until it finds a row that is old enough. Raises psycopg.Error.
+    """
+    doubts = []
+    for found in judge(oid, then, now):
+        if isinstance(found, Proven):
+            return found.reason
+        doubts.append(found)
+    for doubt in doubts:
+        if not await _holds(connection, doubt):
+            return doubt.reason
+    return None
+
+
+async def _holds(connection: AsyncConnection[Any], doubt: Doubt) -> bool:
+    """Return whether the answer is yes; no where the question can't be asked."""
+    if doubt.question is Question.HAS_OLDER_ROW:
+        return await _has_older_row(connection, doubt.oid, doubt.ended)
+    query = {
+        Question.CAME_EMPTY: _CAME_EMPTY,
+        Question.NEVER_A_PARTITION: _NEVER_A_PARTITION,
+    }[doubt.question]
+    row = await (
+        await connection.execute(query, {"oid": doubt.oid, "known": list(doubt.known)})
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+async def _has_older_row(connection: AsyncConnection[Any], table: int, ended: int) -> bool:
+    name = await (await connection.execute(_NAME, (table,))).fetchone()
+    if name is None:
+        return False
+    question = sql.SQL(_OLDER_ROW).format(table=sql.Identifier(*name), xid=ended % _XIDS)
+    try:
+        row = await (await connection.execute(question)).fetchone()
+    except (
+        psycopg.errors.InsufficientPrivilege,  # SELECT on a partitioned table is enough to read it
+        psycopg.errors.WrongObjectType,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.InvalidSchemaName,
+    ):
+        return False
+    return row is not None and bool(row[0])
