@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ingestd.capture.catalog import ColumnRow
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage
-from ingestd.capture.storage_queries import difference
+from ingestd.capture.storage_queries import difference, read_empty
 from ingestd.capture.watched import WatchedConnection
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import Table
 
 LOCK_TIMEOUT_S = 2.0
 """How long a look at a table waits for somebody who holds it."""
-
-Difference = Callable[[int, Storage | None, Storage], Awaitable[str | None]]
-"""Says, of the OID of a table and of how it was stored then and is now, why its rows have other
-values than the changes told; None if they have not. Raises psycopg.Error."""
 
 
 class Looks:
@@ -44,24 +41,40 @@ class Looks:
         self._seen |= seen
 
     @contextlib.asynccontextmanager
-    async def looking(self) -> AsyncIterator[Difference]:
-        """Give `Difference`, which looks at all tables on one connection, if it has to look at any.
-
-        It may look through a table or partition: nobody else waits for that connection.
-        """
+    async def looking(self) -> AsyncIterator[Comparison]:
+        """Yield what compares tables, on a connection that is made if one is needed."""
         async with contextlib.AsyncExitStack() as stack:
-            own: WatchedConnection | None = None
+            yield Comparison(self._dsn, stack)
 
-            async def look(oid: int, then: Storage | None, now: Storage) -> str | None:
-                nonlocal own
-                if then is None or then == now:
-                    return None
-                if own is None:
-                    connection = await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S)
-                    own = await stack.enter_async_context(connection)
-                return await difference(own, oid, then, now)
 
-            yield look
+class Comparison:
+    """Compares two readings of tables. It may scan them, on a connection that nobody waits for."""
+
+    def __init__(self, dsn: str, stack: contextlib.AsyncExitStack) -> None:
+        self._dsn = dsn
+        self._stack = stack
+        self._own: WatchedConnection | None = None
+
+    async def difference(self, oid: int, then: Storage | None, now: Storage) -> str | None:
+        """Return why a table's rows have other values than the changes say; None if they have not.
+
+        Raises psycopg.Error.
+        """
+        if then is None or then == now:
+            return None
+        return await difference(await self._connection(), oid, then, now)
+
+    async def with_empty(self, now: Storage) -> Storage:
+        """Return it with the partitions that have no blocks. Raises psycopg.Error."""
+        if not now.places:
+            return now
+        return replace(now, empty=await read_empty(await self._connection(), now.files))
+
+    async def _connection(self) -> WatchedConnection:
+        if self._own is None:
+            connection = await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S)
+            self._own = await self._stack.enter_async_context(connection)
+        return self._own
 
 
 def to_record(now: Storage, oid: int, known: RegisteredTable | None, *, files: bool = False) -> str:

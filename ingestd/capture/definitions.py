@@ -98,6 +98,7 @@ class Catalog:
             frozenset(unsent[n] for n in named if n in unsent),
             self.partitions.get(row.oid, ()),
             minds_unsent=self.minds_unsent,
+            not_validated=row.not_validated,
         )
 
     def storage(self, row: TableRow) -> Storage:
@@ -251,8 +252,8 @@ class Definitions:
         connection: AsyncConnection[Any],
         catalog: Catalog,
         known: Mapping[TableId, RegisteredTable],
-    ) -> None:
-        """Describe by this catalog from now on, and by what the lake has."""
+    ) -> Mapping[int, PgType]:
+        """Describe by this catalog from now on, and by what the lake has; return all types."""
         oids = {c.type_oid for columns in catalog.columns.values() for c in columns}
         types = await list_types(connection, oids)
         # All at once from here: a RELATION message may be described in any await.
@@ -267,6 +268,7 @@ class Definitions:
         for name, entry in known.items():
             self._lake.setdefault(name, {}).update(entry.lake_columns)
             self._present.setdefault(name, {c.name: c for c in entry.columns})
+        return self._types
 
     def take_publication(self, catalog: Catalog) -> None:
         """Describe by what this catalog has published, and no more of it."""

@@ -83,12 +83,14 @@ class Sending:
     `unsent`: generated columns that are not sent; `unsent_key`: those in the replica identity's
     index. `partitions`: one of those that are the same but for their names. `minds_unsent`: the
     server refuses UPDATE and DELETE where an identity has one that is not sent (18+).
+    `not_validated`: the NOT NULL constraint that keeps the identity's index from being one (18+).
     """
 
     unsent: frozenset[str] = frozenset()
     unsent_key: frozenset[str] = frozenset()
     partitions: tuple[Partition, ...] = ()
     minds_unsent: bool = False
+    not_validated: str | None = None
 
 
 NOTHING_ELSE = Sending()
@@ -114,6 +116,8 @@ def only_inserts(
 
     `table` as the catalog has it.
     """
+    if sending.not_validated is not None:
+        return f"constraint {sending.not_validated!r} of its replica identity is NOT VALID"
     if not table.identity:
         return "no usable replica identity"
     for partition in sending.partitions:
@@ -176,7 +180,9 @@ def _unlogged(table: Table, sending: Sending) -> TableError | None:
 
 
 def _insufficient(table: Table, sending: Sending) -> str | None:
-    """Say what the old rows will lack; None if they find their rows."""
+    """Return what the old rows will lack; None if they find their rows."""
+    if sending.not_validated is not None:
+        return f"constraint {sending.not_validated!r} of its replica identity is NOT VALID"
     if not sending.minds_unsent:  # else it is not sent at all
         for name in sending.unsent_key:
             return _UNSENT_KEY.format(name)
@@ -202,6 +208,9 @@ def identify(
     sending: Sending = NOTHING_ELSE,
 ) -> str:
     """Write what gives the table an identity, or publication `name` the columns of it."""
+    if sending.not_validated is not None:
+        constraint = sql.Identifier(sending.not_validated).as_string(None)
+        return f"ALTER TABLE {_quoted(table.id)} VALIDATE CONSTRAINT {constraint};"
     if sending.unsent_key and table.key:
         return _alter(table, "DEFAULT", sending)
     if sending.unsent_key or _refused_for_unsent(table, sending):
@@ -212,6 +221,10 @@ def identify(
         quoted = _quoted(table.id)
         alter = f"ALTER PUBLICATION {sql.Identifier(name).as_string(None)}"
         return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
+    return _add_identity(table, sending)
+
+
+def _add_identity(table: Table, sending: Sending) -> str:
     if table.replica_identity in {"n", "i"} and table.key:
         return _alter(table, "DEFAULT", sending)
     whole = whole_rows(table, sending)
@@ -235,8 +248,8 @@ def incomplete(
         return unlogged
     lacking = _insufficient(table, sending)
     if lacking is not None:
-        why = f"{lacking}: updates and deletes would not tell which row they are of"
-        of_table = sending.unsent_key or not table.identity
+        why = f"{lacking}: updates and deletes would not say which row they change"
+        of_table = sending.not_validated or sending.unsent_key or not table.identity
         remedy = identify(table, sending=sending) if of_table else _alter_partitions(table, sending)
         return TableError(table.id, why, remedy=remedy)
     if found is not None and not (manage and found.membership is not None):

@@ -76,17 +76,17 @@ class Storage:
     `former`: digests of the names that columns once had and none has now. `membership`: OID of the
     publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
     columns are made of. `ended`: the transaction id (64 bits) below which all had ended then, 0
-    where not known. `places`: by the OID of each of its partitions, at any level, which transactions
-    put it, and what is above it, there. `publication`: its mark, empty without.
+    where not known. `places`: by the OID of each of its partitions, at any level, the transactions
+    that put it, and what is above it, there. `publication`: its mark, empty without.
     `numbered`: how many columns it has had; `dropped`: the numbers of those it has no more, and
     `unlisted` of those that the publication's column list leaves out, where just read.
     `key`: which key and replica identity it has, None where an older lake does not say. `home`: the
     transaction that put it into its schema, empty where not known. `toast`: the OID of the TOAST
     table by the OID of the table, or of each of its leaf partitions, 0 for none.
 
-    `is_streamed`: whether a publication sends the changes. Where just read: `is_listed`, whether
-    the publication has an entry for the table, so that the server refuses to make it UNLOGGED;
-    `empty`, leaf partitions that had no blocks.
+    `empty`: leaf partitions that had no blocks, and of which the stream brought no change since.
+    `is_streamed`: whether a publication sends the changes. `is_listed`, where just read: whether
+    the publication has an entry for the table, so that the server refuses to make it UNLOGGED.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -104,9 +104,9 @@ class Storage:
     key: KeyMark | None = None
     home: str = ""
     toast: Mapping[int, int] = field(default_factory=dict)
+    empty: frozenset[int] = frozenset()
     is_streamed: bool = field(default=True, compare=False)
     is_listed: bool = field(default=True, compare=False)
-    empty: frozenset[int] = field(default=frozenset(), compare=False)
 
     def __str__(self) -> str:
         """Write it for `_tables`."""
@@ -123,6 +123,7 @@ class Storage:
         if self.key is not None:
             parts.append([f"key={self.key}"])
         parts += [[f"home={self.home}"], [f"streamed={self.is_streamed:d}"]]
+        parts.append([f"empty={'.'.join(map(str, sorted(self.empty)))}"])
         parts.append(["toast=" + ",".join(f"{oid}:{toast}" for oid, toast in self.toast.items())])
         return "|".join(",".join(map(str, part)) for part in parts)
 
@@ -147,6 +148,7 @@ class Storage:
                 key=KeyMark.parse(named["key"]) if "key" in named else None,
                 home=named.get("home", ""),
                 toast=_pairs(named.get("toast", "")),
+                empty=frozenset(_numbers(named.get("empty", ""))),
                 is_streamed=named.get("streamed", "0") == "1" or not int(ended or 0),
             )
         except ValueError:
@@ -159,7 +161,8 @@ class Storage:
         much later that the next start could not compare the ids of transactions with it.
         """
         is_stale = self.ended - other.ended > COMPARABLE_XIDS // 4
-        files = self.files if self.places else other.files
+        are_same = not self.places and self.files.keys() == other.files.keys()
+        files = other.files if are_same else self.files
         return is_stale or replace(self, files=files) != other
 
     def after(self, then: Storage) -> Storage:

@@ -5,7 +5,7 @@ Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_inherits, pg_d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -44,8 +44,11 @@ SELECT d.objid::int8, d.xmin::text FROM pg_catalog.pg_depend d
  WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = ANY(%s::oid[])
    AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
 """
+# The size is that of the present file, which may be another than the one of the catalog reading.
 _EMPTY = """
-SELECT o::int8 FROM pg_catalog.unnest(%s::oid[]) AS o WHERE pg_catalog.pg_relation_size(o) = 0
+SELECT c.oid::int8, pg_catalog.pg_relation_filenode(c.oid)::int8,
+       pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)::int8
+  FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'r' AND c.relpages = 0
 """
 _OLDER_ROW = """
 SELECT EXISTS (SELECT FROM ONLY {table} r
@@ -120,16 +123,20 @@ async def read_homes(connection: AsyncConnection[Any], tables: Iterable[int]) ->
 
 
 async def read_empty(
-    connection: AsyncConnection[Any], partitions: Collection[int]
+    connection: AsyncConnection[Any], partitions: Mapping[int, int]
 ) -> frozenset[int]:
-    """Return which of these partitions (OIDs) have no blocks; none of them if one is locked."""
-    if not partitions:
-        return frozenset()
+    """Return which of these partitions (their files by OID) have no blocks in that file.
+
+    None of them if one is locked.
+    """
     try:
         cursor = await connection.execute(_EMPTY, (list(partitions),))
     except psycopg.errors.LockNotAvailable:
         return frozenset()
-    return frozenset([oid for (oid,) in await cursor.fetchall()])
+    rows = await cursor.fetchall()
+    return frozenset(
+        oid for oid, before, size, after in rows if not size and before == after == partitions[oid]
+    )
 
 
 async def difference(

@@ -2,15 +2,16 @@
 
 Renaming an enum's label and changing a composite type's attributes touch no row and leave no trace
 in pg_attribute; every value that was written before has another text then. A label that is added
-changes none. An attribute that is dropped again leaves its number behind. What they are called is
-in no text, but in a struct. Source: PostgreSQL documentation, ALTER TYPE.
+changes none; whether it was renamed before a catalog reading saw it, only the stream can tell (see
+`ingestd.capture.wal.labels`). An attribute that is dropped again leaves its number behind. What
+they are called is in no text, but in a struct. Source: PostgreSQL documentation, ALTER TYPE.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -33,18 +34,21 @@ WITH RECURSIVE used AS (
     SELECT a.atttypid FROM pg_catalog.pg_attribute a
      WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
     ) AS x(oid))
-SELECT root::int8, used.oid::int8, true, e.oid::int8, e.enumlabel::text
+SELECT root::int8, used.oid::int8, true, e.oid::int8, e.enumlabel::text, e.xmin::text
   FROM used JOIN pg_catalog.pg_enum e ON e.enumtypid = used.oid
 UNION ALL
-SELECT root::int8, used.oid::int8, false, a.attnum::int8, a.atttypid || ':' || a.atttypmod
+SELECT root::int8, used.oid::int8, false, a.attnum::int8, a.atttypid || ':' || a.atttypmod, ''
   FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
   JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL
-SELECT root::int8, used.oid::int8, false, 0, c.relnatts::text
+SELECT root::int8, used.oid::int8, false, 0, 'range', ''
+  FROM used JOIN pg_catalog.pg_range r ON used.oid IN (r.rngtypid, r.rngmultitypid)
+UNION ALL
+SELECT root::int8, used.oid::int8, false, 0, c.relnatts::text, ''
   FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
   JOIN pg_catalog.pg_class c ON c.oid = t.typrelid
 UNION ALL
-SELECT root::int8, -used.oid::int8, false, a.attnum::int8, a.attname::text
+SELECT root::int8, -used.oid::int8, false, a.attnum::int8, a.attname::text, ''
   FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
   JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY 1, 2, 4
@@ -55,17 +59,32 @@ SELECT root::int8, -used.oid::int8, false, a.attnum::int8, a.attname::text
 class TypeParts:
     """A digest of a type's parts up to the one with the number `last`; `parts` where just read.
 
-    `oid` is below 0 where they are what its attributes are called.
+    `oid` is below 0 where they are what its attributes are called. `marks`: a digest of the
+    transactions that altered an enum's labels, empty where not known. `is_inside`: where just read,
+    the enum is part of a composite type or of a range.
     """
 
     oid: int
     last: int
     digest: str
+    marks: str = ""
     parts: tuple[tuple[int, str], ...] = field(default=(), compare=False)
+    altered: tuple[tuple[int, str], ...] = field(default=(), compare=False, repr=False)
+    is_inside: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         """Write it."""
-        return f"{self.oid}:{self.last}:{self.digest}"
+        marks = f":{self.marks}" if self.marks else ""
+        return f"{self.oid}:{self.last}:{self.digest}{marks}"
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """An enum's labels, where just read; empty for any other type."""
+        return frozenset(text for _, text in self.parts) if self.altered else frozenset()
+
+    def labels_since(self, then: TypeParts) -> frozenset[str]:
+        """Return the labels that were added since; `self` has just been read."""
+        return frozenset(text for number, text in self.parts if number > then.last)
 
     @property
     def are_names(self) -> bool:
@@ -75,12 +94,21 @@ class TypeParts:
     @classmethod
     def parse(cls, text: str) -> TypeParts:
         """Read what `str` wrote. Raises ValueError."""
-        oid, last, digest = text.split(":")
-        return cls(int(oid), int(last), digest)
+        oid, last, digest, *marks = text.split(":")
+        return cls(int(oid), int(last), digest, marks[0] if marks else "")
 
     def has_changed_since(self, then: TypeParts) -> bool:
-        """Whether parts that there were then are others now; `self` has just been read."""
-        return _digest([p for p in self.parts if p[0] <= then.last]) != then.digest
+        """Return whether parts that there were then may have been altered; `self` was just read.
+
+        A label that was renamed there and back is called as before, but has another mark. Labels
+        inside of other types can't be recognised in the stream, so a new one counts as well.
+        """
+        if _digest([p for p in self.parts if p[0] <= then.last]) != then.digest:
+            return True
+        if self.is_inside and self.labels_since(then):
+            return True
+        marks = _digest([a for a in self.altered if a[0] <= then.last])
+        return bool(then.marks) and marks != then.marks
 
 
 async def read_type_parts(
@@ -93,10 +121,21 @@ async def read_type_parts(
     cursor = await connection.execute(_PARTS, (oids,))
     found: dict[int, list[TypeParts]] = {}
     for (root, oid, is_enum), rows in groupby(await cursor.fetchall(), key=lambda r: r[:3]):
-        parts = tuple((number, text) for *_, number, text in rows)
+        listed = list(rows)
+        parts = tuple((number, text) for *_, number, text, _ in listed)
+        altered = tuple((number, xmin) for *_, number, _, xmin in listed) if is_enum else ()
         last = parts[-1][0] if is_enum else _ALL
-        found.setdefault(root, []).append(TypeParts(oid, last, _digest(parts), parts))
-    return {root: tuple(made) for root, made in found.items()}
+        marks = _digest(altered) if is_enum else ""
+        made = TypeParts(oid, last, _digest(parts), marks, parts, altered)
+        found.setdefault(root, []).append(made)
+    return {root: _placed(made) for root, made in found.items()}
+
+
+def _placed(types: Sequence[TypeParts]) -> tuple[TypeParts, ...]:
+    """Mark the enums of a column's type that has other parts as well."""
+    if all(t.altered for t in types):
+        return tuple(types)
+    return tuple(replace(t, is_inside=bool(t.altered)) for t in types)
 
 
 def _digest(parts: Sequence[tuple[int, str]]) -> str:

@@ -53,7 +53,7 @@ SELECT a.attname FROM pg_index i
 CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
 JOIN pg_class c ON c.oid = i.indrelid
-WHERE i.indrelid = %s::regclass
+WHERE i.indrelid = %s::regclass AND i.indimmediate
   AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END ORDER BY k.n"""
 
 _CONFIRMED = """

@@ -56,7 +56,7 @@ class PolledTables:
         polled: dict[TableId, PolledTable] = {}
         refused = missing_tables(self._settings, catalog.present)
         interrupted, rewritten, seen = {}, {}, {}
-        async with self._looks.looking() as difference:
+        async with self._looks.looking() as comparison:
             for row in catalog.rows:
                 found = describe(row, catalog, self._definitions, self._settings, server.role)
                 if isinstance(found, Refused):
@@ -65,7 +65,7 @@ class PolledTables:
                 was = known.get(row.id)
                 then, now = self._looks.last(row.oid, was), catalog.storage(row)
                 now = seen[row.oid] = now if then is None else now.after(then)
-                reason = await difference(row.oid, then, now)
+                reason = await comparison.difference(row.oid, then, now)
                 if reason is not None:
                     rewritten[row.id] = reason
                 gap = self._gap(found, catalog, was)

@@ -258,6 +258,8 @@ class WalCapture:
         changes = self._delivery.changes(start, server)
         async with contextlib.aclosing(changes):
             async for chunk in changes:
+                if self._tables.delivered(chunk):
+                    self._relations.noticed.set()
                 yield chunk
 
     async def seen(self) -> Visibility:

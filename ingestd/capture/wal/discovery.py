@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -16,17 +16,32 @@ from ingestd.capture.patterns import missing_tables
 from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
+from ingestd.capture.wal.labels import EnumColumns, enum_columns, unknown_labels
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
 from ingestd.capture.wal.told import Tellings
+from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import TableError
 from ingestd.ports import Discovery, Refused
+from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import Table, TableId
 
 Known = Mapping[TableId, RegisteredTable]
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """Partitions with another file of which the stream has to bring nothing, up to `lsn`.
+
+    `files`: those that they had. `ended`: as when they were found to be empty (`Storage`).
+    """
+
+    lsn: Lsn
+    files: Mapping[int, int]
+    ended: int
 
 
 class SourceTables:
@@ -47,6 +62,9 @@ class SourceTables:
         self._rewritten: set[int] = set()
         self._mended = ""
         self._is_told = True
+        self._enums: dict[int, EnumColumns] = {}
+        self._awaited: dict[int, _Awaited] = {}
+        self._reached = ZERO
 
     async def discover(
         self, connection: AsyncConnection[Any], server: Server, known: Known
@@ -56,7 +74,7 @@ class SourceTables:
         # look as if the catalog had brought back what it lacks.
         known = dict(known)
         catalog = await read_catalog(self._settings)
-        await self._definitions.take(connection, catalog, known)
+        types = await self._definitions.take(connection, catalog, known)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
         points = {entry.oid: entry.snapshot_lsn for entry in known.values()}
         self.told.read({oid: point for oid, point in points.items() if point is not None})
@@ -66,7 +84,7 @@ class SourceTables:
         rewritten = {}
         interrupted = {}
         seen = {}
-        async with self._looks.looking() as difference:
+        async with self._looks.looking() as comparison:
             for row in catalog.rows:
                 found = self._described(row, catalog, server.role)
                 if isinstance(found, Refused):
@@ -77,20 +95,32 @@ class SourceTables:
                 if gap is not None:
                     interrupted[row.id] = gap
                 now = _first(now, known.get(row.id)) if then is None else now.after(then)
-                reason = await difference(row.oid, then, now)
-                reason = reason or told.difference(row.oid, now)
+                now = told.without_changed(row.oid, await comparison.with_empty(now))
+                quiet = self._quiet(row.oid, then, now, catalog)
+                reason = _rekeyed(found, then, known.get(row.id))
+                then = then and replace(then, files={**then.files, **quiet})
+                reason = reason or await comparison.difference(row.oid, then, now)
+                reason = reason or told.difference(row.oid, now, then)
                 if reason is not None:
                     rewritten[row.id] = reason
                     self._rewritten.add(row.oid)
                 now = seen[row.oid] = told.taken(row.oid, now)
                 # Else the next run would find the same files again that are not those recorded.
                 with_files = row.oid in self._rewritten
-                storage = to_record(now, row.oid, known.get(row.id), files=with_files)
+                storage = to_record(
+                    self._settled(row.oid, now), row.oid, known.get(row.id), files=with_files
+                )
                 accepted.append(replace(found, storage=storage))
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
+        self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
         self.told.forget(told, catalog.seen, seen, voided)
+        self._enums = {
+            oid: enum_columns(now, [c.type_oid for c in catalog.columns[oid]], types)
+            for oid, now in seen.items()
+            if now.types
+        }
         self._catalog = catalog
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
@@ -109,7 +139,7 @@ class SourceTables:
 
         Or whether it lacks something that the stream told of.
         """
-        if not self._is_told:
+        if not self._is_told or any(a.lsn <= self._reached for a in self._awaited.values()):
             return True
         catalog = await read_catalog(self._settings)
         told = self.told.by(catalog.seen)
@@ -154,6 +184,13 @@ class SourceTables:
         self.told.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
+    def delivered(self, chunk: Chunk) -> bool:
+        """Take what the stream brought. Return whether the catalog is to be read again."""
+        self._reached = max(self._reached, chunk.position)
+        found = unknown_labels(chunk, self._enums)
+        told = [self.told.labels(oid, new, chunk.position) for oid, new in found.items()]
+        return any(told)
+
     # --- one table ---------------------------------------------------------------------------
 
     def _last(self, row: TableRow, known: RegisteredTable | None) -> Storage | None:
@@ -163,6 +200,42 @@ class SourceTables:
             names = [c.source_name for c in known.lake_columns.values()]
             self.told.recorded(row.oid, names, last)
         return last
+
+    def _quiet(
+        self, oid: int, then: Storage | None, now: Storage, catalog: Catalog
+    ) -> dict[int, int]:
+        """Return the files of partitions that were as empty as they are, with another file.
+
+        VACUUM FULL leaves that, and a TRUNCATE of rows that came since. The stream tells which: it
+        brings the rows. Until it has come as far as the catalog was read, the file that `_tables`
+        has stays.
+        """
+        both = then.empty & now.empty if then is not None else frozenset()
+        quiet = {
+            leaf: now.files[leaf]
+            for leaf in both
+            if then is not None and then.files.get(leaf) != now.files[leaf]
+        }
+        for leaf in quiet:
+            self.told.expect_quiet(leaf, oid, catalog.seen)
+        awaited = self._awaited.get(oid)
+        if quiet and then is not None:
+            files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}
+            ended = now.ended
+            if awaited is not None:
+                files, ended = {**files, **awaited.files}, awaited.ended
+            self._awaited[oid] = _Awaited(catalog.lsn, files, ended)
+        elif awaited is not None and awaited.lsn <= self._reached:
+            del self._awaited[oid]
+        return quiet
+
+    def _settled(self, oid: int, now: Storage) -> Storage:
+        """Return what `_tables` is to have: with the former files of what is awaited."""
+        awaited = self._awaited.get(oid)
+        if awaited is None:
+            return now
+        files = {leaf: file for leaf, file in awaited.files.items() if leaf in now.files}
+        return replace(now, files={**now.files, **files}, ended=awaited.ended)
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
         """Give the table, or why it can't be captured."""
@@ -212,6 +285,14 @@ class SourceTables:
         if is_wider(table, catalog.columns.get(table.oid, ()), known):
             return "columns were not captured before"
         return None
+
+
+def _rekeyed(table: Table, then: Storage | None, known: RegisteredTable | None) -> str | None:
+    """Return why a table is read again whose key an older lake has recorded by its columns only."""
+    if then is None or then.key is not None or known is None or known.oid != table.oid:
+        return None
+    key = {c.source_name for c in known.columns if c.key}
+    return None if key == set(table.captured_key) else "its key or replica identity changed"
 
 
 def _first(now: Storage, known: RegisteredTable | None) -> Storage:

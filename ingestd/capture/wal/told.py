@@ -32,7 +32,8 @@ class _Columns:
 
     `new`: names that no look had seen; `void`: such of rows that are void. `common`: names that all
     told that told of a new one. `types`: those that no look had seen, by name. `lists`: all names
-    in their order, where one was new, or they were not those of the last look.
+    in their order, where one was new, or they were not those of the last look. `is_rekeyed`: their
+    changes name rows by another replica identity than the last look found.
     """
 
     new: frozenset[str] = frozenset()
@@ -40,6 +41,7 @@ class _Columns:
     common: frozenset[str] | None = None
     types: frozenset[tuple[str, int]] = frozenset()
     lists: tuple[tuple[str, ...], ...] = ()
+    is_rekeyed: bool = False
     xids: frozenset[int] = frozenset()
 
 
@@ -49,33 +51,47 @@ class Unseen:
 
     columns: Mapping[int, _Columns]
     partitions: Mapping[int, Collection[int]]
+    emptied: frozenset[int] = frozenset()
+    changed: Collection[tuple[int, int]] = ()
+    labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
-    def difference(self, oid: int, now: Storage) -> str | None:
-        """Say why the rows of a table are not what the stream told, None if nothing speaks for it.
+    def difference(self, oid: int, now: Storage, then: Storage | None = None) -> str | None:
+        """Return why the rows of a table are not what the stream told, None if they are.
 
-        `now`: how the look found it.
+        `now`: how this look found it; `then`: how the last one did.
         """
         told = self.columns.get(oid, _Columns())
-        if told.new - _ever(now) and _present(now) - (told.common or frozenset()):
-            return "a column was renamed"
-        if not all(_are_these(names, now) for names in told.lists):
-            return "a column was renamed"
         types = {c.name: c.type_oid for c in now.columns}
-        if any(n in types and not reads_alike(then, types[n]) for n, then in told.types):
-            return "a column's type changed"
-        if self._partitions_went(oid, now):
-            return "a partition was detached or dropped"
-        return None
+        found = {
+            "a column was renamed": (
+                (told.new - _ever(now)) and _present(now) - (told.common or frozenset())
+            )
+            or not all(_are_these(names, now) for names in told.lists),
+            "a column's type changed": any(
+                n in types and not reads_alike(before, types[n]) for n, before in told.types
+            ),
+            "a partition was detached or dropped": self._partitions_went(oid, now),
+            "it had another replica identity for a time": told.is_rekeyed,
+            "a partition was truncated by itself": oid in self.emptied,
+            "labels or attributes of a type changed": _are_ambiguous(
+                self.labels.get(oid, frozenset()), now, then
+            ),
+        }
+        return next((reason for reason, applies in found.items() if applies), None)
 
     def has_news(self, oid: int, last: Storage) -> bool:
         """Whether there is something that the last look has not taken."""
-        is_new = self.taken(oid, last).former != last.former
+        is_new = self.without_changed(oid, self.taken(oid, last)) != last or oid in self.labels
         return is_new or self.difference(oid, last) is not None
 
     def taken(self, oid: int, now: Storage) -> Storage:
-        """Give how a table was found, with names that came and went among the former ones."""
+        """Return how a table was found, with names that came and went among the former ones."""
         told = self.columns.get(oid, _Columns())
         return replace(now, former=now.former | ((told.new | told.void) - _ever(now)))
+
+    def without_changed(self, oid: int, now: Storage) -> Storage:
+        """Return how a table was found; a partition that changed is not taken for an empty one."""
+        return replace(now, empty=now.empty - {p for p, table in self.changed if table == oid})
 
     def _partitions_went(self, oid: int, now: Storage) -> bool:
         return not now.files.keys() >= set(self.partitions.get(oid, ()))
@@ -87,7 +103,12 @@ class Tellings:
 
     `_columns`: by the table's OID. `_partitions`: by a partition's OID and its table's, the last
     transaction that told of it. `_had`: the last look that saw it there. `_voided`: the last look
-    at a table that had it read anew; `_points`: where it was read, as the lake has it.
+    at a table that had it read anew; `_points`: where it was read, as the lake has it. `_changed`:
+    partitions (with their tables) of which this process was sent changes; `_empty`: those that are
+    recorded as empty; `_quiet`: those that were empty at two looks although their file was replaced
+    in between, with the second look; `_emptied`: those of them that changed before it. `_labels`:
+    by the table's OID, labels of enums that no look had seen, each with the last transaction that
+    wrote it.
     """
 
     _columns: dict[int, _Columns] = field(default_factory=dict)
@@ -95,6 +116,11 @@ class Tellings:
     _had: dict[tuple[int, int], Visibility] = field(default_factory=dict)
     _voided: dict[int, Visibility] = field(default_factory=dict)
     _points: Mapping[int, Lsn] = field(default_factory=dict)
+    _changed: set[tuple[int, int]] = field(default_factory=set)
+    _empty: set[tuple[int, int]] = field(default_factory=set)
+    _quiet: dict[tuple[int, int], Visibility] = field(default_factory=dict)
+    _emptied: set[tuple[int, int]] = field(default_factory=set)
+    _labels: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def columns(self, relation: Relation, last: Storage | None) -> None:
         """Take what a table's columns are told to be. `last`: the last look at it."""
@@ -106,10 +132,15 @@ class Tellings:
         others = {(n, t) for n, t in told.items() if not reads_alike(t, types.get(n, t))}
         is_void = self._is_void(relation.oid, relation.lsn, relation.xid)
         is_other = bool(new) or not _are_these(told, last)
-        if not (new or ((others or is_other) and not is_void)):
+        is_rekeyed = _is_rekeyed(relation, last) and not is_void
+        if not (new or is_rekeyed or ((others or is_other) and not is_void)):
             return
         before = self._columns.get(relation.oid, _Columns())
-        found = replace(before, xids=before.xids | {relation.xid})
+        found = replace(
+            before,
+            xids=before.xids | {relation.xid},
+            is_rekeyed=before.is_rekeyed or is_rekeyed,
+        )
         if is_void:
             found = replace(found, void=before.void | new)
         else:
@@ -134,10 +165,33 @@ class Tellings:
         Says whether no look has seen it there.
         """
         had = self._had.get((oid, table))
+        self._changed.add((oid, table))
+        quiet = self._quiet.get((oid, table))
+        if quiet is not None and _sees(quiet, {xid}) and not self._is_void(table, lsn, xid):
+            self._emptied.add((oid, table))
+            return True
+        is_filled = (oid, table) in self._empty
         if self._is_void(table, lsn, xid) or (had is not None and _sees(had, {xid})):
-            return False
+            return is_filled
         self._partitions[oid, table] = xid
-        return had is None
+        return had is None or is_filled
+
+    def expect_quiet(self, oid: int, table: int, seen: Visibility) -> None:
+        """Watch for changes of a partition that a look found as empty as before, with another file.
+
+        One that comes, and that the look sees, was undone by a TRUNCATE.
+        """
+        self._quiet.setdefault((oid, table), seen)
+
+    def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
+        """Take labels that no look has seen, each with the last transaction that wrote it.
+
+        `position`: up to where the stream has come. Return whether the catalog is to be read.
+        """
+        new = {k: xid for k, xid in labels.items() if not self._is_void(oid, position, xid)}
+        if new:
+            self._labels[oid] = self._labels.get(oid, {}) | new
+        return bool(new)
 
     def read(self, points: Mapping[int, Lsn]) -> None:
         """Take where the lake's rows of tables were read: what was told of before is void."""
@@ -150,7 +204,13 @@ class Tellings:
             if _sees(seen, {xid}):
                 partitions.setdefault(table, []).append(oid)
         columns = {oid: told for oid, told in self._columns.items() if _sees(seen, told.xids)}
-        return Unseen(columns, partitions)
+        labels = {
+            oid: frozenset(label for label, xid in told.items() if _sees(seen, {xid}))
+            for oid, told in self._labels.items()
+        }
+        emptied = frozenset(table for _, table in self._emptied)
+        labels = {oid: found for oid, found in labels.items() if found}
+        return Unseen(columns, partitions, emptied, frozenset(self._changed), labels)
 
     def forget(
         self,
@@ -163,6 +223,13 @@ class Tellings:
         for oid, told in taken.columns.items():
             if self._columns.get(oid) is told:  # nothing was told since
                 del self._columns[oid]
+        for oid, labels in taken.labels.items():
+            left = {k: xid for k, xid in self._labels.get(oid, {}).items() if k not in labels}
+            self._labels = {**self._labels, oid: left} if left else _without(self._labels, oid)
+        done = {pair for pair in self._emptied if pair[1] in taken.emptied}
+        self._emptied -= done
+        self._quiet = {p: s for p, s in self._quiet.items() if p not in done}
+        self._empty = {(leaf, oid) for oid, now in looked_at.items() for leaf in now.empty}
         self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
         self._voided |= dict.fromkeys(voided, seen)
         judged = {(oid, table) for table, oids in taken.partitions.items() for oid in oids}
@@ -187,6 +254,37 @@ def _are_these(names: Iterable[str], now: Storage) -> bool:
     numbers = {c.name: c.number for c in now.columns if c.number not in now.unlisted}
     listed = [numbers[n] for n in names if n in numbers]
     return listed == sorted(numbers.values())[: len(listed)]
+
+
+def _is_rekeyed(relation: Relation, last: Storage) -> bool:
+    """Return whether its changes name rows otherwise than by the last look's replica identity."""
+    if last.key is None:
+        return False
+    if relation.replica_identity != last.key.replica_identity:
+        return True
+    names = {c.number: c.name for c in last.columns}
+    expected = {names.get(n) for n in last.key.identity}
+    found = {digest(c.name) for c in relation.columns if c.identity}
+    return last.key.replica_identity in {"d", "i"} and found != expected
+
+
+def _are_ambiguous(labels: frozenset[str], now: Storage, then: Storage | None) -> bool:
+    """Return whether labels that the stream brought may be called otherwise now.
+
+    One that no type has was renamed. One that a type has may have been another's name, if more than
+    one label of the type is new.
+    """
+    if not labels:
+        return False
+    if not labels <= {label for t in now.types for label in t.labels}:
+        return True
+    before = {t.oid: t for t in then.types} if then is not None else {}
+    new = [t.labels_since(before[t.oid]) for t in now.types if t.oid in before]
+    return any(len(found) > 1 and found & labels for found in new)
+
+
+def _without(labels: dict[int, dict[str, int]], oid: int) -> dict[int, dict[str, int]]:
+    return {table: found for table, found in labels.items() if table != oid}
 
 
 def _with(lists: tuple[tuple[str, ...], ...], new: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.capture.storage import Storage, StoredColumn, digest, is_altered, reassigned
+from ingestd.capture.evidence import is_altered, reassigned
+from ingestd.capture.storage import KeyMark, Storage, StoredColumn, digest
 
 ID = StoredColumn(1, 23, -1, 700, has_missing=False, name=digest("id"))
 NOTE = StoredColumn(2, 25, -1, 700, has_missing=False, name=digest("note"))
@@ -28,6 +29,9 @@ def test_what_is_written_is_read() -> None:
         replace(placed, ended=1 << 33),
         sent,
         replace(placed, publication="1:2"),
+        replace(placed, key=KeyMark("f", (1, 2), 16390), home="745", toast={16401: 16402}),
+        replace(placed, empty=frozenset({16401, 16402})),
+        replace(sent, key=KeyMark("i", (), 0, (2,), 16391), is_streamed=False, ended=9),
     ):
         assert Storage.parse(str(written)) == written
     assert Storage.parse("") is None
@@ -93,3 +97,11 @@ def test_other_files_alone_are_not_worth_recording() -> None:
     assert not replace(STORED, files={16400: 16500}).differs_durably(STORED)
     assert replace(STORED, files={16401: 16401}).differs_durably(STORED)
     assert replace(STORED, membership=18).differs_durably(STORED)
+    parted = replace(STORED, places={16400: ".745"})
+    assert replace(parted, files={16400: 16500}).differs_durably(parted)
+
+
+def test_a_horizon_is_recorded_before_ids_can_not_be_compared_with_it() -> None:
+    then = replace(STORED, ended=1000)
+    assert not replace(then, ended=100_000_000).differs_durably(then)
+    assert replace(then, ended=1_000_000_000).differs_durably(then)
