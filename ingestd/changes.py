@@ -6,7 +6,8 @@ for `_cdc_epoch`, which only the sink knows. The *raw schema* is that with `_cdc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +82,9 @@ class Chunk:
     transaction with captured changes that *ended* in this chunk.
     `decode_s`: CPU-bound seconds it took to make. `left_out`: captured tables of which changes are
     left out from here on: they have to be read anew. `refused`: what stops tables of which a change
-    can't be taken, at most one for each; `batches` lack those changes.
+    can't be taken, at most one for each; `batches` lack those changes. `doubts`: captured tables of
+    which the stream has shown something that no discovery has judged yet, with the `Table.storage`
+    that is recorded before anything beyond this chunk can be confirmed.
     """
 
     batches: tuple[TableBatch, ...]
@@ -93,6 +96,7 @@ class Chunk:
     decode_s: float = 0.0
     left_out: frozenset[TableId] = frozenset()
     refused: tuple[TableError, ...] = ()
+    doubts: Mapping[TableId, str] = field(default_factory=dict)
 
     @property
     def transactions(self) -> int:

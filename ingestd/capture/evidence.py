@@ -82,6 +82,8 @@ def judge(oid: int, then: Storage, now: Storage) -> Iterator[Proven | Doubt]:
 
     Nothing: they are what the stream brought. What needs no answer from the rows comes first.
     """
+    if then.is_doubted:
+        yield Proven("what the stream showed was not judged before the daemon ended")
     for reason in (
         _filtered(then, now),
         reassigned(then, now),

@@ -87,6 +87,7 @@ class Storage:
     `empty`: leaf partitions that had no blocks, and of which the stream brought no change since.
     `is_streamed`: whether a publication sends the changes. `is_listed`, where just read: whether
     the publication has an entry for the table, so that the server refuses to make it UNLOGGED.
+    `is_doubted`: the stream showed something that no reading of the catalog had judged yet.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -105,6 +106,7 @@ class Storage:
     home: str = ""
     toast: Mapping[int, int] = field(default_factory=dict)
     empty: frozenset[int] = frozenset()
+    is_doubted: bool = False
     is_streamed: bool = field(default=True, compare=False)
     is_listed: bool = field(default=True, compare=False)
 
@@ -123,6 +125,8 @@ class Storage:
         if self.key is not None:
             parts.append([f"key={self.key}"])
         parts += [[f"home={self.home}"], [f"streamed={self.is_streamed:d}"]]
+        if self.is_doubted:
+            parts.append(["doubted=1"])
         parts.append([f"empty={'.'.join(map(str, sorted(self.empty)))}"])
         parts.append(["toast=" + ",".join(f"{oid}:{toast}" for oid, toast in self.toast.items())])
         return "|".join(",".join(map(str, part)) for part in parts)
@@ -149,6 +153,7 @@ class Storage:
                 home=named.get("home", ""),
                 toast=_pairs(named.get("toast", "")),
                 empty=frozenset(_numbers(named.get("empty", ""))),
+                is_doubted="doubted" in named,
                 is_streamed=named.get("streamed", "0") == "1" or not int(ended or 0),
             )
         except ValueError:

@@ -38,7 +38,8 @@ class Discovery:
     if they were live there is a gap. `rewritten`: known tables whose rows have other values than
     the changes told of, and why. `lsn`: all this holds at that position; earlier changes may be of
     other definitions. `seen`: the transactions that it is after, which a commit below `lsn` may not
-    be among yet; None where no stream tells of definitions.
+    be among yet; None where no stream tells of definitions. `doubts`: `Chunk.doubts` that it has
+    not judged.
     """
 
     tables: tuple[Table, ...]
@@ -48,6 +49,7 @@ class Discovery:
     rewritten: Mapping[TableId, str] = field(default_factory=dict)
     lsn: Lsn = ZERO
     seen: Visibility | None = None
+    doubts: Mapping[TableId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

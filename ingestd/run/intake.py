@@ -147,6 +147,7 @@ class Intake:
             if table is not None:  # before anything beyond the gap can be confirmed
                 await self.enter([table], TableState.SNAPSHOTTING, chunk.position)
             self.wanted.set()
+        await self.record(self._book.doubted(chunk.doubts, _now(), chunk.position))
         for batch in chunk.batches:
             self.delivered.take(batch)  # those of a stopped table too: it may be read soon
             if self._book.is_captured(batch.table.id):

@@ -46,6 +46,7 @@ class TableBook:
     known: dict[TableId, RegisteredTable] = field(init=False)
     _entries: dict[TableId, TableEntry] = field(init=False, default_factory=dict)
     _discovery: Discovery = field(init=False)
+    _doubts: Mapping[TableId, str] = field(init=False, default_factory=dict)
     _is_recorded: bool = field(init=False, default=False)
     _gone: set[TableId] = field(init=False, default_factory=set)
     _with_rows: set[TableId] = field(init=False)
@@ -65,7 +66,7 @@ class TableBook:
         self._gone |= {name for name, entry in before.items() if not entry.is_stopped}
         self._gone -= {table.id for table in discovery.tables}
         self._gone -= {refused.table.id for refused in discovery.refused}
-        self._discovery = discovery
+        self._discovery, self._doubts = discovery, discovery.doubts
         self._is_recorded = False
         for table in discovery.tables:
             entry = before.get(table.id)
@@ -183,6 +184,24 @@ class TableBook:
         entry.is_new = True
         return entry.table if is_kept else None
 
+    def doubted(self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn) -> list[TableEvent]:
+        """Return the events for tables that are doubted (`Chunk.doubts`) and not recorded as such.
+
+        The next start reads them again, unless a discovery has judged them before.
+        """
+        self._doubts = doubts
+        events = []
+        for name, storage in doubts.items():
+            entry, known = self._entries.get(name), self.known.get(name)
+            if entry is None or known is None or entry.is_stopped or known.storage == storage:
+                continue
+            table = self._doubted(entry.latest(self._discovery))
+            events += self.events([table], self.state(name), at, at_lsn)
+        return events
+
+    def _doubted(self, table: Table) -> Table:
+        return replace(table, storage=self._doubts.get(table.id, table.storage))
+
     def read_again(self, name: TableId, *, from_the_start: bool) -> int:
         """Take that a table was altered while it was read; what was kept of it may be void.
 
@@ -212,12 +231,15 @@ class TableBook:
             return []
         self._is_recorded = True
         whole = [e for e in self._entries.values() if e.is_whole]
-        news = [e.table for e in whole if self._is_news(e.table) and not self._is_stale(e)]
-        events = self.events(news, TableState.LIVE, at, position)
-        found = [replace(e, reason=self._entries[e.table.id].rewritten) for e in events]
-        for event in found:
+        found = [(e, self._doubted(e.table)) for e in whole]
+        news = [table for e, table in found if self._is_news(table) and not self._is_stale(e)]
+        events = [
+            replace(e, reason=self._entries[e.table.id].rewritten)
+            for e in self.events(news, TableState.LIVE, at, position)
+        ]
+        for event in events:
             self._entries[event.table.id].rewritten = None
-        return found
+        return events
 
     def _is_news(self, table: Table) -> bool:
         known = self.known[table.id]

@@ -258,9 +258,10 @@ class WalCapture:
         changes = self._delivery.changes(start, server)
         async with contextlib.aclosing(changes):
             async for chunk in changes:
-                if self._tables.delivered(chunk):
+                judged, is_news = self._tables.delivered(chunk)
+                if is_news:
                     self._relations.noticed.set()
-                yield chunk
+                yield judged
 
     async def seen(self) -> Visibility:
         """Ask on the connection that holds the claim."""

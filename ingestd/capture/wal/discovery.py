@@ -132,6 +132,7 @@ class SourceTables:
             rewritten,
             catalog.lsn,
             catalog.seen,
+            self._doubts(),
         )
 
     async def have_changed(self) -> bool:
@@ -184,12 +185,25 @@ class SourceTables:
         self.told.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
-    def delivered(self, chunk: Chunk) -> bool:
-        """Take what the stream brought. Return whether the catalog is to be read again."""
+    def delivered(self, chunk: Chunk) -> tuple[Chunk, bool]:
+        """Take what the stream brought.
+
+        Return it with what is doubted, and whether the catalog is to be read again.
+        """
         self._reached = max(self._reached, chunk.position)
         found = unknown_labels(chunk, self._enums)
         told = [self.told.labels(oid, new, chunk.position) for oid, new in found.items()]
-        return any(told)
+        doubts = self._doubts()
+        return replace(chunk, doubts=doubts) if doubts else chunk, any(told)
+
+    def _doubts(self) -> dict[TableId, str]:
+        """Return what `_tables` is to have of tables that the stream makes doubtful."""
+        doubted = self.told.unjudged()
+        return {
+            row.id: str(replace(last, is_doubted=True))
+            for row in (self._catalog.rows if doubted else ())
+            if row.oid in doubted and (last := self._looks.last(row.oid, None)) is not None
+        }
 
     # --- one table ---------------------------------------------------------------------------
 

@@ -212,6 +212,12 @@ class Tellings:
         labels = {oid: found for oid, found in labels.items() if found}
         return Unseen(columns, partitions, emptied, frozenset(self._changed), labels)
 
+    def unjudged(self) -> frozenset[int]:
+        """Return the tables of which the stream showed something that is still to be judged."""
+        came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
+        emptied = {table for _, table in self._emptied}
+        return frozenset({*self._columns, *came, *emptied, *self._labels})
+
     def forget(
         self,
         taken: Unseen,

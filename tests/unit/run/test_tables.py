@@ -103,6 +103,19 @@ def test_i6_what_was_left_out_is_recorded_where_something_was_kept() -> None:
     assert book.cancel([A.id]) == ([], [A.id])
 
 
+def test_i6_what_the_stream_showed_is_recorded_until_a_discovery_judges_it() -> None:
+    book, doubts = live_book(), {A.id: "doubted"}
+    [event] = book.doubted(doubts, AT, Lsn(45))
+    assert (event.state, event.table.storage) == (TableState.LIVE, "doubted")
+    book.note([event])
+    assert not book.doubted(doubts, AT, Lsn(46))
+    book.update(replace(FOUND, doubts=doubts))  # it did not see that transaction
+    assert not book.changed(AT, Lsn(50))
+    book.update(FOUND)
+    [event] = book.changed(AT, Lsn(50))
+    assert event.table.storage == A.storage
+
+
 def test_a_table_that_was_whole_is_so_again_when_its_snapshot_is_cancelled() -> None:
     book = live_book()
     asked(book)
