@@ -161,8 +161,9 @@ class SourceTables:
         ours = dict(self._catalog.published)
         for table in self._accepted & catalog.published.keys():
             then, now = ours.get(table), catalog.published[table]
-            if then is None:
+            if then is None:  # the next start has to know by which entry it was published
                 ours[table] = now
+                self._is_told = False
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
                 self._is_told = False
