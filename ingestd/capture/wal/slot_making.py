@@ -46,13 +46,10 @@ _DROP_WITHIN_S = 5.0
 _LOOK_S = 0.5
 _MOVES = 3
 _CLAIM = "SELECT pg_catalog.pg_try_advisory_lock(%s)"
-_NEXT = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::xid::text"
-_ALTERED = """
-SELECT EXISTS (
-  SELECT FROM ({versions}) AS version (made_by)
-   WHERE pg_catalog.age(made_by) BETWEEN 0 AND pg_catalog.age({since}::xid))
+_VERSIONS = """
+SELECT pg_catalog.count(*), coalesce(pg_catalog.sum(pg_catalog.hashtextextended(row_version, 0)), 0)
+  FROM ({versions}) AS version (row_version)
 """
-"""Below 0 are those of more than half of all xids ago: that a version is frozen is not shown."""
 _DECODED_BY = (
     "pg_attribute",
     "pg_class",
@@ -117,8 +114,7 @@ async def prepare_slot(
 
 async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> ExportedPoint:
     lineage = await lineage_of(control)
-    row = await (await control.execute(_NEXT)).fetchone()
-    assert row is not None
+    before = await _versions(control)
     made = await _export(settings, settings.slot, temporary=False)
     try:
         slot = await find_slot(control, settings.slot)
@@ -126,7 +122,7 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
             return made
         later = await _move_past_those_waited_for(control, settings, slot)
         if later is None:
-            await _refuse_altered(control, settings.slot, row[0])
+            await _refuse_altered(control, settings.slot, before)
     except BaseException:
         await made.close()
         if settings.snapshot == "never":  # the next start can't know that nothing was read of it
@@ -161,24 +157,28 @@ async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lin
                     await drop_slot(connection, name)
 
 
-async def _refuse_altered(control: AsyncConnection[Any], name: str, since: str) -> None:
-    """Raise TransientError if that transaction or a later one altered what is decoded by.
+async def _versions(connection: AsyncConnection[Any]) -> object:
+    """Return what differs if a row of the catalogs that are decoded by was altered in between.
 
-    What decoding may not see came after the first record of those that run, which the server writes
-    when it begins to make a slot: so with a number that was to come then.
+    Not the ids of transactions: one that began before and committed since has a lower one.
     """
-    is_from_15 = control.info.server_version >= FIRST_WITH_PARTS
+    is_from_15 = connection.info.server_version >= FIRST_WITH_PARTS
     versions = sql.SQL(" UNION ALL ").join(
-        sql.SQL("SELECT xmin FROM pg_catalog.{}").format(sql.Identifier(catalog))
+        sql.SQL(
+            "SELECT {}::text || ' ' || xmin::text || ' ' || ctid::text FROM pg_catalog.{}"
+        ).format(sql.Literal(catalog), sql.Identifier(catalog))
         for catalog in (_DECODED_BY_FROM_15 if is_from_15 else _DECODED_BY)
     )
-    query = sql.SQL(_ALTERED).format(versions=versions, since=sql.Literal(since))
-    row = await (await control.execute(query)).fetchone()
-    if row is None or row[0]:
+    return await (await connection.execute(sql.SQL(_VERSIONS).format(versions=versions))).fetchone()
+
+
+async def _refuse_altered(control: AsyncConnection[Any], name: str, before: object) -> None:
+    """Raise TransientError if anything that is decoded by was altered since `before`."""
+    if await _versions(control) != before:
         raise _no_free_slot(
             f"something was altered while slot {name!r} was made",
             f"{_FREE_A_SLOT}; or alter no tables, types or publications meanwhile, and make no "
-            "temporary tables: it is made anew",
+            "temporary tables: it is made again",
         )
 
 
