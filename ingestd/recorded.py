@@ -76,6 +76,10 @@ def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
     )
 
 
+_EARLIER = 16
+"""So many tables that had a name before are kept: changes of older ones are long in the lake."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredTable:
     """The last row of a table in `_tables`, as far as a start needs it.
@@ -83,6 +87,7 @@ class RegisteredTable:
     `columns`: those of the last row that has any. `lake_columns`: the newest entry of every lake
     column that the table ever had, by its name: what was dropped in the source stays in the lake.
     `resume`: the last `TableBatch.resume` that is durable, from the raw table; empty without one.
+    `earlier`: the tables that had this name before, as last registered.
     """
 
     table: TableId
@@ -97,6 +102,7 @@ class RegisteredTable:
     replica_identity: str = "d"
     progress: str = ""
     resume: str = ""
+    earlier: tuple[RegisteredTable, ...] = ()
 
     def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
         """Give it with what an earlier row had and this one leaves open."""
@@ -105,7 +111,10 @@ class RegisteredTable:
         columns = self.columns or before.columns
         ever = {**before.lake_columns, **{c.name: c for c in columns}}
         storage = self.storage or before.storage
-        return replace(self, columns=columns, lake_columns=ever, storage=storage)
+        earlier = before.earlier
+        if before.oid not in {0, self.oid}:
+            earlier = (*earlier, replace(before, earlier=()))[-_EARLIER:]
+        return replace(self, columns=columns, lake_columns=ever, storage=storage, earlier=earlier)
 
 
 def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredTable:

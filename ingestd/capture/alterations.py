@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ingestd.capture.catalog import ColumnRow
+from ingestd.capture.dependent_text_queries import holds
+from ingestd.capture.dependent_texts import doubts, reason_of
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage
 from ingestd.capture.storage_queries import difference, read_empty
@@ -60,9 +62,16 @@ class Comparison:
 
         Raises psycopg.Error.
         """
-        if then is None or then == now:
+        if then is None:
             return None
-        return await difference(await self._connection(), oid, then, now)
+        in_doubt = doubts(then.texts, now.texts)
+        if then == now and not in_doubt:
+            return None
+        connection = await self._connection()
+        reason = await difference(connection, oid, then, now)
+        if reason is None and in_doubt and await holds(connection, oid, now.texts.uses, in_doubt):
+            return reason_of(in_doubt)
+        return reason
 
     async def with_empty(self, now: Storage) -> Storage:
         """Return it with the partitions that have no blocks. Raises psycopg.Error."""

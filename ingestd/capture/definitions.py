@@ -27,6 +27,14 @@ from ingestd.capture.catalog import (
     their_names,
 )
 from ingestd.capture.columns import as_published, controlled, refuse_shown
+from ingestd.capture.departed import (
+    Departed,
+    as_registered,
+    row_of,
+    with_dropped_types,
+)
+from ingestd.capture.dependent_text_queries import read_texts, read_uses
+from ingestd.capture.dependent_texts import NO_TEXTS, TableTexts, Use, refuse_key
 from ingestd.capture.identity import Partition, Sending, list_partitions
 from ingestd.capture.indexes import IndexRow, list_indexes
 from ingestd.capture.positions import insert_position
@@ -65,7 +73,8 @@ class Catalog:
     DELETE where an identity has one that is not sent (18+). `partitions`: see `list_partitions`, by
     OID of the root. `lsn`: all of it holds at that position. `seen`: which transactions it is
     after. Where no publication says what is sent: `indexes`, the unique ones by OID of the table;
-    `hiding`, the OIDs of the tables of which row security hides rows from this role.
+    `hiding`, the OIDs of the tables of which row security hides rows from this role. `uses`: by OID
+    the types whose text depends on other objects; `texts`: by OID of the table, what these are.
     """
 
     is_streamed: bool = False
@@ -85,6 +94,8 @@ class Catalog:
     partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
     hiding: frozenset[int] = frozenset()
+    uses: Mapping[int, tuple[Use, ...]] = field(default_factory=dict)
+    texts: Mapping[int, TableTexts] = field(default_factory=dict)
     lsn: Lsn = field(default=Lsn(0), compare=False)
     seen: Visibility = field(default=Visibility(0, 0), compare=False)
 
@@ -146,6 +157,7 @@ class Catalog:
             toast=self.toast.get(row.oid, {}),
             is_streamed=self.is_streamed,
             is_listed=how.membership is not None,
+            texts=self.texts.get(row.oid, NO_TEXTS),
         )
 
 
@@ -189,7 +201,38 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
         generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
     columns = await list_columns(connection, oids, generated)
     type_oids = {c.type_oid for found in columns.values() for c in found}
-    return replace(catalog, columns=columns, types=await read_type_parts(connection, type_oids))
+    catalog = replace(catalog, columns=columns, types=await read_type_parts(connection, type_oids))
+    return await _with_texts(connection, catalog, type_oids, settings)
+
+
+async def _with_texts(
+    connection: AsyncConnection[Any],
+    catalog: Catalog,
+    types: Collection[int],
+    settings: PostgresSettings,
+) -> Catalog:
+    """Return it with what texts of values depend on, of columns that are captured."""
+    uses = await read_uses(connection, types)
+    used: dict[int, tuple[Use, ...]] = {}
+    for row in catalog.rows if uses else ():
+        excluded = settings.controls(row.id).exclude_columns
+        found = [
+            replace(use, column=column.name, type_oid=column.type_oid)
+            for column in catalog.columns.get(row.oid, ())
+            if column.name not in excluded
+            for use in uses.get(column.type_oid, ())
+        ]
+        if found:
+            used[row.oid] = tuple(found)
+    texts = await read_texts(connection, {use.type for found in used.values() for use in found})
+    return replace(
+        catalog,
+        uses=uses,
+        texts={
+            oid: TableTexts(tuple(texts[t] for t in sorted({use.type for use in found})), found)
+            for oid, found in used.items()
+        },
+    )
 
 
 def _key_mark(row: TableRow) -> KeyMark:
@@ -246,6 +289,8 @@ class Definitions:
         self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._hidden: dict[int, dict[int, str]] = {}
         self._partitioned: set[int] = set()
+        self._uses: Mapping[int, tuple[Use, ...]] = {}
+        self._departed: Departed = {}
 
     async def take(
         self,
@@ -261,6 +306,7 @@ class Definitions:
         # Of a table that has gone the stream may still bring changes.
         self._rows |= {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
+        self._uses = catalog.uses
         self._partitioned |= catalog.places.keys()
         for row in catalog.rows:
             self._note_hidden(row, known.get(row.id))
@@ -269,6 +315,10 @@ class Definitions:
             self._lake.setdefault(name, {}).update(entry.lake_columns)
             self._present.setdefault(name, {c.name: c for c in entry.columns})
         return self._types
+
+    def take_departed(self, departed: Departed) -> None:
+        """Describe these too: the stream may still bring changes of them."""
+        self._departed = departed
 
     def take_publication(self, catalog: Catalog) -> None:
         """Describe by what this catalog has published, and no more of it."""
@@ -299,6 +349,7 @@ class Definitions:
         """Describe a table of the catalog. Raises TableError where the config asks too much."""
         table = table_of(row, columns, self._types)
         self._refuse_shown(table, columns)
+        refuse_key(table, self._uses)
         return self._captured(with_before(table, full=self._is_full), strict=True)
 
     def _refuse_shown(self, table: Table, columns: Iterable[ColumnRow]) -> None:
@@ -330,30 +381,42 @@ class Definitions:
             rows.get(_shape(c)) or _bare(relation.oid, number, c)
             for number, c in enumerate(relation.columns, start=1)
         ]
-        row = self._rows[relation.oid]
-        row = replace(row, schema=name.schema, name=name.name)
+        departed = self._departed.get((relation.oid, name))
+        if departed is not None:
+            row = row_of(departed, relation.replica_identity)
+        else:
+            row = replace(self._rows[relation.oid], schema=name.schema, name=name.name)
         identity = {c.name: c.identity for c in relation.columns}
         table = table_of(row, columns, self._types)
         self._refuse_shown(table, [rows[_shape(c)] for c in relation.columns if _shape(c) in rows])
+        known = self._lake.get(name, {}).values() if departed is None else departed.columns
+        columns_ = with_dropped_types(table.columns, known, self._types)
         table = replace(
             table,
-            columns=tuple(replace(c, identity=identity[c.name]) for c in table.columns),
+            columns=tuple(replace(c, identity=identity[c.name]) for c in columns_),
             replica_identity=relation.replica_identity,
         )
-        return self._captured(with_before(table, full=self._is_full), strict=False)
+        if departed is not None:
+            table = as_registered(table, departed)
+        table = with_before(table, full=self._is_full)
+        return self._captured(table, strict=False, is_present=departed is None)
 
     @property
     def _is_full(self) -> bool:
         return self._settings.keeps_old_rows
 
-    def _captured(self, table: Table, *, strict: bool) -> Table:
-        """Apply the config and the publication, and choose the lake's columns."""
+    def _captured(self, table: Table, *, strict: bool, is_present: bool = True) -> Table:
+        """Apply the config and the publication, and choose the lake's columns.
+
+        `is_present`: the table has this name now.
+        """
         settings = self._settings
         controls, key = settings.controls(table.id), settings.mask_key_bytes
         how = self._published.get(table.id, WHOLE)
         is_listed = how.columns is not None
         table = controlled(table, controls, key, self._types, strict=strict, is_listed=is_listed)
-        table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
+        if is_present:
+            table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
         lake = self._lake.setdefault(table.id, {})
         columns = allocate(table.columns, lake)
         # The server forgets `missing` when the table is rewritten; the lake's old rows stay. Of a
@@ -367,8 +430,10 @@ class Definitions:
             for c in columns
         )
         table = replace(table, columns=columns)
-        self._present[table.id] = {c.name: c for c in registered_columns(table)}
-        lake.update(self._present[table.id])
+        found = {c.name: c for c in registered_columns(table)}
+        lake.update(found)
+        if is_present:
+            self._present[table.id] = found
         return table
 
 

@@ -34,6 +34,10 @@ SETTINGS: Mapping[str, str] = {
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
     "default_transaction_isolation": "read committed",
+    # A name is written with its schema, and quoted, where these have it so; money as in C.
+    "search_path": '"$user", public',
+    "quote_all_identifiers": "off",
+    "lc_monetary": "C",
     # A COPY of many columns looks expensive, and compiling it costs more than it gains.
     "jit": "off",
 }

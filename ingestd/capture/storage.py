@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ingestd.capture.dependent_texts import NO_TEXTS, TableTexts
 from ingestd.capture.type_parts import TypeParts
 
 COMPARABLE_XIDS = 2_000_000_000
@@ -88,6 +89,7 @@ class Storage:
     `is_streamed`: whether a publication sends the changes. `is_listed`, where just read: whether
     the publication has an entry for the table, so that the server refuses to make it UNLOGGED.
     `is_doubted`: the stream showed something that no reading of the catalog had judged yet.
+    `texts`: what texts of its values depend on.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -107,6 +109,7 @@ class Storage:
     toast: Mapping[int, int] = field(default_factory=dict)
     empty: frozenset[int] = frozenset()
     is_doubted: bool = False
+    texts: TableTexts = NO_TEXTS
     is_streamed: bool = field(default=True, compare=False)
     is_listed: bool = field(default=True, compare=False)
 
@@ -129,6 +132,8 @@ class Storage:
             parts.append(["doubted=1"])
         parts.append([f"empty={'.'.join(map(str, sorted(self.empty)))}"])
         parts.append(["toast=" + ",".join(f"{oid}:{toast}" for oid, toast in self.toast.items())])
+        if self.texts.types:
+            parts.append([self.texts])
         return "|".join(",".join(map(str, part)) for part in parts)
 
     @classmethod
@@ -155,6 +160,7 @@ class Storage:
                 empty=frozenset(_numbers(named.get("empty", ""))),
                 is_doubted="doubted" in named,
                 is_streamed=named.get("streamed", "0") == "1" or not int(ended or 0),
+                texts=TableTexts.parse(named.get("texts", "")),
             )
         except ValueError:
             return None

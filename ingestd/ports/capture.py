@@ -39,7 +39,8 @@ class Discovery:
     the changes told of, and why. `lsn`: all this holds at that position; earlier changes may be of
     other definitions. `seen`: the transactions that it is after, which a commit below `lsn` may not
     be among yet; None where no stream tells of definitions. `doubts`: `Chunk.doubts` that it has
-    not judged.
+    not judged. `departed`: OIDs and names of known tables that were dropped or renamed since, whose
+    last changes may be still to come.
     """
 
     tables: tuple[Table, ...]
@@ -50,6 +51,7 @@ class Discovery:
     lsn: Lsn = ZERO
     seen: Visibility | None = None
     doubts: Mapping[TableId, str] = field(default_factory=dict)
+    departed: frozenset[tuple[int, TableId]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

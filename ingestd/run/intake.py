@@ -149,8 +149,11 @@ class Intake:
             self.wanted.set()
         await self.record(self._book.doubted(chunk.doubts, _now(), chunk.position))
         for batch in chunk.batches:
+            if self._book.has_successor(batch.table):
+                await self._append(epoch, batch)  # void when the other one has been read
+                continue
             self.delivered.take(batch)  # those of a stopped table too: it may be read soon
-            if self._book.is_captured(batch.table.id):
+            if self._book.takes(batch.table):
                 await self._take_changes(epoch, batch)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)
@@ -165,7 +168,11 @@ class Intake:
             return
         for touched in self._touched.get(batch.table.id, {}).values():
             touched.take(batch)
-        if self._book.is_new_version(batch.table):
+        if self._book.has_departed(batch.table):
+            if self._book.is_later_version(batch.table):
+                state = self._book.state(batch.table.id)
+                await self.enter([batch.table], state, Lsn(lsn[0].as_py()))
+        elif self._book.is_new_version(batch.table):
             first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
             if self._book.is_ambiguous(batch.table, first, xid):
                 self.wanted.set()

@@ -49,6 +49,7 @@ class TableBook:
     _doubts: Mapping[TableId, str] = field(init=False, default_factory=dict)
     _is_recorded: bool = field(init=False, default=False)
     _gone: set[TableId] = field(init=False, default_factory=set)
+    _departed: frozenset[tuple[int, TableId]] = field(init=False, default=frozenset())
     _with_rows: set[TableId] = field(init=False)
     _loads: int = field(init=False, default=0)
     _partial: dict[int, TableId] = field(init=False, default_factory=dict)
@@ -68,6 +69,7 @@ class TableBook:
         self._gone -= {refused.table.id for refused in discovery.refused}
         self._discovery, self._doubts = discovery, discovery.doubts
         self._is_recorded = False
+        self._departed = discovery.departed
         for table in discovery.tables:
             entry = before.get(table.id)
             if entry is None or entry.table.oid != table.oid:
@@ -230,6 +232,9 @@ class TableBook:
         if self._is_recorded or position < self._discovery.lsn:
             return []
         self._is_recorded = True
+        return [*self._departures(at, position), *self._news(at, position)]
+
+    def _news(self, at: datetime, position: Lsn) -> list[TableEvent]:
         whole = [e for e in self._entries.values() if e.is_whole]
         found = [(e, self._doubted(e.table)) for e in whole]
         news = [table for e, table in found if self._is_news(table) and not self._is_stale(e)]
@@ -255,8 +260,16 @@ class TableBook:
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Give the events for tables that can't or need not be captured any more.
 
-        Only what is news: a refusal that `_tables` has already is not repeated.
+        Only what is news: a refusal that `_tables` has already is not repeated. That a table was
+        dropped is news when the stream has reached the discovery (`changed`): until then, its last
+        changes may come.
         """
+        found = self._departures(at, at_lsn)
+        if at_lsn >= self._discovery.lsn:
+            return found
+        return [event for event in found if event.state is not TableState.DROPPED]
+
+    def _departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         events = []
         for refused in self._discovery.refused:
             known = self.known.get(refused.table.id)
@@ -412,6 +425,24 @@ class TableBook:
         entry = self._entries.get(name)
         return name in self._gone if entry is None else not entry.is_stopped
 
+    def takes(self, table: Table) -> bool:
+        """Whether changes of this very table are taken, which may have been dropped since."""
+        return self.has_departed(table) or self.is_captured(table.id)
+
+    def has_departed(self, table: Table) -> bool:
+        """Whether it was dropped, or has another name now."""
+        return (table.oid, table.id) in self._departed
+
+    def has_successor(self, table: Table) -> bool:
+        """Whether another table has the name of this one, which has departed."""
+        return self.has_departed(table) and table.id in self._entries
+
+    def is_later_version(self, table: Table) -> bool:
+        """Whether a table that has departed came with other columns than `_tables` has."""
+        known = self.known.get(table.id)
+        is_this = known is not None and known.oid == table.oid
+        return is_this and not self.has_successor(table) and self._differs(table, known)
+
     def note_incomplete(self, name: TableId, lsn: Lsn) -> bool:
         """Take a row that lacks values, where a reading may void it; else say False."""
         entry = self._entries.get(name)
@@ -469,7 +500,9 @@ class TableBook:
 
     def state(self, name: TableId) -> TableState:
         """Its state in `_tables`: not live before its snapshot is durable."""
-        entry = self._entries[name]
+        entry = self._entries.get(name)
+        if entry is None:
+            return self.known[name].state
         return TableState.LIVE if entry.is_whole else TableState.SNAPSHOTTING
 
     def stop(self, name: TableId) -> Table:

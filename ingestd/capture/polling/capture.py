@@ -294,6 +294,8 @@ class PollingCapture:
         async with contextlib.aclosing(self._polls.chunks()) as chunks:
             async for chunk in chunks:
                 self._control.ensure_claimed()
+                if self._tables.texts.take(chunk.batches):
+                    self._polls.noticed.set()
                 self._delivered = max(self._delivered, chunk.position)
                 yield chunk
 

@@ -20,6 +20,7 @@ from ingestd.capture.polling.server import inspect_polled_server
 from ingestd.capture.polling.unique_keys import key_of
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.storage import Storage
+from ingestd.capture.streamed_texts import StreamedTexts, read_at
 from ingestd.errors import TableError
 from ingestd.ports import Discovery, Refused
 from ingestd.recorded import RegisteredTable, TableState
@@ -39,6 +40,7 @@ class PolledTables:
         self._catalog = Catalog()
         self._looks = Looks(settings.dsn.get_secret_value())
         self._polled: dict[TableId, PolledTable] = {}
+        self.texts = StreamedTexts()
 
     async def discover(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
@@ -66,6 +68,7 @@ class PolledTables:
                 then, now = self._looks.last(row.oid, was), catalog.storage(row)
                 now = seen[row.oid] = now if then is None else now.after(then)
                 reason = await comparison.difference(row.oid, then, now)
+                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
                 if reason is not None:
                     rewritten[row.id] = reason
                 gap = self._gap(found, catalog, was)
@@ -75,6 +78,9 @@ class PolledTables:
                 polled[row.id] = replace(found, table=replace(found.table, storage=storage))
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
+        voided = [polled[name].table.oid for name in {*rewritten, *interrupted} & polled.keys()]
+        texts = {oid: now.texts for oid, now in seen.items()}
+        self.texts.read(texts, catalog.seen, voided, read_at(known.values()))
         self._catalog, self._polled = catalog, polled
         return Discovery(
             tuple(p.table for p in polled.values()),

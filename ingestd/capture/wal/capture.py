@@ -154,7 +154,7 @@ class WalCapture:
     ) -> frozenset[TableId]:
         """Make or check publication and slot."""
         control = await self._control.connection()
-        self._relations.keep(tables)
+        self._relations.keep(tables, self._tables.departed)
         self._delivery.resolve_again()
         with self._control.errors("prepare"):
             busy = await prepare_publication(
@@ -259,7 +259,7 @@ class WalCapture:
         async with contextlib.aclosing(changes):
             async for chunk in changes:
                 judged, is_news = self._tables.delivered(chunk)
-                if is_news:
+                if self._tables.texts.take(chunk.batches) or is_news:
                     self._relations.noticed.set()
                 yield judged
 

@@ -11,11 +11,13 @@ from psycopg import AsyncConnection
 from ingestd.capture.alterations import Looks, is_wider, to_record
 from ingestd.capture.catalog import TableRow, refusal, table_of
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
+from ingestd.capture.departed import Departed, find_departed
 from ingestd.capture.identity import incomplete
 from ingestd.capture.patterns import missing_tables
 from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
+from ingestd.capture.streamed_texts import read_at
 from ingestd.capture.wal.labels import EnumColumns, enum_columns, unknown_labels
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
@@ -57,6 +59,8 @@ class SourceTables:
         self._catalog = Catalog()
         self._looks = Looks(settings.dsn.get_secret_value())
         self.told = told or Tellings()
+        self.texts = self.told.texts
+        self.departed: Departed = {}
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
         self._rewritten: set[int] = set()
@@ -75,9 +79,10 @@ class SourceTables:
         known = dict(known)
         catalog = await read_catalog(self._settings)
         types = await self._definitions.take(connection, catalog, known)
+        departed = await find_departed(connection, known.values(), self._settings.streams)
+        self._definitions.take_departed(departed)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
-        points = {entry.oid: entry.snapshot_lsn for entry in known.values()}
-        self.told.read({oid: point for oid, point in points.items() if point is not None})
+        self.told.read(read_at(known.values()))
         # As it is now: what is told while tables are looked at is for the next look.
         told = self.told.by(catalog.seen)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
@@ -101,6 +106,7 @@ class SourceTables:
                 then = then and replace(then, files={**then.files, **quiet})
                 reason = reason or await comparison.difference(row.oid, then, now)
                 reason = reason or told.difference(row.oid, now, then)
+                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
                 if reason is not None:
                     rewritten[row.id] = reason
                     self._rewritten.add(row.oid)
@@ -121,7 +127,9 @@ class SourceTables:
             for oid, now in seen.items()
             if now.types
         }
-        self._catalog = catalog
+        texts = {oid: now.texts for oid, now in seen.items()}
+        self.texts.read(texts, catalog.seen, voided, read_at(known.values()))
+        self._catalog, self.departed = catalog, departed
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
         return Discovery(
@@ -133,6 +141,7 @@ class SourceTables:
             catalog.lsn,
             catalog.seen,
             self._doubts(),
+            frozenset(departed),
         )
 
     async def have_changed(self) -> bool:
@@ -144,10 +153,14 @@ class SourceTables:
             return True
         catalog = await read_catalog(self._settings)
         told = self.told.by(catalog.seen)
-        return catalog != self._catalog or any(
-            told.has_news(row.oid, last)
-            for row in catalog.rows
-            if (last := self._looks.last(row.oid, None)) is not None
+        return (
+            catalog != self._catalog
+            or self.texts.has_news(catalog.seen)
+            or any(
+                told.has_news(row.oid, last)
+                for row in catalog.rows
+                if (last := self._looks.last(row.oid, None)) is not None
+            )
         )
 
     async def take_publication(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from ingestd.decode.relation import Relation
 from ingestd.errors import TableError
@@ -37,14 +37,19 @@ class Relations:
         self._is_wanted = is_wanted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: dict[int, Table] = {}
+        self._departed: Collection[tuple[int, TableId]] = ()
         self._resolved: dict[int, tuple[Relation, Table | None]] = {}
         self._looking_up: set[asyncio.Task[Table | None]] = set()
         self.noticed = asyncio.Event()
         self._left_out: set[TableId] = set()
 
-    def keep(self, tables: Iterable[Table]) -> None:
-        """Resolve to these tables from now on. On the loop that will describe them."""
+    def keep(self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()) -> None:
+        """Resolve to these tables from now on. On the loop that will describe them.
+
+        `departed`: the OIDs and names of others whose last changes may be still to come.
+        """
         self._loop = asyncio.get_running_loop()
+        self._departed = departed
         self._kept = {t.oid: t for t in tables}
         self._resolved = {}
 
@@ -95,6 +100,8 @@ class Relations:
 
     async def _found(self, relation: Relation) -> Table | None:
         kept = self._kept.get(relation.oid)
+        if (relation.oid, relation.id) in self._departed:
+            return await self._describe_departed(relation)
         if kept is None:
             if self._is_wanted(relation.id):
                 self.noticed.set()
@@ -108,6 +115,12 @@ class Relations:
         if relation.id != kept.id or _definition(table) != _definition(kept):
             self.noticed.set()
         return table
+
+    async def _describe_departed(self, relation: Relation) -> Table | None:
+        try:
+            return await self._describe(relation, relation.id)
+        except TableError:  # nothing of it can be read again
+            return None
 
 
 def _definition(table: Table) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ingestd.capture.evidence import reads_alike
 from ingestd.capture.storage import Storage, digest
+from ingestd.capture.streamed_texts import StreamedTexts
 from ingestd.decode.relation import Relation
 from ingestd.positions import ZERO, Lsn
 from ingestd.visibility import Visibility
@@ -108,7 +109,7 @@ class Tellings:
     recorded as empty; `_quiet`: those that were empty at two looks although their file was replaced
     in between, with the second look; `_emptied`: those of them that changed before it. `_labels`:
     by the table's OID, labels of enums that no look had seen, each with the last transaction that
-    wrote it.
+    wrote it. `texts`: those of values that refer to objects.
     """
 
     _columns: dict[int, _Columns] = field(default_factory=dict)
@@ -121,6 +122,7 @@ class Tellings:
     _quiet: dict[tuple[int, int], Visibility] = field(default_factory=dict)
     _emptied: set[tuple[int, int]] = field(default_factory=set)
     _labels: dict[int, dict[str, int]] = field(default_factory=dict)
+    texts: StreamedTexts = field(default_factory=StreamedTexts)
 
     def columns(self, relation: Relation, last: Storage | None) -> None:
         """Take what a table's columns are told to be. `last`: the last look at it."""
@@ -216,7 +218,7 @@ class Tellings:
         """Return the tables of which the stream showed something that is still to be judged."""
         came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
         emptied = {table for _, table in self._emptied}
-        return frozenset({*self._columns, *came, *emptied, *self._labels})
+        return frozenset({*self._columns, *came, *emptied, *self._labels, *self.texts.unjudged()})
 
     def forget(
         self,

@@ -221,3 +221,28 @@ def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
     assert book.to_read() == [A]
     # Nor is it whole when somebody cancels what was asked for.
     assert book.cancel([A.id]) == ([], [A.id])
+
+
+def test_i2_a_table_is_dropped_when_the_stream_has_reached_that() -> None:
+    """Until then its last changes are taken, whatever has its name now."""
+    book = live_book()
+    departed = frozenset({(A.oid, A.id)})
+    book.update(replace(FOUND, tables=(), lsn=Lsn(90), departed=departed))
+    assert book.departures(AT, Lsn(60)) == book.changed(AT, Lsn(89)) == []
+    assert book.takes(A)
+    assert book.is_later_version(NEWER)
+    assert not book.is_later_version(A)
+    [event] = book.changed(AT, Lsn(90))
+    assert (event.state, event.at_lsn) == (TableState.DROPPED, Lsn(90))
+    book.note([event])
+    assert book.departures(AT, Lsn(100)) == book.changed(AT, Lsn(100)) == []
+    assert book.takes(A), "this may be the next run, and what came is not durable"
+
+    successor = replace(A, oid=A.oid + 1)
+    book.update(replace(FOUND, tables=(successor,), lsn=Lsn(110), departed=departed))
+    assert book.has_successor(A)
+    assert not book.has_successor(successor)
+    assert not book.is_later_version(NEWER)
+    book.note(book.events([successor], TableState.SNAPSHOTTING, AT, Lsn(110)))
+    [earlier] = book.known[A.id].earlier
+    assert (earlier.oid, earlier.state) == (A.oid, TableState.DROPPED)
