@@ -80,12 +80,15 @@ MEANINGS: Mapping[str, str] = {
     "source.resumed": "A paused source goes on where it was.",
     "source.slot_lost": "The stream can't go on where the lake ends; every table is read anew.",
     "source.state": "A source has another state.",
+    "source.synchronous": "The server may choose the stream as a synchronous standby: commits of the"
+    " source would wait until their changes are durable in the lake.",
     "source.unknown_error": "An unforeseen error, and where it arose. A fault of the program: please"
     " report it.",
     "table.raw_values": "A column has values that its lake type can't hold; they are in `_cdc_raw`."
     " Once for each column.",
     "table.state": "A table has another state; `reason`: why it is read anew.",
     "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
+    "tables.unmatched": "A pattern in `tables` matches no table at present.",
     "task.failed": "A task of the event loop ended by an error that nobody took. A fault of the"
     " program.",
     "thread.failed": "A thread ended by an error. A fault of the program.",

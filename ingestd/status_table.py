@@ -81,6 +81,9 @@ def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
             _print(out, f"{where} is {fault['state']}: {fault['reason']}")
             if fault["remedy"]:
                 _print(out, f"  remedy: {fault['remedy']}")
+    for notice in source.get("notices", ()):
+        _print(out, f"source {name}: {notice['reason']}")
+        _print(out, f"  remedy: {notice['remedy']}")
 
 
 def _print(out: Console, text: str) -> None:

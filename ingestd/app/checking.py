@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ingestd.app.parts import connector_of, lake_of, load, storage_options
+from ingestd.app.parts import connector_of, lake_of, load, policy_of, storage_options
 from ingestd.capture.advisory import claim_of
 from ingestd.capture.reference import check_references
+from ingestd.capture.server_room import room_lines
 from ingestd.checks import CheckLine
 from ingestd.config import Config, SourceSettings
 from ingestd.errors import IngestdError
 from ingestd.observe.protection import check_http
+from ingestd.ports import Connector
+from ingestd.run.rehearsal import Rehearsal
+from ingestd.sink.paths import Layout
 from ingestd.sink.probe import probe
 from ingestd.sink.writer import SEPARATE, Writer, drop_of
 
@@ -22,7 +27,8 @@ def check(config_path: Path) -> list[CheckLine]:
     lake = probe(config.lake.uri, storage_options(config))
     writers = [] if lake.level == "fail" else asyncio.run(_check_writers(config))
     lines = [lake, *writers, check_http(config.http)]
-    return [*filter(None, lines), *asyncio.run(_check_sources(config))]
+    has_lake = lake.level != "fail"
+    return [*filter(None, lines), *asyncio.run(_check_sources(config, has_lake=has_lake))]
 
 
 async def _check_writers(config: Config) -> list[CheckLine | None]:
@@ -46,14 +52,80 @@ async def _check_writer(config: Config, name: str, settings: SourceSettings) -> 
     return CheckLine(name, subject, "warn", detail, remedy)
 
 
-async def _check_sources(config: Config) -> list[CheckLine]:
-    connectors = [connector_of(config, n, s) for n, s in config.sources.items()]
+async def _check_sources(config: Config, *, has_lake: bool) -> list[CheckLine]:
+    connectors = {n: connector_of(config, n, s) for n, s in config.sources.items()}
     try:
-        found = await asyncio.gather(
-            *(c.check() for c in connectors),
-            *(check_references(n, s) for n, s in config.sources.items()),
+        found = dict(
+            zip(
+                connectors,
+                await asyncio.gather(
+                    *(_check_source(config, n, c, has_lake=has_lake) for n, c in connectors.items())
+                ),
+                strict=True,
+            )
         )
+        room = await _check_room({n: c for n, c in connectors.items() if _answers(found[n])})
     finally:
-        for connector in connectors:
+        for connector in connectors.values():
             await connector.close()
-    return [line for lines in found for line in lines]
+    # What all need together says more than what one needs alone.
+    together = {(line.source, line.subject) for line in room}
+    alone = [line for lines in found.values() for line in lines]
+    return [line for line in alone if (line.source, line.subject) not in together] + room
+
+
+async def _check_source(
+    config: Config, name: str, connector: Connector, *, has_lake: bool
+) -> list[CheckLine]:
+    settings = config.sources[name]
+    lines = [*await connector.check(), *await check_references(name, settings)]
+    if not has_lake or not _answers(lines):
+        return lines
+    return _merged(lines, await _rehearsed(config, name, connector))
+
+
+async def _rehearsed(config: Config, name: str, connector: Connector) -> list[CheckLine]:
+    """Return what a start would be refused, by the steps of a start."""
+    lake = lake_of(config, name, is_claimed=False)
+    capture = connector.capture(lake)
+    try:
+        demand = await connector.demand()
+        policy = policy_of(config, config.sources[name])
+        start = Rehearsal(
+            name,
+            capture,
+            lake,
+            policy,
+            claimed_by=demand.claimed_by,
+            placed=Layout(name).raw,
+        )
+        return await start.lines()
+    except IngestdError as error:
+        return [CheckLine(name, "start", "fail", error.what, error.remedy)]
+    finally:
+        await lake.close()
+        await capture.close()
+
+
+async def _check_room(connectors: Mapping[str, Connector]) -> list[CheckLine]:
+    """Return what sources that share a server need of it together, and it has not."""
+    if len(connectors) < 2:  # noqa: PLR2004 - the preflight of one has said it
+        return []
+    try:
+        demands = {name: await connector.demand() for name, connector in connectors.items()}
+    except IngestdError:
+        return []  # the source that does not answer any more has a line of its own at the next try
+    return room_lines(demands)
+
+
+def _answers(lines: Sequence[CheckLine]) -> bool:
+    """Whether the source's server can be asked for more."""
+    return not any(x.level == "fail" and x.subject in {"connection", "server"} for x in lines)
+
+
+def _merged(found: Sequence[CheckLine], rehearsed: Sequence[CheckLine]) -> list[CheckLine]:
+    """Return each thing once; a table that a start refuses is not called captured as well."""
+    refused = {line.subject for line in rehearsed if line.level == "fail"}
+    kept = [line for line in found if line.level == "fail" or line.subject not in refused]
+    said = {(line.detail, line.remedy) for line in kept}
+    return kept + [line for line in rehearsed if (line.detail, line.remedy) not in said]

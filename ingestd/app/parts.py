@@ -14,6 +14,8 @@ from ingestd.errors import ConfigError
 from ingestd.ports import Connector, PauseMark, ReferenceTableSource
 from ingestd.reloading import share_bytes
 from ingestd.row_limit import READING_PART
+from ingestd.run.epoch import EpochPolicy
+from ingestd.run.pipeline import PipelinePolicy
 from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.pause_mark import LakePauseMark
@@ -95,6 +97,16 @@ def raw_source_of(
     if position is not None:
         made.resume(position)
     return made
+
+
+def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
+    """Return what the config says about a source's pipeline."""
+    return PipelinePolicy(
+        epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
+        snapshot=getattr(settings, "snapshot", "initial") == "initial",
+        resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
+        resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
+    )
 
 
 def pause_mark_of(config: Config, name: str) -> PauseMark:

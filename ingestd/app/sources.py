@@ -14,6 +14,7 @@ from ingestd.app.parts import (
     connector_of,
     lake_of,
     pause_mark_of,
+    policy_of,
     raw_source_of,
     reference_table_of,
     storage_options,
@@ -28,12 +29,11 @@ from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.redaction import Redactor
-from ingestd.run.epoch import EpochPolicy
 from ingestd.run.maintenance import Maintainer, MaintenanceSchedule
 from ingestd.run.maintenance_watch import MaintenanceWatch
 from ingestd.run.one_source import Supervised
 from ingestd.run.paused import Paused
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
+from ingestd.run.pipeline import Pipeline
 from ingestd.run.reference_watch import ReferenceWatch
 from ingestd.run.references import Followed, Keeper, References, Reread
 from ingestd.run.supervisor import Supervisor
@@ -115,13 +115,7 @@ def _supervised(  # noqa: PLR0917 - of one source
 ) -> Supervised:
     log = structlog.get_logger("ingestd")
     watch = Watch(source_status, metrics, log)
-    policy = PipelinePolicy(
-        epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
-        snapshot=getattr(settings, "snapshot", "initial") == "initial",
-        resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
-        resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
-    )
-
+    policy = policy_of(config, settings)
     connector = connector_of(config, name, settings)
 
     def make_pipeline() -> Pipeline:

@@ -29,6 +29,12 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relreplident::text AS replica_identity,
        has_schema_privilege(n.oid, 'USAGE') AS reachable,
        has_table_privilege(c.oid, 'SELECT') AS readable,
+       CASE WHEN has_table_privilege(c.oid, 'SELECT') THEN '{}' ELSE
+         ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+                WHERE a.attrelid = c.oid AND NOT a.attisdropped
+                  AND (a.attnum > 0 OR a.attname = 'xmin')
+                  AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT') ORDER BY a.attnum)
+       END AS unreadable,
        pg_has_role(c.relowner, 'USAGE') AS owned,
        c.relnatts::int AS numbered,
        (pk.indkey::int2[])[0:pk.indnkeyatts - 1] AS primary_key,
@@ -137,6 +143,7 @@ class TableRow:
 
     `primary_key_by`, `identity_by`: see `KeyMark`. `not_validated`: the NOT NULL constraint for
     whose sake the identity's index is none.
+    `readable`: all of it; if not, `unreadable` names what is not: columns, xmin among them.
     """
 
     oid: int
@@ -146,6 +153,7 @@ class TableRow:
     replica_identity: ReplicaIdentity
     reachable: bool
     readable: bool
+    unreadable: tuple[str, ...]
     owned: bool
     numbered: int
     primary_key: tuple[int, ...] | None
@@ -185,6 +193,7 @@ async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
         return [
             replace(
                 row,
+                unreadable=tuple(row.unreadable),
                 primary_key=_hashable(row.primary_key),
                 identity_key=_hashable(row.identity_key),
             )
@@ -298,8 +307,39 @@ def qualified(table: TableId) -> str:
     return sql.Identifier(table.schema, table.name).as_string(None)
 
 
-def refusal(row: TableRow, table: Table, role: str) -> Refused | None:
-    """Say why this role can't capture this table, None if it can or lacks an identity only."""
+def _read_of(table: Table) -> list[str]:
+    """Name the columns that are read: not one that is masked with null."""
+    return [c.name for c in table.columns if c.mask is None or c.mask.kind != "null"]
+
+
+def _unreadable(row: TableRow, names: Sequence[str]) -> list[str]:
+    """Name those that this role may not read. Of a table without columns nothing is read."""
+    if row.readable:
+        return []
+    found = [name for name in names if name in row.unreadable]
+    return found or ([] if names else list(row.unreadable))
+
+
+def _lacking_right(
+    row: TableRow, table: Table, read: Sequence[str], lacking: Sequence[str]
+) -> tuple[str, str]:
+    """Say what can't be read, and what is to be granted: no column that is left out."""
+    is_none_readable = all(c.name in row.unreadable for c in table.columns)
+    left_out = set(row.unreadable) - {c.name for c in table.columns} - {"xmin"}
+    if is_none_readable and not left_out:
+        return "no right to read it", "SELECT"
+    names = ", ".join(sql.Identifier(name).as_string(None) for name in read)
+    return f"no right to read column {', '.join(map(repr, lacking))}", f"SELECT ({names})"
+
+
+def refusal(
+    row: TableRow, table: Table, role: str, *, also_read: Collection[str] = ()
+) -> Refused | None:
+    """Say why this role can't capture this table, None if it can or lacks an identity only.
+
+    `table`: as it is captured, so what is left out need not be readable. `also_read`: what is read
+    of it beside its columns.
+    """
     name = qualified(row.id)
     reserved = [c.name for c in table.columns if c.name.startswith(RESERVED_PREFIX)]
     if reserved:
@@ -312,9 +352,9 @@ def refusal(row: TableRow, table: Table, role: str) -> Refused | None:
         what = f"no right to use schema {row.schema!r}"
         schema, grantee = (sql.Identifier(n).as_string(None) for n in (row.schema, role))
         remedy = f"GRANT USAGE ON SCHEMA {schema} TO {grantee};"
-    elif not row.readable:
-        what = "no right to read it"
-        remedy = f"GRANT SELECT ON {name} TO {sql.Identifier(role).as_string(None)};"
+    elif lacking := _unreadable(row, [*_read_of(table), *also_read]):
+        what, right = _lacking_right(row, table, [*_read_of(table), *also_read], lacking)
+        remedy = f"GRANT {right} ON {name} TO {sql.Identifier(role).as_string(None)};"
     else:
         return None
     return Refused(table, TableError(row.id, what, remedy=remedy))

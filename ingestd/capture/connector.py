@@ -6,14 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.coverage import coverage_of
+from ingestd.capture.faults import classify
 from ingestd.capture.key_splits import KeySplits
 from ingestd.capture.metadata import DEFAULT_TIMEOUT_S, PostgresMetadata
 from ingestd.capture.page_source import CopyPageSource
+from ingestd.capture.session import connect
 from ingestd.capture.splits import CtidSplits
-from ingestd.ports import Coverage, Metadata, PageSource, Split, SplitManager
+from ingestd.ports import Coverage, Demand, Metadata, PageSource, Split, SplitManager
 from ingestd.predicates import Predicate
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import TableId
@@ -41,6 +44,18 @@ class PostgresConnector(ABC):
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
     ) -> Coverage:
         """Say what is captured. Raises psycopg.Error, IngestdError."""
+
+    async def demand(self) -> Demand:
+        """Ask the server."""
+        try:
+            async with await connect(self._dsn) as connection:
+                return await self._demand(connection)
+        except psycopg.Error as error:
+            raise classify(error, f"source {self._source}, check", self._dsn) from error
+
+    @abstractmethod
+    async def _demand(self, connection: AsyncConnection[Any]) -> Demand:
+        """Say what a run takes of the server. Raises psycopg.Error."""
 
     def splits(self, *, resumable: bool = False) -> SplitManager:
         """Cut tables by blocks, which lie together and can be packed; `resumable`: by the key."""

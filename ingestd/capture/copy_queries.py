@@ -49,6 +49,14 @@ def rows_query(table: Table, rows: Rows) -> sql.Composed:
     )
 
 
+def probe_query(table: Table, rows: Rows) -> sql.Composed:
+    """Return what reads the same as `rows_query`, but no row: whatever forbids that, is raised."""
+    columns = sql.SQL(", ").join(map(sendable, table.columns))
+    return sql.SQL("SELECT {} FROM {}{} LIMIT 0").format(
+        columns, rows.relation, _where([*rows.bounds, *_row_filter(table)])
+    )
+
+
 def _where(conditions: list[sql.Composable]) -> sql.Composable:
     """Give the WHERE clause, with the space before it; empty for everything."""
     if not conditions:

@@ -62,6 +62,7 @@ def row_of(entry: RegisteredTable, identity: ReplicaIdentity) -> TableRow:
         replica_identity=identity,
         reachable=True,
         readable=True,
+        unreadable=(),
         owned=False,
         numbered=0,
         primary_key=None,

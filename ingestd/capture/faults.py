@@ -43,6 +43,8 @@ _TRANSIENT_CODES = {
 UNSENDABLE = "a row is larger, as text, than the 1 GB that the server can send"
 """A bytea has two characters for each byte; with REPLICA IDENTITY FULL the old row counts, too."""
 _LARGE_ALLOCATION = "invalid memory alloc request size"
+_SLOTS = "replication slots"
+"""In the server's words, in English; in others the limit is named by them alone."""
 _NOT_MAPPED = "could not map filen"
 """The server's own words, which it has in no other language: filenumber, to 15 filenode."""
 
@@ -87,6 +89,16 @@ _LIMIT = _Operator(
     "ALTER SYSTEM SET the limit that is named higher; then restart the server; for temp_file_limit "
     "SELECT pg_reload_conf(); is enough, and what ALTER ROLE or ALTER DATABASE set goes before"
 )
+FREE_A_SLOT = (
+    "ALTER SYSTEM SET max_replication_slots = ... higher; then restart the server; or drop a slot "
+    "that nothing uses"
+)
+FREE_A_SENDER = (
+    "ALTER SYSTEM SET max_wal_senders = ... higher; then restart the server; or end a client that "
+    "pg_stat_replication lists"
+)
+FREE_A_CONNECTION = "close connections, or raise the limit that is named on the server"
+_NO_SLOT = _Operator(FREE_A_SLOT)
 _TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
 _UNENCRYPTED = "or, with nobody between, write a weaker sslmode out in `dsn`"
 _NO_TLS = _Operator(
@@ -167,7 +179,7 @@ _REASONS = {
 }
 _TRANSIENT_REMEDIES = {
     "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
-    FULL: "close connections, or raise the limit that is named on the server",
+    FULL: FREE_A_CONNECTION,
     "slot_active": "stop the other client of this slot, or give another name in `slot`",
     "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  on "
     "the standby, or raise its max_standby_streaming_delay",
@@ -191,7 +203,8 @@ def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> Ingest
     if place:
         what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
     if isinstance(meaning, str):
-        return TransientError(what, reason=meaning, remedy=_TRANSIENT_REMEDIES.get(meaning))
+        remedy = FREE_A_SENDER if _has_no_sender(error) else _TRANSIENT_REMEDIES.get(meaning)
+        return TransientError(what, reason=meaning, remedy=remedy)
     if meaning is None or meaning.remedy is None:
         return OperatorError(what)
     names = {
@@ -237,10 +250,16 @@ def _has_no_files(error: psycopg.Error) -> bool:
     return _NO_WORDS in text and not are_left()
 
 
+def _has_no_sender(error: psycopg.Error) -> bool:
+    return error.sqlstate is None and "max_wal_senders" in str(error)
+
+
 def _by_code(error: psycopg.Error) -> str | _Operator | None:
     code = error.sqlstate or ""
     if code == "42501" and "row-level security" in str(error):
         return _POLICY
+    if code == "53400" and _SLOTS in str(error):
+        return _NO_SLOT
     if code == "XX000" and _NOT_MAPPED in str(error):
         return _UNMAPPED
     # 28000 says everything about authorization but a wrong password: the words may say more.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ingestd.checks import CheckLine, Level
 from ingestd.errors import IngestdError
+from ingestd.recorded import Notice
 from ingestd.schema import Table, delta_type
 
 
@@ -19,6 +20,10 @@ class Findings:
     def note(self, subject: str, level: Level, detail: str, remedy: str | None = None) -> None:
         """Add a line."""
         self.lines.append(CheckLine(self._source, subject, level, detail, remedy))
+
+    def notice(self, notice: Notice) -> None:
+        """Add a line for what a run would log, and go on."""
+        self.note(notice.event.partition(".")[0], "warn", notice.what, notice.remedy)
 
     def add(self, line: CheckLine | None) -> None:
         """Add a line, if there is one."""

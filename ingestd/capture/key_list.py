@@ -15,17 +15,55 @@ from ingestd.errors import TableChangedError
 from ingestd.keys import Key
 from ingestd.schema import Column, Table
 
-# Composite values are compared as records: what the server takes no bare literal for.
+# What the server compares only by the type below a domain, or takes no bare literal for: operators
+# on any enum take no domain over one, and composite values are compared as records.
 _RELATION = """
 SELECT c.relkind::text = 'p',
-       coalesce((SELECT jsonb_object_agg(a.attname, ARRAY[n.nspname::text, t.typname::text])
+       coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_object(
+                   'schema', n.nspname, 'name', b.typname, 'is_composite', b.typtype = 'c',
+                   'can_be_named', pg_catalog.has_schema_privilege(n.oid, 'USAGE')))
           FROM pg_catalog.pg_attribute a
           JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-          JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
-          LEFT JOIN pg_catalog.pg_type b ON b.oid = t.typbasetype
-         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND 'c' IN (t.typtype, b.typtype)), '{}')
+         CROSS JOIN LATERAL (
+               WITH RECURSIVE below AS (
+                 SELECT t.oid, t.typtype, t.typbasetype
+                 UNION ALL
+                 SELECT d.oid, d.typtype, d.typbasetype FROM below
+                   JOIN pg_catalog.pg_type d ON d.oid = below.typbasetype)
+               SELECT oid FROM below WHERE typtype <> 'd') AS base
+          JOIN pg_catalog.pg_type b ON b.oid = base.oid
+          JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace
+         WHERE a.attrelid = c.oid AND a.attname = ANY(%s)
+           AND (b.typtype = 'c' OR (b.typtype = 'e' AND t.typtype = 'd'))), '{}')
   FROM pg_catalog.pg_class c WHERE c.oid = %s
 """
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedType:
+    """The type as which a column's values are compared: below the domain, if its type is one.
+
+    `can_be_named`: this role may use the type's schema. Never the domain itself: a value need not
+    pass the domain's checks to be in the table.
+    """
+
+    schema: str
+    name: str
+    is_composite: bool = False
+    can_be_named: bool = True
+
+    def column(self, column: sql.Composable) -> sql.Composable:
+        """Return the column as a value of this type; an index on the column still serves."""
+        if not (self.can_be_named or self.is_composite):
+            # A bare null beside it makes the server choose the type below, but hides the index.
+            return sql.SQL("coalesce({}, NULL)").format(column)
+        return sql.SQL("{}::{}").format(column, sql.Identifier(self.schema, self.name))
+
+    def literal(self, value: sql.Composable) -> sql.Composable:
+        """Return a literal that compares with `column`."""
+        if not self.is_composite:
+            return value
+        return sql.SQL("{}::{}").format(value, sql.Identifier(self.schema, self.name))
 
 
 def can_be_found(column: Column) -> bool:
@@ -44,11 +82,11 @@ def can_be_found(column: Column) -> bool:
 class KeyedRelation:
     """Where a table's rows are found by their keys: without those of tables that inherit from it.
 
-    `composite`: the types, schema and name, of the key's columns that are composite.
+    `types`: as what the key's columns are compared that are not compared as they are.
     """
 
     blocks: BlockRange
-    composite: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    types: Mapping[str, ComparedType] = field(default_factory=dict)
 
     @classmethod
     async def find(
@@ -60,7 +98,18 @@ class KeyedRelation:
             raise TableChangedError(table.id, "is not there any more")
         name = table.id
         blocks = BlockRange(name.schema, name.name, is_whole=row[0], oid=table.oid)
-        return cls(blocks, row[1])
+        return cls(blocks, {name: ComparedType(**kind) for name, kind in row[1].items()})
+
+    @property
+    def has_composite(self) -> bool:
+        """Whether a column of the key is composite."""
+        return any(kind.is_composite for kind in self.types.values())
+
+    def column(self, name: str) -> sql.Composable:
+        """Return a column of the key as it is compared."""
+        kind = self.types.get(name)
+        column = sql.Identifier(name)
+        return column if kind is None else kind.column(column)
 
     def literal(self, column: str, value: str | bytes | None) -> sql.Composable:
         """Give a value of a key's column.
@@ -69,8 +118,8 @@ class KeyedRelation:
         collation need be named, which the role might not be allowed to.
         """
         found = bare_literal(value)
-        kind = self.composite.get(column)
-        return found if kind is None else sql.SQL("{}::{}").format(found, sql.Identifier(*kind))
+        kind = self.types.get(column)
+        return found if kind is None else kind.literal(found)
 
 
 def bare_literal(value: str | bytes | None) -> sql.Composable:
@@ -101,7 +150,7 @@ class KeyList:
     def bounds(self) -> list[sql.Composable]:
         """The condition."""
         key = self.table.identifying
-        names = [sql.Identifier(name) for name in key]
+        names = list(map(self.keyed.column, key))
         rows = [sql.SQL(", ").join(map(self.keyed.literal, key, values)) for values in self.keys]
         if len(names) == 1:
             return [sql.SQL("{} IN ({})").format(names[0], sql.SQL(", ").join(rows))]

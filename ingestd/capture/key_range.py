@@ -16,7 +16,9 @@ _OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|`?]{1,63}\Z")
 class KeyColumn:
     """A column of the key, and how its index compares it.
 
-    `type`: schema and name. `operators`: their schema, the names of < and >=. `collation`: schema
+    `type`: schema and name; of a column whose type is a domain, of what is below: a value need not
+    pass the domain's checks to be in the table. `is_cast`: the operators take no domain over it.
+    `operators`: their schema, the names of < and >=. `collation`: schema
     and name, None for a type without.
     """
 
@@ -24,6 +26,7 @@ class KeyColumn:
     type: tuple[str, str]
     operators: tuple[str, str, str]
     collation: tuple[str, str] | None = None
+    is_cast: bool = False
 
     @property
     def text(self) -> sql.Composable:
@@ -33,7 +36,9 @@ class KeyColumn:
     @property
     def value(self) -> sql.Composable:
         """The column, with the index's collation."""
-        name = sql.Identifier(self.name)
+        name: sql.Composable = sql.Identifier(self.name)
+        if self.is_cast:
+            name = sql.SQL("{}::{}").format(name, sql.Identifier(*self.type))
         if self.collation is None:
             return name
         return sql.SQL("{} COLLATE {}").format(name, sql.Identifier(*self.collation))
@@ -45,7 +50,7 @@ class KeyColumn:
         return sql.SQL("{} USING {}").format(self.value, operator_of(schema, less))
 
     def literal(self, text: str) -> sql.Composable:
-        """Give a value of the column's type."""
+        """Give a value that compares with `value`."""
         return sql.SQL("{}::{}").format(text, sql.Identifier(*self.type))
 
 
@@ -78,6 +83,7 @@ class KeyRange:
                 tuple(column["type"]),
                 tuple(column["operators"]),
                 None if column["collation"] is None else tuple(column["collation"]),
+                is_cast=column.get("is_cast", False),
             )
             for column in found["key"]
         )

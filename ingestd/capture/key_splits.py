@@ -39,10 +39,12 @@ MIN_SPLIT_BYTES = 8192
 """Less than a block is not worth a query."""
 
 # The primary key, else the index of the replica identity: unique, no nulls, no expressions, all
-# rows. btree: strategy 1 is <, 4 is >=.
+# rows. Of a domain the type below it, as which values are compared. btree: strategy 1 is <, 4
+# is >=.
 _KEY = """
 SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
        tn.nspname::text AS type_schema, t.typname::text AS type_name,
+       t.typtype = 'e' AND t.oid <> a.atttypid AS is_cast,
        ln.nspname::text AS operator_schema, l.oprname::text AS less, g.oprname::text AS not_less,
        cn.nspname::text AS collation_schema, c.collname::text AS collation_name
   FROM pg_catalog.pg_index i
@@ -50,7 +52,14 @@ SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
        unnest(i.indkey::int2[]), unnest(i.indclass::oid[]), unnest(i.indcollation::oid[]))
        WITH ORDINALITY k(number, opclass, collation_oid, place)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
-  JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE below AS (
+         SELECT d.oid, d.typtype, d.typbasetype FROM pg_catalog.pg_type d WHERE d.oid = a.atttypid
+         UNION ALL
+         SELECT d.oid, d.typtype, d.typbasetype FROM below
+           JOIN pg_catalog.pg_type d ON d.oid = below.typbasetype)
+       SELECT oid FROM below WHERE typtype <> 'd') AS base
+  JOIN pg_catalog.pg_type t ON t.oid = base.oid
   JOIN pg_catalog.pg_namespace tn ON tn.oid = t.typnamespace
   JOIN pg_catalog.pg_opclass oc ON oc.oid = k.opclass
   JOIN pg_catalog.pg_amop la ON la.amopfamily = oc.opcfamily AND la.amopstrategy = 1
@@ -75,6 +84,7 @@ class _KeyRow:
     name: str
     type_schema: str
     type_name: str
+    is_cast: bool
     operator_schema: str
     less: str
     not_less: str
@@ -161,6 +171,7 @@ async def _key_of(
             None
             if row.collation_name is None
             else (row.collation_schema or "", row.collation_name),
+            is_cast=row.is_cast,
         )
         for row in chosen
     )

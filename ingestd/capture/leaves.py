@@ -69,6 +69,7 @@ class Leaf:
     """A relation with rows of the table; no row is in two. `nbytes`: with TOAST.
 
     `file`: pg_relation_filenode: another one after a rewrite.
+    `is_cut`: it can be read by ranges of blocks, which needs the right to read the whole table.
     `is_whole`: it stands for the whole table, which has no blocks of its own and can't be taken
     leaf by leaf. `is_packed`: small values only, so that the server can pack them by column.
     """
@@ -81,6 +82,7 @@ class Leaf:
     nbytes: int
     is_whole: bool = False
     is_packed: bool = False
+    is_cut: bool = True
 
 
 async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf]:
@@ -115,7 +117,8 @@ def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
             r.file,
             r.blocks or 0,
             r.nbytes or 0,
-            is_packed=r.is_sent_as_stored and not r.toast_bytes,
+            is_packed=bool(r.is_readable and r.is_sent_as_stored and not r.toast_bytes),
+            is_cut=bool(r.is_readable),
         )
         for r in leaves
     ]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ingestd.config import SourceSettings, included
 from ingestd.errors import TableError
 from ingestd.ports import Refused
+from ingestd.recorded import Notice
 from ingestd.schema import Table, TableId
 
 _WILD = set("*?[")
@@ -31,6 +32,19 @@ def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]
     return [
         p for p in patterns if not any(included([p], table.schema, table.name) for table in tables)
     ]
+
+
+def unmatched_notices(settings: SourceSettings, present: Iterable[TableId]) -> tuple[Notice, ...]:
+    """Return a notice for each pattern that matches no table at present."""
+    return tuple(
+        Notice(
+            "tables.unmatched",
+            f"no table matches {pattern!r} in `tables`",
+            "correct the pattern, or create the table: it is captured when it exists; "
+            "`ingestd tables` lists those that exist",
+        )
+        for pattern in unmatched(settings, present)
+    )
 
 
 def why_left_out(settings: SourceSettings, table: TableId) -> str | None:

@@ -244,6 +244,13 @@ def _without_identity(table: Table) -> Table:
 
 def _refuse(row: TableRow, table: Table, role: str) -> None:
     refused = refusal(replace(row, persistence="p"), table, role)  # unlogged tables can be read
+    if refused is None and not row.readable:
+        # The lock needs the right to read all of it, and here it comes before the snapshot.
+        grant = sql.SQL("GRANT SELECT ON {} TO {};").format(
+            sql.Identifier(row.schema, row.name), sql.Identifier(role)
+        )
+        what = "no right to read all its columns, which a reference table takes"
+        raise TableError(row.id, what, remedy=grant.as_string(None))
     if refused is not None:
         raise refused.error
 

@@ -39,6 +39,16 @@ SELECT c.relpersistence::text, c.relam::text,
 """
 
 
+async def keep_shared(connection: AsyncConnection[Any], relation: sql.Composable) -> None:
+    """Keep a relation from being altered until the transaction ends.
+
+    By a query without rows, which locks it as LOCK TABLE ... IN ACCESS SHARE MODE would: that needs
+    the right to read the whole table, not only some columns. The transaction's snapshot is taken
+    before the lock.
+    """
+    await connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(relation))
+
+
 async def lock_unless_rewritten(
     connection: AsyncConnection[Any], dsn: str, table: TableId, blocks: BlockRange
 ) -> None:
@@ -48,7 +58,7 @@ async def lock_unless_rewritten(
     missing or come twice.
     """
     name = sql.Identifier(blocks.schema, blocks.name)
-    await connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
+    await keep_shared(connection, sql.SQL("ONLY {}").format(name))
     await ensure_named(connection, table, blocks)
     cursor = await connection.execute(_REPLACED, (blocks.schema, blocks.name))
     found = await cursor.fetchone()

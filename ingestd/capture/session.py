@@ -60,6 +60,9 @@ _ALL = sql.SQL(
     " JOIN pg_catalog.pg_settings p ON p.name = s.name"
 )
 
+MAX_NAME_BYTES = 63
+"""What a server keeps of an `application_name`."""
+
 DEFAULTS: Mapping[str, str] = {
     "application_name": "ingestd",
     "connect_timeout": "10",
@@ -100,6 +103,7 @@ async def connect(
     parameters.pop("replication", None)
     if replication:
         parameters["replication"] = "database"
+        parameters["application_name"] = stream_name(parameters["application_name"])
     connection = await _open(parameters, own, settings, is_pooled=not (own or replication))
     try:
         await connection.set_autocommit(autocommit)
@@ -107,6 +111,16 @@ async def connect(
         await connection.close()
         raise
     return connection
+
+
+def stream_name(application: str) -> str:
+    """Return the `application_name` of a replication connection.
+
+    One that no standby has: the server may choose by it for whom commits wait.
+    """
+    suffix = " (stream)"
+    kept = application.encode()[: MAX_NAME_BYTES - len(suffix)].decode(errors="ignore")
+    return f"{kept}{suffix}"
 
 
 async def end_without_client(connection: AsyncConnection[Any]) -> None:

@@ -63,6 +63,8 @@ def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
     """Cut by blocks, with sizes. The last range is open: what was added since is in it."""
     if leaf.is_whole:
         return [(BlockRange(leaf.schema, leaf.name, is_whole=True), leaf.nbytes)]
+    if not leaf.is_cut:
+        return [(BlockRange(leaf.schema, leaf.name, oid=leaf.oid, file=leaf.file), leaf.nbytes)]
     return cut(leaf, 0, None, target_bytes)
 
 

@@ -161,13 +161,12 @@ async def _holds(connection: AsyncConnection[Any], doubt: Doubt) -> bool:
     """Return whether the answer is yes; no where the question can't be asked."""
     if doubt.question is Question.HAS_OLDER_ROW:
         return await _has_older_row(connection, doubt.oid, doubt.ended)
-    query = {
-        Question.CAME_EMPTY: _CAME_EMPTY,
-        Question.NEVER_A_PARTITION: _NEVER_A_PARTITION,
-    }[doubt.question]
-    row = await (
-        await connection.execute(query, {"oid": doubt.oid, "known": list(doubt.known)})
-    ).fetchone()
+    of = {"oid": doubt.oid, "known": list(doubt.known)}
+    if doubt.question is Question.CAME_EMPTY:
+        cursor = await connection.execute(_CAME_EMPTY, of)
+    else:
+        cursor = await connection.execute(_NEVER_A_PARTITION, of)
+    row = await cursor.fetchone()
     return row is not None and bool(row[0])
 
 

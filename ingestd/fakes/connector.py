@@ -16,6 +16,7 @@ from ingestd.ports import (
     ChangeLog,
     Connector,
     Coverage,
+    Demand,
     Metadata,
     PageSource,
     Split,
@@ -86,6 +87,10 @@ class FakeConnector:
             subject, error = f"table {refused.table.id}", refused.error
             found.append(CheckLine(self._source, subject, "fail", error.reason, error.remedy))
         return found
+
+    async def demand(self) -> Demand:
+        """Need nothing."""
+        return Demand("in memory")
 
     async def close(self) -> None:
         """Close the captures it gave."""

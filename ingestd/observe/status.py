@@ -15,7 +15,7 @@ from ingestd.observe.recent import EPOCHS_KEPT, ERRORS_KEPT, EpochStatus, ErrorS
 from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ingestd.errors import IngestdError
     from ingestd.ports import Lag
     from ingestd.positions import Lsn
+    from ingestd.recorded import Notice
 
 
 class SourceState(StrEnum):
@@ -129,7 +130,8 @@ class SourceStatus:
 
     `claim`: what it works by, for people; `wal_status`: the server's word for its slot;
     `safe_bytes`: None, too, where the server sets its slots no limit. `lag_at`: when the lag was
-    measured. `now` is passed in by the caller (aware). One event loop calls all of it.
+    measured. `notices`: what needs attention though nothing is stopped. `now` is passed in by the
+    caller (aware). One event loop calls all of it.
     """
 
     source: str
@@ -155,6 +157,7 @@ class SourceStatus:
     freshness: RecentFreshness = field(default_factory=RecentFreshness)
     tables: dict[str, TableStatus] = field(default_factory=dict)
     references: dict[str, ReferenceStatus] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
     last_epochs: deque[EpochStatus] = field(default_factory=lambda: deque(maxlen=EPOCHS_KEPT))
     last_errors: deque[ErrorStatus] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
 
@@ -170,6 +173,12 @@ class SourceStatus:
         if error is not None and changed:
             note_error(self.last_errors, now, error.what, error.remedy)
         return changed
+
+    def attend(self, notices: Sequence[Notice]) -> list[Notice]:
+        """Take what needs attention now though nothing is stopped; return what is new of it."""
+        new = [notice for notice in notices if notice not in self.notices]
+        self.notices = tuple(notices)
+        return new
 
     def pause(self, since: datetime) -> None:
         """Take that somebody paused it, and since when. No fault, so no error is noted."""

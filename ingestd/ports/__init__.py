@@ -44,6 +44,7 @@ from ingestd.ports.connector import (
     SplitManager,
     TableInfo,
 )
+from ingestd.ports.demand import Demand, Room
 from ingestd.ports.pause import PauseMark
 from ingestd.ports.reference import ReferenceSink, ReferenceState, ReferenceTableSource
 from ingestd.ports.sink import (
@@ -63,6 +64,7 @@ __all__ = [
     "ConnectorFactory",
     "Continuity",
     "Coverage",
+    "Demand",
     "Discovery",
     "EpochWriter",
     "Fragment",
@@ -80,6 +82,7 @@ __all__ = [
     "ReferenceTableSource",
     "Refused",
     "Resumed",
+    "Room",
     "Sink",
     "Snapshot",
     "SnapshotItem",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ingestd.changes import Chunk, TableBatch
     from ingestd.keys import Key
     from ingestd.positions import Lsn
-    from ingestd.recorded import Committed, RegisteredTable
+    from ingestd.recorded import Committed, Notice, RegisteredTable
     from ingestd.schema import Table, TableId
     from ingestd.visibility import Visibility
 
@@ -40,7 +40,8 @@ class Discovery:
     other definitions. `seen`: the transactions that it is after, which a commit below `lsn` may not
     be among yet; None where no stream tells of definitions. `doubts`: `Chunk.doubts` that it has
     not judged. `departed`: OIDs and names of known tables that were dropped or renamed since, whose
-    last changes may be still to come.
+    last changes may be still to come. `notices`: what an operator should know of it, though nothing
+    is refused for it.
     """
 
     tables: tuple[Table, ...]
@@ -52,6 +53,7 @@ class Discovery:
     seen: Visibility | None = None
     doubts: Mapping[TableId, str] = field(default_factory=dict)
     departed: frozenset[tuple[int, TableId]] = frozenset()
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ingestd.errors import OperatorError
     from ingestd.ports.capture import ChangeCapture, Refused
     from ingestd.ports.change_log import ChangeLog
+    from ingestd.ports.demand import Demand
     from ingestd.predicates import Predicate
     from ingestd.recorded import RegisteredTable
     from ingestd.schema import Table, TableId
@@ -158,6 +159,13 @@ class Connector(Protocol):
 
     async def check(self) -> Sequence[CheckLine]:
         """Look for everything that would make a run fail. Changes nothing."""
+        ...
+
+    async def demand(self) -> Demand:
+        """Return what a run of this source needs of its server, and what the server has left.
+
+        Raises OperatorError, TransientError.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -35,7 +35,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ingestd.changes import Chunk
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.errors import IngestdError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.ports import ChangeCapture, Continuity, Fresh, Lost, Resumed, Sink
 from ingestd.positions import ZERO, Lsn
@@ -44,6 +44,13 @@ from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.following import Follower
 from ingestd.run.intake import Intake
 from ingestd.run.joining import FromReader, Gate
+from ingestd.run.start_refusals import (
+    IN_DOUBT,
+    refuse_behind,
+    refuse_doubt,
+    refuse_gone,
+    refuse_lost,
+)
 from ingestd.run.tables import TableBook
 from ingestd.run.waiting import patiently
 from ingestd.run.watch import Watch
@@ -77,6 +84,11 @@ class PipelinePolicy:
     resnapshot_rewritten: bool = True
     idle_interval_s: float = 10.0
     drain_limit_s: float = 8.0
+
+    @property
+    def may_read(self) -> bool:
+        """Whether all tables may be read again where changes were lost."""
+        return self.resnapshot_when_lost and self.snapshot
 
 
 class Pipeline:
@@ -193,9 +205,7 @@ class Pipeline:
             given_up = [t for t in discovery.tables if _was_given_up(committed, t.id, verdict)]
             book.explain([table.id for table in given_up], verdict.reason)
             await intake.enter(given_up, TableState.SNAPSHOTTING, end)
-            if verdict.is_behind:
-                where = f"source {self._watch.source}"
-                raise OperatorError(f"{where}: {verdict.reason}", remedy=verdict.remedy)
+            refuse_behind(self._watch.source, verdict)
         await self._sink.adopt(discovery.origin)
         # Before anything is written of them: a next start finds raw tables again.
         gone = [table for table in discovery.tables if table.id in committed.gone]
@@ -262,14 +272,7 @@ class Pipeline:
 
     def _refuse_gone(self, committed: Committed) -> None:
         """Refuse where raw tables are gone and may not be read anew."""
-        may_read = self._policy.resnapshot_when_lost and self._policy.snapshot
-        if committed.gone and not may_read:
-            names = ", ".join(sorted(map(str, committed.gone)))
-            raise OperatorError(
-                f"source {self._watch.source}: raw tables are gone from the lake: {names}",
-                remedy='put them back from a copy; or set slot_lost = "resnapshot" and snapshot ='
-                ' "initial" to read them anew',
-            )
+        refuse_gone(self._watch.source, committed, may_read=self._policy.may_read)
 
     def _judged(self, committed: Committed, verdict: Continuity) -> Committed:
         """Take what the lake holds as the verdict has it; say what it says."""
@@ -284,25 +287,13 @@ class Pipeline:
 
         Until the slot is confirmed beyond, a lake that comes back goes on without a gap.
         """
-        if not self._policy.resnapshot_when_lost:
-            raise OperatorError(
-                f"source {self._watch.source}: {why}",
-                remedy="put the lake back, or correct lake.uri; or, to begin anew, drop the slot "
-                'or set slot_lost = "resnapshot"',
-            )
-        remedy = "if that was not meant: stop, and put the lake back, or correct lake.uri"
-        self._watch.noticed([Notice("source.lake_empty", why, remedy)])
+        may_begin = self._policy.resnapshot_when_lost
+        refuse_doubt(self._watch.source, why, may_begin=may_begin)
+        self._watch.noticed([Notice("source.lake_empty", why, IN_DOUBT)])
 
     def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
         """Treat every table as not read yet: the old rows serve until the new ones are in."""
-        may_read = self._policy.resnapshot_when_lost and self._policy.snapshot
-        # A source that is behind passes the lake one day: then nothing else tells of the gap.
-        if not (may_read or verdict.is_behind):
-            raise OperatorError(
-                f"source {self._watch.source}: changes may be lost: {verdict.reason}",
-                remedy='set slot_lost = "resnapshot" and snapshot = "initial" to read all tables '
-                "anew",
-            )
+        refuse_lost(self._watch.source, verdict, may_read=self._policy.may_read)
         self._watch.lost(verdict.reason)
         tables = {
             name: replace(known, state=TableState.STOPPED, reason=verdict.reason, progress="")

@@ -51,6 +51,8 @@ class TableWatch:
         """Take which tables there are: nothing is shown of others. They may be dropped later."""
         offered = {str(t.id) for t in discovery.tables}
         self._refused = frozenset(str(r.table.id) for r in discovery.refused)
+        for notice in self._status.attend(discovery.notices):
+            self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
         for name in set(self._status.tables) - offered - self._refused - self.kept:
             del self._status.tables[name]
             self._metrics.forget_table(self.source, name)

@@ -208,6 +208,12 @@ ODD_KEYS = {
         "INSERT INTO child SELECT i, i, 'not this one', '' FROM generate_series(2000, 3000) i",
         f"INSERT INTO big SELECT i, {VALUES}",
     ),
+    "domain_over_enum": (
+        "CREATE TYPE mood AS ENUM ('a', 'b')",
+        "CREATE DOMAIN mood_of AS mood",
+        "CREATE TABLE big (k mood_of, i int, v int, body text, pad text, PRIMARY KEY (k, i))",
+        f"INSERT INTO big SELECT (enum_range(null::mood))[1 + i % 2], i, {VALUES}",
+    ),
     "composite": (
         "CREATE TYPE pair AS (a int, b text)",
         "CREATE TABLE big (i int, k pair, v int, body text, pad text, PRIMARY KEY (i, k))",
@@ -245,10 +251,14 @@ def test_i8_keys_of_any_type_are_read_again(
     database.execute(
         'CREATE DOMAIN code AS text COLLATE "C"',
         "CREATE TYPE mood AS ENUM ('a''b', 'c\\d')",
-        'CREATE TABLE keyed (c code COLLATE "POSIX", m mood, f float8, t timestamptz, b bytea,'
-        " n numeric, v int, big text, PRIMARY KEY (c, m, f, t, b, n))",
+        "CREATE DOMAIN mood_of AS mood",
+        "CREATE DOMAIN my_mood AS mood_of",
+        "CREATE TABLE keyed (c code COLLATE \"POSIX\", m mood, d my_mood DEFAULT 'a''b',"
+        " f float8, t timestamptz, b bytea,"
+        " n numeric, v int, big text, PRIMARY KEY (c, m, d, f, t, b, n))",
         "ALTER TABLE keyed ALTER big SET STORAGE EXTERNAL",
-        "INSERT INTO keyed SELECT 'k' || i, CASE i % 2 WHEN 0 THEN 'a''b' ELSE 'c\\d' END::mood,"
+        "INSERT INTO keyed (c, m, f, t, b, n, v, big)"
+        " SELECT 'k' || i, CASE i % 2 WHEN 0 THEN 'a''b' ELSE 'c\\d' END::mood,"
         " CASE i % 3 WHEN 0 THEN 'NaN' WHEN 1 THEN '-Infinity' ELSE 0.1 * i END,"
         " CASE i % 3 WHEN 0 THEN 'infinity' ELSE now() END, int4send(i), i / 7.0, 0,"
         " repeat(md5(i::text), 100) FROM generate_series(1, 3000) i",

@@ -78,6 +78,18 @@ KEYS: dict[str, tuple[str, str]] = {
         "(ARRAY['zebra', 'so so', 'ant'])[1 + i % 3]::mood, i",
     ),
     "domain": ("id code PRIMARY KEY", "'c' || i"),
+    "domain over an enum": (
+        "id mood_of, n int, PRIMARY KEY (id, n)",
+        "(ARRAY['zebra', 'so so', 'ant'])[1 + i % 3]::mood, i",
+    ),
+    "domain over a domain over an enum, falling": ("id my_mood NOT NULL, n int NOT NULL",
+        "(ARRAY['zebra', 'so so', 'ant'])[1 + i % 3]::mood, i"),
+    "domain over an array": ("id ints PRIMARY KEY", "ARRAY[i % 7, NULL, i]"),
+    "domain over a range": ("id span PRIMARY KEY", "int4range(i, i + 5)"),
+    "domain over a composite value": ("id pair_of PRIMARY KEY", "ROW(i % 7, 'x y' || i)::pair"),
+    "domain whose check not all values pass": (
+        "id unchecked, n int, PRIMARY KEY (id, n)", "'c' || i % 9, i"
+    ),
     "array": ("id int[] PRIMARY KEY", "ARRAY[i % 7, NULL, i]"),
     "composite value": ("id pair PRIMARY KEY", "ROW(i % 7, 'x y' || i)::pair"),
     "range": ("id int4range PRIMARY KEY", "int4range(i, i + 5)"),
@@ -98,8 +110,21 @@ PREPARE = (
     "CREATE TYPE mood AS ENUM ('zebra', 'so so', 'ant')",
     "CREATE DOMAIN code AS varchar(9) CHECK (value LIKE 'c%')",
     "CREATE TYPE pair AS (a int, b text)",
+    "CREATE DOMAIN mood_of AS mood",
+    "CREATE DOMAIN my_mood AS mood_of",
+    "CREATE DOMAIN ints AS int[]",
+    "CREATE DOMAIN span AS int4range",
+    "CREATE DOMAIN pair_of AS pair",
+    "CREATE DOMAIN unchecked AS text",
 )
 AFTER = {
+    "domain whose check not all values pass": (
+        "ALTER DOMAIN unchecked ADD CHECK (value = 'no') NOT VALID",
+    ),
+    "domain over a domain over an enum, falling": (
+        "CREATE UNIQUE INDEX by_id ON t (id DESC, n)",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX by_id",
+    ),
     "identity index": ("ALTER TABLE t REPLICA IDENTITY USING INDEX t_id_key",),
     "identity index of other operators": (
         "CREATE UNIQUE INDEX by_id ON t (id text_pattern_ops)",

@@ -57,7 +57,7 @@ async def test_settings_are_pinned_over_the_dsns_own(
     assert found == {
         "TimeZone": "UTC", "IntervalStyle": "iso_8601", "extra_float_digits": "3",
         "bytea_output": "hex", "client_encoding": "UTF8", "work_mem": "5MB",
-        "application_name": "ingestd",
+        "application_name": "ingestd (stream)" if replication else "ingestd",
     }  # fmt: skip
 
 

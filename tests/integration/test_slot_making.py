@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ingestd.demo.daemon import Daemon
 from ingestd.schema import TableId
+from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import wal_config
 from tests.harness.databases import Database
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
 
 LIMIT_S = 60.0
@@ -178,7 +179,7 @@ def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
                 await_until(lambda: database.value(WAITS, third), LIMIT_S, daemon.tail)
                 database.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE application_name = 'ingestd'"
+                    " WHERE application_name LIKE 'ingestd%'"
                 )
             await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
             v.execute("COMMIT")
@@ -275,3 +276,29 @@ def test_it_is_told_what_the_making_waits_for(lake: Path, make_daemon: MakeDaemo
         daemon.await_ready(LIMIT_S)
         assert_lake_equals_source(database, lake, slot="s")
         daemon.close()
+
+
+@pytest.mark.parametrize("snapshot", ["initial", "never"])
+def test_a_first_start_needs_one_walsender(tmp_path: Path, lake: Path, snapshot: str) -> None:
+    """What exports the point is over before the stream begins; the rows are read all the same."""
+    with server_of(15, {"max_wal_senders": "1", "max_replication_slots": "4"}) as server:
+        database = Database(server, "postgres")
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, note text)",
+            "INSERT INTO t SELECT i, 'a' FROM generate_series(1, 1000) i",
+        )
+        config = wal_config(lake=lake, dsn=database.dsn, source_extra=f'snapshot = "{snapshot}"')
+        with Daemon(tmp_path / "daemon", config) as daemon:
+            daemon.await_ready(LIMIT_S)
+            assert not daemon.events("source.failed")
+            database.execute("UPDATE t SET note = 'b' WHERE id = 1", "DELETE FROM t WHERE id = 2")
+            rows = 1002 if snapshot == "initial" else 2
+            await_until(
+                lambda: len(raw_rows(lake, TableId("public", "t"))) >= rows, LIMIT_S, daemon.tail
+            )
+            if snapshot == "initial":
+                assert_lake_equals_source(database, lake)
+            said = run_command(daemon.config_path, "check")
+            assert said.returncode == 0, said.stdout
+            assert "in use by a running ingestd" in said.stdout
+            daemon.close()

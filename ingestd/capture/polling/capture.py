@@ -32,6 +32,7 @@ from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.server import (
     POLLING,
     PolledServer,
+    claim_of_polling,
     detect_transaction_pooler,
     inspect_polled_server,
 )
@@ -106,7 +107,7 @@ class PollingCapture:
         with self._control.errors("claim"):
             await detect_transaction_pooler(self._dsn)
         await self._control.claim(
-            f"polling/{self._source}",
+            claim_of_polling(self._source),
             taken="another ingestd polls this database under the same name",
             remedy="stop the other one; this one takes over as soon as it is gone. Or give the "
             "source another name",

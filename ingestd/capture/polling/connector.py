@@ -11,11 +11,12 @@ from pydantic import BaseModel
 from ingestd.capture.connector import PostgresConnector
 from ingestd.capture.polling.capture import PollingCapture
 from ingestd.capture.polling.preflight import preflight
-from ingestd.capture.polling.server import inspect_polled_server
+from ingestd.capture.polling.server import claim_of_polling, inspect_polled_server
 from ingestd.capture.polling.tables import PolledTables
+from ingestd.capture.server_room import demand_of
 from ingestd.capture.settings import PollingSettings
 from ingestd.checks import CheckLine
-from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage
+from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, Demand
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import TableId
 
@@ -44,6 +45,9 @@ class PollingConnector(PostgresConnector):
     async def check(self) -> Sequence[CheckLine]:
         """Look for what would fail."""
         return await preflight(self._source, self._settings)
+
+    async def _demand(self, connection: AsyncConnection[Any]) -> Demand:
+        return await demand_of(connection, claim_of_polling(self._source), {})
 
 
 class PollingFactory:

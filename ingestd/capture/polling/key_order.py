@@ -7,13 +7,14 @@ Comparison".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
+from ingestd.capture.key_list import ComparedType
 from ingestd.capture.key_range import operator_of
 from ingestd.schema import Table
 
@@ -53,7 +54,10 @@ SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
 
 @dataclass(frozen=True, slots=True)
 class OrderedColumn:
-    """A column of the index. `collation`: the index's, if it is another than the column's."""
+    """A column of the index. `collation`: the index's, if it is another than the column's.
+
+    `type`: as what it is compared, if not as it is.
+    """
 
     name: str
     is_descending: bool = False
@@ -63,11 +67,14 @@ class OrderedColumn:
     collation_schema: str | None = None
     collation_name: str | None = None
     index_oid: int = 0
+    type: ComparedType | None = None
 
     @property
     def value(self) -> sql.Composable:
         """The column, with the index's collation."""
-        name = sql.Identifier(self.name)
+        name: sql.Composable = sql.Identifier(self.name)
+        if self.type is not None:
+            name = self.type.column(name)
         if self.collation_schema is None or self.collation_name is None:
             return name
         collation = sql.Identifier(self.collation_schema, self.collation_name)
@@ -81,8 +88,18 @@ class OrderedColumn:
     @property
     def ordering(self) -> sql.Composable:
         """What stands after ORDER BY."""
+        if self.type is not None and self._is_usual:
+            # Of the bare column, which the index has in order. USING would need the type below.
+            direction = sql.SQL("DESC" if self.is_descending else "ASC")
+            return sql.SQL("{} {}").format(sql.Identifier(self.name), direction)
         before = self._operator(self.greater if self.is_descending else self.less)
         return sql.SQL("{} USING {}").format(self.value, before)
+
+    @property
+    def _is_usual(self) -> bool:
+        """Whether the operators are those of the type's default order, in its collation."""
+        used = (self.operator_schema, self.less, self.greater, self.collation_name)
+        return used == ("pg_catalog", "<", ">", None)
 
     def _operator(self, name: str) -> sql.Composable:
         return operator_of(self.operator_schema, name)
@@ -122,27 +139,18 @@ class KeyOrder:
         return sql.SQL(" AND ").join([*conditions, follows])
 
 
-async def key_order(connection: AsyncConnection[Any], table: Table) -> KeyOrder:
-    """Find the order of a table's keys. Raises psycopg.Error."""
+async def key_order(
+    connection: AsyncConnection[Any], table: Table, types: Mapping[str, ComparedType]
+) -> KeyOrder:
+    """Find the order of a table's keys; `types`: `KeyedRelation.types`. Raises psycopg.Error."""
     async with connection.cursor(row_factory=class_row(OrderedColumn)) as cursor:
         await cursor.execute(_ORDER, {"oid": table.oid, "key": list(table.key)})
         rows = await cursor.fetchall()
     if not rows:
-        return KeyOrder(tuple(OrderedColumn(name) for name in table.key), is_indexed=False)
+        named = tuple(OrderedColumn(name, type=types.get(name)) for name in table.key)
+        return KeyOrder(named, is_indexed=False)
     chosen = itertools.takewhile(lambda row: row.index_oid == rows[0].index_oid, rows)
-    columns = tuple(chosen)
+    columns = tuple(replace(c, type=types.get(c.name)) for c in chosen)
     if all(c.is_descending for c in columns):  # it can be read backwards
-        columns = tuple(_ascending(c) for c in columns)
+        columns = tuple(replace(c, is_descending=False) for c in columns)
     return KeyOrder(columns, is_indexed=True)
-
-
-def _ascending(column: OrderedColumn) -> OrderedColumn:
-    return OrderedColumn(
-        column.name,
-        operator_schema=column.operator_schema,
-        less=column.less,
-        greater=column.greater,
-        collation_schema=column.collation_schema,
-        collation_name=column.collation_name,
-        index_oid=column.index_oid,
-    )

@@ -21,6 +21,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.copy_queries import output_of, packable, packable_name, packed
 from ingestd.capture.key_list import KeyedRelation, KeyList, can_be_found
 from ingestd.capture.polling.key_order import KeyOrder, key_order
+from ingestd.capture.rewrites import keep_shared
 from ingestd.capture.session import read_bytes_as_they_are
 from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.packing import Form, Packing, form_of
@@ -92,11 +93,11 @@ class KeyPages:
 
         In the transaction that the connection is in.
         """
+        keyed = await self._found(connection)
         if self._order is None:
-            self._order = await key_order(connection, self.table)
+            self._order = await key_order(connection, self.table, keyed.types)
         conditions: list[sql.Composable] = [sql.SQL("true")]
         if place is not None:
-            keyed = await self._found(connection)
             values = {
                 name: keyed.literal(name, text)
                 for name, text in zip(self.table.key, place, strict=True)
@@ -112,12 +113,12 @@ class KeyPages:
     async def lock(self, connection: AsyncConnection[Any]) -> None:
         """Keep the table from being altered until the transaction ends."""
         relation = (await self._found(connection)).blocks.relation
-        await connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(relation))
+        await keep_shared(connection, relation)
 
     async def can_list(self, connection: AsyncConnection[Any]) -> bool:
         """Whether the server can be asked for some of the keys by the lake's values of them."""
         found = await self._found(connection)
-        return not found.composite and all(map(can_be_found, self.table.columns))
+        return not found.has_composite and all(map(can_be_found, self.table.columns))
 
     async def listed(
         self, connection: AsyncConnection[Any], keys: Sequence[Key]

@@ -207,6 +207,8 @@ async def _whole(
     for leaf in await leaves_of(connection, look.polled.table):
         if leaf.is_whole:
             ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True)]
+        elif not leaf.is_cut:
+            ranges = [BlockRange(leaf.schema, leaf.name)]
         else:
             starts = range(0, max(1, leaf.blocks), PAGE_BLOCKS)
             ends: list[int | None] = [*starts[1:], None]

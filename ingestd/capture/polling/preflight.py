@@ -17,15 +17,17 @@ from ingestd.capture.faults import classify
 from ingestd.capture.findings import Findings, column_notes, lasting, sized
 from ingestd.capture.indexes import IndexRow
 from ingestd.capture.metadata import PostgresMetadata
-from ingestd.capture.patterns import missing_tables, unmatched
+from ingestd.capture.patterns import missing_tables, unmatched_notices
 from ingestd.capture.polling.cursors import at, is_indexed, likely_cursors
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.server import (
     PolledServer,
+    claim_of_polling,
     detect_transaction_pooler,
     inspect_polled_server,
 )
 from ingestd.capture.polling.tables import describe
+from ingestd.capture.server_room import demand_of, room_lines
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.tls import check_line
@@ -57,7 +59,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
         found.add(check_line(source, read_dsn(dsn)))
         await detect_transaction_pooler(dsn)
         async with await connect(dsn, statement_timeout_s=TIMEOUT_S) as connection:
-            await _look(connection, settings, found)
+            await _look(connection, source, settings, found)
     except IngestdError as error:
         found.fault("connection", error)
     except psycopg.Error as error:
@@ -66,7 +68,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
 
 
 async def _look(
-    connection: AsyncConnection[Any], settings: PollingSettings, found: Findings
+    connection: AsyncConnection[Any], source: str, settings: PollingSettings, found: Findings
 ) -> None:
     server = await inspect_polled_server(connection)
     now = datetime.now(UTC)
@@ -96,8 +98,9 @@ async def _look(
         _captured(looked, found)
         await _cursor(connection, looked, found)
         _deletes(polled, found)
-    for pattern in unmatched(settings, catalog.present):
-        found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
+    for notice in unmatched_notices(settings, catalog.present):
+        found.notice(notice)
+    found.lines += room_lines({source: await demand_of(connection, claim_of_polling(source), {})})
 
 
 def _server(

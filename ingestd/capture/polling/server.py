@@ -37,6 +37,11 @@ SELECT current_setting('server_version_num')::int AS version,
 """
 
 
+def claim_of_polling(source: str) -> str:
+    """Return the name of the claim on a polled source."""
+    return f"polling/{source}"
+
+
 @dataclass(frozen=True, slots=True)
 class PolledServer:
     """The server as this role sees it.

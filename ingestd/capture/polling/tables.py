@@ -12,7 +12,7 @@ from ingestd.capture.alterations import Looks, is_wider, to_record
 from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.faults import identifier
-from ingestd.capture.patterns import missing_tables
+from ingestd.capture.patterns import missing_tables, unmatched_notices
 from ingestd.capture.polling.cursors import cursor_of, named
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.seen import Progress
@@ -89,6 +89,7 @@ class PolledTables:
             interrupted,
             rewritten,
             catalog.lsn,
+            notices=unmatched_notices(self._settings, catalog.present),
         )
 
     async def have_changed(self) -> bool:
@@ -141,7 +142,7 @@ def describe(
     try:
         # First without a key: what else is wrong with it matters more.
         plain = replace(row, replica_identity="n", primary_key=None, identity_key=None)
-        no = refusal(row, definitions.table(plain, columns), role)
+        no = refusal(row, definitions.table(plain, columns), role, also_read=["xmin"])
         if no is not None:
             raise no.error
         if row.oid in catalog.hiding:

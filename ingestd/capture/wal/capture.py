@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.control import Control
+from ingestd.capture.faults import FREE_A_SENDER
 from ingestd.capture.positions import is_standby
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
@@ -32,7 +34,7 @@ from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.open_transactions import SpoolPolicy
 from ingestd.capture.wal.publishing import prepare_publication
 from ingestd.capture.wal.relations import Relations
-from ingestd.capture.wal.server import Server, inspect_server
+from ingestd.capture.wal.server import Server, inspect_server, server_notices
 from ingestd.capture.wal.slot import (
     ExportedPoint,
     find_slot,
@@ -41,7 +43,7 @@ from ingestd.capture.wal.slot import (
     skipped,
     vanished_slot,
 )
-from ingestd.capture.wal.slot_making import prepare_slot, temporary_point
+from ingestd.capture.wal.slot_making import prepare_slot, temporary_point, without_walsender
 from ingestd.capture.wal.snapshot import TableSnapshot
 from ingestd.capture.wal.told import Tellings
 from ingestd.changes import Chunk
@@ -112,7 +114,9 @@ class WalCapture:
         control = await self._control.connection()
         with self._control.errors("discover"):
             server = await self._checked_server(control)
-            return await self._tables.discover(control, server, known)
+            found = await self._tables.discover(control, server, known)
+            notices = server_notices(server, self._dsn)
+            return replace(found, notices=(*found.notices, *notices))
 
     async def tables_changed(self) -> None:
         """Compare the catalog with that of the last discovery: now and then, or when told to."""
@@ -175,6 +179,8 @@ class WalCapture:
                     unread_above=unread_above,
                     where=self._where,
                 )
+                if exported is not None:
+                    exported = await without_walsender(self._settings, exported)
                 self._reach = exported.point if exported is not None else self._reach
                 if self._reach is None:  # one that serves wherever it stands
                     self._reach = await self._slot_position()
@@ -230,8 +236,10 @@ class WalCapture:
             try:
                 with self._control.errors("snapshot"):
                     exported = await temporary_point(self._settings)
-            except OperatorError as error:
-                if not isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded):
+                    exported = await without_walsender(self._settings, exported)
+            except (OperatorError, TransientError) as error:
+                is_slot = isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded)
+                if not (is_slot or error.remedy == FREE_A_SENDER):
                     raise
                 reason = "no_free_slot"
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error

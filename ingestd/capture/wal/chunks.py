@@ -86,7 +86,7 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
         except psycopg.errors.LockNotAvailable:
             found[table.id] = 0
             continue
-        if not any(leaf.is_whole for leaf in leaves):
+        if all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
             found[table.id] = sum(leaf.nbytes for leaf in leaves)
     return found
 
@@ -328,7 +328,7 @@ class ChunkedSnapshot:
                 leaves = await leaves_of(connection, table)
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
-        if any(leaf.is_whole for leaf in leaves):
+        if not all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
             raise TableReplacedError(table.id, "can't be read by blocks any more")
         if self._left is not None:
             splits = self._left.splits(table, leaves, self._sized(self._left.nbytes))

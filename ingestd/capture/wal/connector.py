@@ -14,11 +14,11 @@ from ingestd.capture.wal.capture import WalCapture
 from ingestd.capture.wal.catch_up import CatchUpPolicy
 from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.open_transactions import SpoolPolicy
-from ingestd.capture.wal.preflight import preflight
+from ingestd.capture.wal.preflight import demand_for, preflight
 from ingestd.capture.wal.server import inspect_server
 from ingestd.capture.wal.told import Tellings
 from ingestd.checks import CheckLine
-from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage
+from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, Demand
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import TableId
 
@@ -58,6 +58,9 @@ class WalConnector(PostgresConnector):
     async def check(self) -> Sequence[CheckLine]:
         """Look for what would fail."""
         return await preflight(self._source, self._settings)
+
+    async def _demand(self, connection: AsyncConnection[Any]) -> Demand:
+        return await demand_for(connection, self._settings)
 
 
 class WalFactory:

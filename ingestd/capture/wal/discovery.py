@@ -13,7 +13,7 @@ from ingestd.capture.catalog import TableRow, refusal, table_of
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.departed import Departed, find_departed
 from ingestd.capture.identity import incomplete
-from ingestd.capture.patterns import missing_tables
+from ingestd.capture.patterns import missing_tables, unmatched_notices
 from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
@@ -142,6 +142,7 @@ class SourceTables:
             catalog.seen,
             self._doubts(),
             frozenset(departed),
+            unmatched_notices(self._settings, catalog.present),
         )
 
     async def have_changed(self) -> bool:
@@ -339,6 +340,8 @@ def _unpublishable(
     statement = add_statement(settings.publication, [row.id]).as_string(None)
     absent = f"not in publication {settings.publication!r}"
     if not settings.manage:
+        if publication is None:  # said once, with the statement for all tables: `check_publication`
+            return None
         return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
     if publication is not None and publication.on_standby:
         return TableError(

@@ -9,9 +9,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import refusal, table_of
+from ingestd.capture.claim_holder import ClaimHolder, claim_holder
 from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.dsn import read_dsn
-from ingestd.capture.faults import classify
+from ingestd.capture.faults import FREE_A_SENDER, classify
 from ingestd.capture.findings import Findings, column_notes, left_out
 from ingestd.capture.identity import (
     Sending,
@@ -21,9 +22,11 @@ from ingestd.capture.identity import (
     only_keys,
     whole_rows,
 )
-from ingestd.capture.patterns import missing_tables, unmatched
+from ingestd.capture.patterns import missing_tables, unmatched_notices
 from ingestd.capture.published import find_publication, published
+from ingestd.capture.read_probe import LOCK_TIMEOUT_S, read_fault
 from ingestd.capture.row_filters import MAY_STOP, may_lack_values, with_toast
+from ingestd.capture.server_room import SENDERS, SLOTS, demand_of, room_lines
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.tls import check_line
@@ -37,11 +40,12 @@ from ingestd.capture.wal.publication import (
     partitioned_of,
     possible_lists,
 )
-from ingestd.capture.wal.server import Server, inspect_server
-from ingestd.capture.wal.slot import Slot, find_slot, missing_slot
+from ingestd.capture.wal.server import Server, inspect_server, server_notices
+from ingestd.capture.wal.slot import Slot, find_slot, slot_fault
 from ingestd.checks import CheckLine
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import IngestdError, TableError
+from ingestd.ports import Demand
 from ingestd.schema import Table, TableId
 
 LOW_SAFE_BYTES = 1 << 30
@@ -59,7 +63,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     try:
         found.add(check_line(source, read_dsn(dsn)))
         async with await connect(dsn) as connection:
-            await _look(connection, settings, found)
+            await _look(connection, source, settings, found)
     except IngestdError as error:
         found.fault("connection", error)
     except psycopg.Error as error:
@@ -67,15 +71,20 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     return found.lines
 
 
-async def _look(connection: AsyncConnection[Any], settings: WalSettings, found: Findings) -> None:
-    server = await inspect_server(connection, settings.dsn.get_secret_value())
+async def _look(
+    connection: AsyncConnection[Any], source: str, settings: WalSettings, found: Findings
+) -> None:
+    dsn = settings.dsn.get_secret_value()
+    server = await inspect_server(connection, dsn)
     info = connection.info
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
     _server(server, found)
-    tables = await _tables(connection, settings, server, found)
+    async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as reading:
+        tables = await _tables(connection, reading, settings, server, found)
     await _publication(connection, settings, server, tables, found)
+    holder = await _room(connection, source, settings, server, found)
     slot = await find_slot(connection, settings.slot)
-    _slot(slot, settings, server, found)
+    _slot(slot, settings, server, found, holder)
 
 
 def _server(server: Server, found: Findings) -> None:
@@ -95,18 +104,47 @@ def _server(server: Server, found: Findings) -> None:
             "primary_slot_name set to a slot of the primary",
         )
     if server.max_senders == 0:
-        found.note(
-            "max_wal_senders",
-            "fail",
-            "0: no replication connections",
-            "ALTER SYSTEM SET max_wal_senders = 10; then restart the server",
-        )
+        found.note("max_wal_senders", "fail", "0: no replication connections", FREE_A_SENDER)
+
+
+async def _room(
+    connection: AsyncConnection[Any],
+    source: str,
+    settings: WalSettings,
+    server: Server,
+    found: Findings,
+) -> ClaimHolder | None:
+    """Say what the server has no room for; return who holds the claim."""
+    demand = await demand_for(connection, settings)
+    found.lines += room_lines({source: demand})
+    holder = await claim_holder(connection, settings.slot)
+    if holder is None and not server.faults() and server.max_senders:
+        dsn = settings.dsn.get_secret_value()
+        try:
+            async with await connect(dsn, replication=True) as walsender:
+                await walsender.execute("IDENTIFY_SYSTEM")
+        except psycopg.Error as error:
+            found.fault("replication", classify(error, f"source {source}, replication", dsn))
+    return holder
+
+
+async def demand_for(connection: AsyncConnection[Any], settings: WalSettings) -> Demand:
+    """Return what a run needs of the server beyond what is in use. Raises psycopg.Error."""
+    slot = await find_slot(connection, settings.slot)
+    makes = settings.manage and (slot is None or slot.is_lost)
+    needed = {SLOTS: int(makes and slot is None), SENDERS: 1}
+    return await demand_of(connection, settings.slot, needed)
 
 
 async def _tables(
-    connection: AsyncConnection[Any], settings: WalSettings, server: Server, found: Findings
+    connection: AsyncConnection[Any],
+    reading: AsyncConnection[Any],
+    settings: WalSettings,
+    server: Server,
+    found: Findings,
 ) -> list[Table]:
     catalog = await read_catalog(settings)
+    dsn = settings.dsn.get_secret_value()
     for missing in missing_tables(settings, catalog.present):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
@@ -135,6 +173,12 @@ async def _tables(
             found.note(subject, "fail", fault.reason, fault.remedy)
             continue
         good.append(table)
+        unread = await read_fault(reading, table, dsn)
+        if unread is not None:
+            what = unread.reason if isinstance(unread, TableError) else unread.what
+            is_needed = settings.snapshot == "initial"
+            found.note(subject, "fail" if is_needed else "warn", what, unread.remedy)
+            continue
         detail = _captured(plain, table, settings, sending, is_ours=is_ours)
         lacking = only_inserts(plain, None if is_ours else sent, sending)
         if lacking is None and may_lack_values(table, sending, toasted):
@@ -146,8 +190,8 @@ async def _tables(
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
             remedy = identify(plain, settings.publication, sent, sending)
             found.note(subject, "warn", detail, remedy)
-    for pattern in unmatched(settings, catalog.present):
-        found.note("tables", "warn", f"no table matches {pattern!r} yet", "look at `tables`")
+    for notice in (*unmatched_notices(settings, catalog.present), *server_notices(server, dsn)):
+        found.notice(notice)
     return good
 
 
@@ -246,46 +290,26 @@ def _sent(
     )
 
 
-def _slot(slot: Slot | None, settings: WalSettings, server: Server, found: Findings) -> None:
+def _slot(
+    slot: Slot | None,
+    settings: WalSettings,
+    server: Server,
+    found: Findings,
+    holder: ClaimHolder | None,
+) -> None:
     name = settings.slot
     subject = f"slot {name}"
-    if slot is None:
-        if not settings.manage:
-            found.fault(subject, missing_slot(name))
-        elif server.used_slots >= server.max_slots:
-            found.note(
-                subject,
-                "fail",
-                f"all {server.max_slots} replication slots are in use",
-                "ALTER SYSTEM SET max_replication_slots = ...; then restart the server, "
-                "or drop a slot that nothing uses",
-            )
-        elif server.used_slots + 1 >= server.max_slots:
-            found.note(
-                subject,
-                "warn",
-                f"will be created, as the last of {server.max_slots}; if anything is "
-                "altered meanwhile, a second one is needed for a moment",
-                "ALTER SYSTEM SET max_replication_slots = ...; then restart the server",
-            )
-        else:
-            found.note(subject, "ok", "will be created")
-        return
-    fault = slot.fault(name, server.database)
-    if fault is not None:
+    fault = slot_fault(slot, settings, server.database)
+    if slot is not None and slot.active_pid is not None and holder is not None:
+        # By the claim, which a daemon holds under any application_name.
+        found.note(subject, "warn", f"in use by a running ingestd ({holder})")
+    elif fault is not None:
         found.fault(subject, fault)
+    elif slot is None:
+        found.note(subject, "ok", "will be created")
     elif slot.is_lost:
         action = "all tables are read anew" if settings.slot_lost == "resnapshot" else "it stops"
         found.note(subject, "warn", f"invalid: {slot.why_lost}; {action}")
-    elif slot.active_pid is not None and slot.holder != "ingestd":
-        found.note(
-            subject,
-            "fail",
-            f"in use by pid {slot.active_pid} ({slot.holder or 'unknown'})",
-            f"stop that client, or SELECT pg_terminate_backend({slot.active_pid});",
-        )
-    elif slot.active_pid is not None:
-        found.note(subject, "warn", f"in use by a running ingestd (pid {slot.active_pid})")
     elif slot.safe_bytes is not None and slot.safe_bytes < LOW_SAFE_BYTES:
         found.note(
             subject,

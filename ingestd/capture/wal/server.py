@@ -9,9 +9,11 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from ingestd.capture.session import connect
+from ingestd.capture.session import connect, parameters_of, stream_name
+from ingestd.capture.wal.synchronous import synchronous_notices
 from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import Lsn
+from ingestd.recorded import Notice
 
 OLDEST_VERSION = 140000
 """PostgreSQL 14: TID range scans for splits, and the pgoutput that is tested."""
@@ -47,7 +49,8 @@ SELECT current_setting('server_version_num')::int AS version,
        current_setting('max_wal_senders')::int AS max_senders,
        (SELECT extract(epoch FROM setting::int * interval '1 ms')::float8 FROM pg_settings
          WHERE name = 'wal_sender_timeout') AS sender_timeout_s,
-       current_setting('hot_standby_feedback')::bool AS feedback
+       current_setting('hot_standby_feedback')::bool AS feedback,
+       current_setting('synchronous_standby_names') AS synchronous_names
 """  # noqa: S608 - a constant
 
 
@@ -73,6 +76,7 @@ class Server:
     max_senders: int
     sender_timeout_s: float
     feedback: bool = True
+    synchronous_names: str = ""
 
     @property
     def origin(self) -> str:
@@ -117,6 +121,14 @@ class Server:
                 )
             )
         return found
+
+
+def server_notices(server: Server, dsn: str) -> tuple[Notice, ...]:
+    """Return what an operator should know of the server. Of a standby nobody's commits wait."""
+    if server.in_recovery:
+        return ()
+    application = stream_name(parameters_of(dsn)["application_name"])
+    return synchronous_notices(server.synchronous_names, application)
 
 
 async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:

@@ -17,7 +17,8 @@ from psycopg.rows import class_row
 
 from ingestd.capture.positions import CURRENT, FLUSHED
 from ingestd.capture.said import said
-from ingestd.errors import OperatorError, TransientError
+from ingestd.capture.settings import WalSettings
+from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.positions import Lsn
 
 PLUGIN = "pgoutput"
@@ -236,6 +237,20 @@ def unusable_slot(name: str, slot: Slot) -> OperatorError:
     )
 
 
+def slot_fault(slot: Slot | None, settings: WalSettings, database: str) -> IngestdError | None:
+    """Say why a run would not take this slot, nor make one in its place; None if it would."""
+    name = settings.slot
+    if slot is None:
+        return None if settings.manage else missing_slot(name)
+    if (fault := slot.fault(name, database)) is not None:
+        return fault
+    if slot.active_pid is not None:
+        # Before a snapshot is read for nothing. The last daemon's walsender may take its time to
+        # notice that it is gone.
+        return busy_slot(name, slot)
+    return unusable_slot(name, slot) if slot.is_lost and not settings.manage else None
+
+
 def temporary_name(slot: str, purpose: str) -> str:
     """Name a temporary slot; a dead session may hold its own for a while, so never the same."""
     return f"{slot[:40]}_{purpose}_{uuid.uuid4().hex[:8]}"
@@ -245,8 +260,9 @@ def temporary_name(slot: str, purpose: str) -> str:
 class ExportedPoint:
     """A consistent point and the snapshot that shows it.
 
-    `snapshot` can be taken up by other sessions while `connection`, a replication connection that
-    must run nothing else, stays open. Closing that also drops a temporary slot.
+    `snapshot` can be taken up by other sessions while `connection` stays open, which must run
+    nothing else: the replication connection that made the slot, or an ordinary one in its place
+    (`slot_making.without_walsender`). Closing the former also drops a temporary slot.
     """
 
     connection: AsyncConnection[Any]

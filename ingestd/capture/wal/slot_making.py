@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.advisory import claim_key
+from ingestd.capture.faults import FREE_A_SLOT
 from ingestd.capture.positions import flush_position, is_standby
 from ingestd.capture.published import FIRST_WITH_PARTS
 from ingestd.capture.session import connect, end_without_client
 from ingestd.capture.settings import WalSettings
+from ingestd.capture.splits import enter_snapshot
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.server import lineage_of, refuse_other
 from ingestd.capture.wal.slot import (
@@ -29,10 +32,9 @@ from ingestd.capture.wal.slot import (
     drop_slot,
     export_point,
     find_slot,
-    missing_slot,
     moved_slot,
+    slot_fault,
     temporary_name,
-    unusable_slot,
     vanished_slot,
 )
 from ingestd.errors import IngestdError, OperatorError, TransientError
@@ -46,6 +48,9 @@ _DROP_WITHIN_S = 5.0
 _LOOK_S = 0.5
 _MOVES = 3
 _CLAIM = "SELECT pg_catalog.pg_try_advisory_lock(%s)"
+_ENDS_WITHIN_S = 2.0
+_ENDING_S = 0.005
+_SENDS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_wal_senders() WHERE pid = %s)"
 _VERSIONS = """
 SELECT pg_catalog.count(*), coalesce(pg_catalog.sum(pg_catalog.hashtextextended(row_version, 0)), 0)
   FROM ({versions}) AS version (row_version)
@@ -63,10 +68,6 @@ _DECODED_BY = (
 )
 """The catalogs that tell pgoutput what to send, and how it is written as text."""
 _DECODED_BY_FROM_15 = (*_DECODED_BY, "pg_publication_namespace")
-_FREE_A_SLOT = (
-    "ALTER SYSTEM SET max_replication_slots higher, then restart the server; or drop a slot that "
-    "nothing uses"
-)
 UNWAITED_BYTES = 128
 """A slot that was made without waiting is so near its restart_lsn: a record that nobody runs, of 56
 bytes, perhaps with a page's header. With what was waited for it is 150 bytes away at least."""
@@ -91,23 +92,18 @@ async def prepare_slot(
     """
     name = settings.slot
     slot = await find_slot(control, name)
-    if slot is not None:
-        fault = slot.fault(name, control.info.dbname)
-        if fault is not None:
-            raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
-        if slot.active_pid is not None:
-            # Before a snapshot is read for nothing. The last daemon's walsender may take its
-            # time to notice that it is gone.
-            raise busy_slot(name, slot)
-        # A slot that is not ours to make serves wherever it stands: all tables are read anew.
-        if not slot.is_lost and not (settings.manage and renew):
-            is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
-            if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
-                return None
-            if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
-                return later
-    if not settings.manage:
-        raise missing_slot(name) if slot is None else unusable_slot(name, slot)
+    fault = slot_fault(slot, settings, control.info.dbname)
+    if isinstance(fault, OperatorError):
+        raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
+    if fault is not None:
+        raise fault
+    # A slot that is not ours to make serves wherever it stands: all tables are read anew.
+    if slot is not None and not slot.is_lost and not (settings.manage and renew):
+        is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
+        if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
+            return None
+        if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
+            return later
     await drop_slot(control, name)
     return await _make_slot(control, settings)
 
@@ -177,7 +173,7 @@ async def _refuse_altered(control: AsyncConnection[Any], name: str, before: obje
     if await _versions(control) != before:
         raise _no_free_slot(
             f"something was altered while slot {name!r} was made",
-            f"{_FREE_A_SLOT}; or alter no tables, types or publications meanwhile, and make no "
+            f"{FREE_A_SLOT}; or alter no tables, types or publications meanwhile, and make no "
             "temporary tables: it is made again",
         )
 
@@ -208,7 +204,7 @@ async def _move_past_those_waited_for(
         except psycopg.errors.ConfigurationLimitExceeded:
             if attempt:  # its snapshot lies behind the slot now
                 why = f"slot {name!r} is to be moved once more"
-                raise _no_free_slot(why, _FREE_A_SLOT) from None
+                raise _no_free_slot(why, FREE_A_SLOT) from None
             return None
         try:
             moved = await _move(control, settings, moved, later.point)
@@ -250,6 +246,41 @@ async def _move(
     if moved is None or moved.is_lost:
         raise vanished_slot(name)
     return moved
+
+
+async def without_walsender(settings: WalSettings, exported: ExportedPoint) -> ExportedPoint:
+    """Return the same point, its snapshot kept by an ordinary session: the walsender is free.
+
+    Else a server with one walsender left could not stream while tables are read. A temporary slot
+    is dropped; its snapshot stays. Closes `exported`, whatever is raised: psycopg.Error,
+    TransientError (``snapshot_gone``).
+    """
+    pid = exported.connection.info.backend_pid
+    try:
+        keeper = await connect(settings.dsn.get_secret_value(), autocommit=False)
+        try:
+            await enter_snapshot(keeper, exported.snapshot)
+            row = await (await keeper.execute("SELECT pg_catalog.pg_export_snapshot()")).fetchone()
+            assert row is not None
+            await exported.close()
+            await _await_walsenders_end(keeper, pid)
+        except BaseException:
+            await keeper.close()
+            raise
+    finally:
+        await exported.close()
+    return replace(exported, connection=keeper, snapshot=row[0])
+
+
+async def _await_walsenders_end(connection: AsyncConnection[Any], pid: int) -> None:
+    """Wait until a walsender that was told to end has ended, but not for long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ENDS_WITHIN_S):
+            while True:
+                row = await (await connection.execute(_SENDS, (pid,))).fetchone()
+                if row is None or not row[0]:
+                    return
+                await asyncio.sleep(_ENDING_S)
 
 
 async def temporary_point(settings: WalSettings) -> ExportedPoint:

@@ -133,6 +133,9 @@ function problems(source) {
       : "nothing arrives: look at the last errors, and at the lake's storage";
     found.push({ level: "warn", where: name, what, remedy });
   }
+  for (const notice of facts.notices ?? []) {
+    found.push({ level: "warn", where: name, what: notice.reason, remedy: notice.remedy });
+  }
   for (const table of stoppedTables(source)) {
     const where = `${name}, table ${table.table}`;
     found.push({ level: "stop", where, what: table.reason, remedy: table.remedy, isOfTable: true });
