@@ -71,8 +71,8 @@ MEANINGS: Mapping[str, str] = {
     "source.held": "What is kept for a paused source, in bytes of WAL: when it is paused, then every"
     " hour.",
     "source.lag_unknown": "The lag can't be measured. Once until it can be again.",
-    "source.lake_empty": "There is a slot, and the lake has nothing: all tables are read as at a first"
-    " start.",
+    "source.lake_lost": "The lake is empty, another one or an older copy, and it was agreed"
+    " (`lake_lost`, `--accept-empty-lake`) that every table is read again.",
     "source.paused": "Somebody paused the source, `since` then; it delivers nothing until it is"
     " resumed.",
     "source.removed": "A reload found the source gone from the config. Its slot stays, and keeps WAL:"

@@ -55,6 +55,10 @@ class OperatorError(IngestdError):
     """Someone must act: wrong password, missing right, wrong setting, disk full, unknown fault."""
 
 
+class LakeLostError(OperatorError):
+    """A source's lake is not there, or is another one, or an older copy: nothing is written."""
+
+
 class DamagedError(OperatorError):
     """A data file in the lake is not whole, or gone: of one table, so others can be read."""
 

@@ -19,6 +19,7 @@ from ingestd.errors import ConfigError, OperatorError
 from ingestd.positions import Lsn
 from ingestd.redaction import MASK
 from ingestd.schema import TableId
+from ingestd.sink.marker import read_marker
 from ingestd.sink.newest import newest_rows
 from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.store import Store, open_store
@@ -113,7 +114,9 @@ def _unknown(store: Store, layout: Layout, table: TableId, uri: str) -> ConfigEr
 
 def _store(config: Config) -> Store:
     options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
-    return open_store(config.lake.uri, options or None)
+    store = open_store(config.lake.uri, options or None)
+    read_marker(store)
+    return store
 
 
 def _plain(value: object) -> object:

@@ -174,7 +174,7 @@ class Committed:
     empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
     identifier) these rows come from. `gone`: tables that an epoch lists and that have no raw table
-    any more; `tables` has them as stopped.
+    any more; `tables` has them as stopped. `lake`: the id in the lake's marker, None without one.
     """
 
     epoch: int = 0
@@ -185,6 +185,13 @@ class Committed:
     unlisted: Unlisted | None = None
     gone: frozenset[TableId] = frozenset()
     notices: tuple[Notice, ...] = ()
+    lake: str | None = None
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether the lake has nothing of the source: its server is recorded before all else."""
+        has_rows = bool(self.watermarks or self.tables)
+        return self.origin is None and self.position is None and not has_rows
 
     @property
     def floor(self) -> Lsn | None:

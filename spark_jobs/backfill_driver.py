@@ -16,9 +16,18 @@ from dataclasses import dataclass
 from ingestd.capture.unread import Unread
 from ingestd.changes import EpochSummary
 from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
-from ingestd.ports import ChangeCapture, Connector, Discovery, Fresh, Lost
+from ingestd.ports import (
+    ChangeCapture,
+    Connector,
+    Continuity,
+    Discovery,
+    Fresh,
+    LakeLost,
+    Lost,
+)
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, TableState
+from ingestd.run.known_lake import lake_lost, look
 from ingestd.run.table_entry import left_of
 from ingestd.run.tables import TableBook
 from ingestd.schema import TableId
@@ -59,6 +68,7 @@ class Backfill:
         tell: Callable[[str], None] = lambda _: None,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._source = reader.source
         self._where = f"source {reader.source}"
         self._connector = connector
         self._lake = lake
@@ -83,10 +93,13 @@ class Backfill:
 
     async def _run(self, capture: ChangeCapture, names: Sequence[TableId]) -> Outcome:
         await self._claim(capture)
-        committed = await self._lake.open()
+        committed, verdict = await look(self._lake, capture)
+        self._refuse_lost_lake(verdict)
+        await self._lake.mark()
         await self._lake.fence()
         first = await capture.discover(committed.tables)
         verdict = await capture.continuity(committed)
+        self._refuse_lost_lake(verdict)
         if isinstance(verdict, Lost):
             remedy = "start `ingestd run`, which records that and makes a new slot; then stop it, "
             raise OperatorError(
@@ -118,6 +131,10 @@ class Backfill:
             await self._hand_over(tables)
         filled = tuple(table.filled() for table in tables)
         return Outcome(filled, tuple(present), tuple(failed), is_listed)
+
+    def _refuse_lost_lake(self, verdict: Continuity) -> None:
+        if isinstance(verdict, LakeLost):
+            raise lake_lost(self._source, verdict.reason)
 
     async def _claim(self, capture: ChangeCapture) -> None:
         try:

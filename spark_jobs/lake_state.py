@@ -9,6 +9,7 @@ from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredTable
 from ingestd.schema import TableId
 from ingestd.sink.append_log import AppendLog
+from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import Layout
 from ingestd.sink.registry import RegistryTable
 from ingestd.sink.store import open_store
@@ -35,4 +36,5 @@ def known_tables(config: Config, source: str) -> Mapping[TableId, RegisteredTabl
 def _log(config: Config, source: str, folder: str) -> AppendLog:
     options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
     store = open_store(config.lake.uri, options or None)
+    read_marker(store)
     return AppendLog(store, folder, Layout(source).app_id())

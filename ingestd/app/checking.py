@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ingestd.app.lake_check import check_lakes, check_marker
 from ingestd.app.parts import connector_of, lake_of, load, policy_of, storage_options
 from ingestd.capture.advisory import claim_of
 from ingestd.capture.reference import check_references
@@ -25,9 +26,13 @@ def check(config_path: Path) -> list[CheckLine]:
     """Look for everything that would make a run fail. Raises ConfigError."""
     config = load(config_path)
     lake = probe(config.lake.uri, storage_options(config))
-    writers = [] if lake.level == "fail" else asyncio.run(_check_writers(config))
-    lines = [lake, *writers, check_http(config.http)]
-    has_lake = lake.level != "fail"
+    marker = None if lake.level == "fail" else check_marker(config)
+    has_lake = lake.level != "fail" and marker is None
+    of_lake: list[CheckLine | None] = [lake, marker]
+    if has_lake:
+        lost = asyncio.run(check_lakes(config))
+        of_lake = [lake, *lost, *asyncio.run(_check_writers(config))]
+    lines = [*of_lake, check_http(config.http)]
     return [*filter(None, lines), *asyncio.run(_check_sources(config, has_lake=has_lake))]
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from ingestd import __version__, failpoints
-from ingestd.app.parts import load
+from ingestd.app.parts import load, require_source
 from ingestd.app.sources import Building
 from ingestd.config import Config
 from ingestd.decode import native
@@ -32,13 +32,18 @@ EXIT_WITHIN_S = 9.5
 """A stop that takes longer ends the process: what is not committed is read again at the start."""
 
 
-def run(config_path: Path) -> int:
-    """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError."""
+def run(config_path: Path, accepted: Collection[str] = ()) -> int:
+    """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError.
+
+    `accepted`: sources that may begin, once, in another lake than they were written to.
+    """
     config = load(config_path)
+    for name in accepted:
+        require_source(config, name)
     logs.configure(config.log, config.redactor, sys.stderr)
     logs.take_what_is_uncaught()
     _arm_failpoints()
-    asyncio.run(_run(config, partial(load, config_path)))
+    asyncio.run(_run(config, partial(load, config_path), accepted))
     return 0
 
 
@@ -52,14 +57,14 @@ def _arm_failpoints() -> None:
         log.warning("failpoints.on", entries=text, remedy=f"unset {failpoints.VARIABLE}")
 
 
-async def _run(config: Config, load: Callable[[], Config]) -> None:
+async def _run(config: Config, load: Callable[[], Config], accepted: Collection[str]) -> None:
     log = structlog.get_logger("ingestd")
     asyncio.get_running_loop().set_exception_handler(logs.tell_of_loop)
     stop, hangups = asyncio.Event(), asyncio.Event()
     _react_to_signals(stop, hangups)
     metrics = Metrics()
     status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)
-    building = Building(metrics, status, config.redactor)
+    building = Building(metrics, status, config.redactor, accepted)
     supervisor = building.supervisor
     for name in config.sources:
         building.source(config, name)

@@ -19,7 +19,9 @@ from ingestd.observe.status import (
     SourceStatus,
 )
 from ingestd.observe.status_json import to_json
+from ingestd.ports import LakeLost
 from ingestd.recorded import TableState
+from ingestd.run.known_lake import lake_lost, look
 
 
 def status(config_path: Path, why: str) -> dict[str, Any]:
@@ -50,7 +52,7 @@ async def _offline(
     try:
         if (since := await pause_mark_of(config, name).since()) is not None:
             found.pause(since)
-        committed = await lake.open()
+        committed, verdict = await look(lake, capture)
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for table in committed.tables.values():
             why = None if table.reason is None else OperatorError(table.reason)
@@ -60,6 +62,9 @@ async def _offline(
         if lag.confirmed_lsn is not None:
             found.confirmed(lag.confirmed_lsn)
         await _offline_references(config, name, settings, found)
+        if isinstance(verdict, LakeLost):
+            found.lake_lost = True
+            raise lake_lost(name, verdict.reason)
     except IngestdError as error:
         if found.state is SourceState.PAUSED:
             found.reason, found.remedy = error.what, error.remedy

@@ -80,6 +80,7 @@ def reference_table_of(
         storage_options=storage_options(config),
         buffer_bytes=share_bytes(config) // 8,
         is_claimed=is_claimed,
+        needs_marker=True,
     )
 
 
@@ -105,13 +106,16 @@ def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
         epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
         snapshot=getattr(settings, "snapshot", "initial") == "initial",
         resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
+        resnapshot_when_lake_lost=getattr(settings, "lake_lost", "stop") == "resnapshot",
         resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
     )
 
 
 def pause_mark_of(config: Config, name: str) -> PauseMark:
     """Give what keeps in the lake that a source is paused."""
-    return LakePauseMark(config.lake.uri, name, storage_options=storage_options(config))
+    return LakePauseMark(
+        config.lake.uri, name, storage_options=storage_options(config), needs_lake=True
+    )
 
 
 def pause_mark(config_path: Path, source: str) -> PauseMark:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import partial
 
@@ -29,6 +30,7 @@ from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.redaction import Redactor
+from ingestd.run.known_lake import KnownLake, LakeRoot
 from ingestd.run.maintenance import Maintainer, MaintenanceSchedule
 from ingestd.run.maintenance_watch import MaintenanceWatch
 from ingestd.run.one_source import Supervised
@@ -47,7 +49,13 @@ from ingestd.sink.writer import Writer
 class Building:
     """Builds sources, those at the start and those of a reload (reloading.Begin)."""
 
-    def __init__(self, metrics: Metrics, status: DaemonStatus, redactor: Redactor) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        status: DaemonStatus,
+        redactor: Redactor,
+        accepted: Collection[str] = (),
+    ) -> None:
         self.supervisor = Supervisor({})
         self._metrics = metrics
         self._status = status
@@ -55,6 +63,8 @@ class Building:
         self._turn = asyncio.Semaphore(1)
         self._trimming = Trimming()
         self._writers: dict[str, Writer] = {}
+        self._root = LakeRoot()
+        self._known = {name: KnownLake(is_accepted=True) for name in accepted}
 
     def log(self, config: Config) -> None:
         """Have the log as the config says; what was a secret stays one."""
@@ -74,8 +84,19 @@ class Building:
         if writer is None or writer.claim != known.claim:
             writer = self._writers[name] = Writer(known.claim)
         self._trimming.limit_bytes = config.limits.memory
+        lake = self._known.setdefault(name, KnownLake())
+        self._root.expect(name)
         built = _supervised(
-            config, name, settings, self._metrics, known, self._turn, writer, self._trimming
+            config,
+            name,
+            settings,
+            self._metrics,
+            known,
+            self._turn,
+            writer,
+            self._trimming,
+            lake,
+            self._root,
         )
         self.supervisor.begin(name, built)
 
@@ -83,6 +104,8 @@ class Building:
         """Show nothing of a source any more."""
         self._status.sources.pop(name, None)
         self._writers.pop(name, None)
+        self._known.pop(name, None)
+        self._root.forget(name)
         self._metrics.forget_source(name)
 
 
@@ -112,6 +135,8 @@ def _supervised(  # noqa: PLR0917 - of one source
     turn: asyncio.Semaphore,
     writer: Writer,
     trimming: Trimming,
+    known: KnownLake,
+    root: LakeRoot,
 ) -> Supervised:
     log = structlog.get_logger("ingestd")
     watch = Watch(source_status, metrics, log)
@@ -120,7 +145,7 @@ def _supervised(  # noqa: PLR0917 - of one source
 
     def make_pipeline() -> Pipeline:
         lake = lake_of(config, name, writer, trimming)
-        return Pipeline(connector.capture(lake), lake, policy, watch)
+        return Pipeline(connector.capture(lake), lake, policy, watch, known=known, root=root)
 
     def make_paused() -> Paused:
         return Paused(connector.capture, lambda: lake_of(config, name, is_claimed=False), watch)
@@ -132,6 +157,7 @@ def _supervised(  # noqa: PLR0917 - of one source
         _maintainer(config, name, MaintenanceWatch(metrics, log, watch), turn),
         pause_mark_of(config, name),
         make_paused,
+        known,
     )
 
 

@@ -61,6 +61,9 @@ class PostgresSettings(SourceSettings):
     """How many connections read a snapshot."""
     snapshot_chunk: SizeBytes = 32_000_000
     """About how much of a table is read at a time; twice as much at one point."""
+    lake_lost: Literal["stop", "resnapshot"] = "stop"
+    """When the lake is empty, another one or an older copy, though the source was read: stop until
+    it is back, or begin again with what is there."""
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"
     """When DDL gives rows other values, which no change tells of: read the table anew, or record
     it."""

@@ -40,7 +40,21 @@ from ingestd.cli.running import daemon_address, daemon_status, meant_daemon
 from ingestd.importing import sparing
 
 
-def run(config: ConfigFile, *, debug: Debug = False) -> None:
+def run(
+    config: ConfigFile,
+    *,
+    accept_empty_lake: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-empty-lake",
+            metavar="SOURCE",
+            help="Begin this source in the lake that is there, though it was written to another "
+            "one, and read all its tables again; may be repeated. For one start only.",
+            autocompletion=completion.sources,
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """Capture all configured sources until SIGTERM or SIGINT."""
     # Until the daemon's own handlers are there, nothing is open that would need closing. SIGHUP
     # asks for a config to be read that has not been read yet, if no terminal was closed.
@@ -55,7 +69,7 @@ def run(config: ConfigFile, *, debug: Debug = False) -> None:
         with keeping_all(), sparing():
             from ingestd.app import daemon  # noqa: PLC0415
 
-        raise typer.Exit(daemon.run(config))
+        raise typer.Exit(daemon.run(config, frozenset(accept_empty_lake or ())))
 
 
 def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) -> None:

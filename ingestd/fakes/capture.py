@@ -11,7 +11,7 @@ from ingestd.errors import TransientError
 from ingestd.fakes.database import RECORD_BYTES, FakeChange, FakeDatabase, FakeTransaction
 from ingestd.fakes.rows import numbered, stream_batches
 from ingestd.fakes.snapshot import FakeSnapshot, Reach, left_of
-from ingestd.ports import Continuity, Discovery, Fresh, Lag, Lost, Resumed, Snapshot
+from ingestd.ports import Continuity, Discovery, Fresh, Lag, LakeLost, Lost, Resumed, Snapshot
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
 from ingestd.schema import Table, TableId
@@ -77,10 +77,14 @@ class FakeCapture:
     async def continuity(self, committed: Committed) -> Continuity:
         """Compare the slot with the lake."""
         slot = self._database.slot
+        if committed.has_nothing and slot is not None:
+            return LakeLost("the lake has nothing, and the fake has a slot")
         if committed.position is None or not any(map(committed.is_live, committed.tables)):
             return Fresh()
-        if slot is None or slot > committed.position:
-            return Lost(f"the fake's slot is at {slot}")
+        if slot is None:
+            return Lost("the fake has no slot")
+        if slot > committed.position:
+            return LakeLost(f"the fake's slot is at {slot}")
         return Resumed()
 
     async def prepare(

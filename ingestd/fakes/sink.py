@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -49,7 +50,7 @@ class MemoryTable:
 
 @dataclass(slots=True)
 class MemoryDisk:
-    """What is durable of one source."""
+    """What is durable of one source. `lake`: the id in the marker."""
 
     tables: dict[TableId, MemoryTable] = field(default_factory=dict)
     epochs: list[CommittedEpoch] = field(default_factory=list)
@@ -57,6 +58,7 @@ class MemoryDisk:
     registered: dict[TableId, RegisteredTable] = field(default_factory=dict)
     position: Lsn | None = None
     origin: str | None = None
+    lake: str | None = None
     commits: int = 0
     """Who has not seen the last one loses the next."""
     fences: int = 0
@@ -68,6 +70,8 @@ def _go_on(_step: str) -> None:
 
 class MemoryLake:
     """ports.Sink on a `MemoryDisk`; `before_commit` as in `ingestd.sink.lake.DeltaLake`."""
+
+    look_every_s = 5.0
 
     def __init__(
         self,
@@ -110,11 +114,20 @@ class MemoryLake:
             {name: self._as_it_is(entry) for name, entry in disk.registered.items()},
             disk.origin,
             _unlisted([disk.tables[table].rows() for table in self.held], epoch + 1),
+            lake=disk.lake,
         )
 
     def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
         held = self.disk.tables.get(entry.table)
         return entry if held is None else replace(entry, resume=held.resume)
+
+    async def mark(self, lake: str | None = None) -> str:
+        """Give the disk an id, if it has none."""
+        self.disk.lake = self.disk.lake or lake or str(uuid.uuid4())
+        return self.disk.lake
+
+    async def ensure_there(self) -> None:
+        """Nothing can take the disk away."""
 
     async def fence(self) -> None:
         """Have all others see a commit that they had not, also if this one has not seen theirs."""

@@ -90,6 +90,7 @@ class Metrics:
         self._buffer = self._gauge("buffer_bytes", "Bytes received and not durable yet.")
         self._table_state = self._gauge("table_state", "1 for the present state.", "table", "state")
         self._source_state = self._gauge("source_state", "1 for the present state.", "state")
+        self._lake_lost = self._gauge("lake_lost", "1 while the source waits for its lake.")
         self._progress = self._gauge("snapshot_progress_ratio", "Part of a table read.", "table")
         self._eta = self._gauge("snapshot_eta_seconds", "Time until a table is read.", "table")
         self._small = self._gauge("small_files", "Files of a table to be joined.", "table")
@@ -179,6 +180,10 @@ class Metrics:
         """Set a source's state: 1 for it, 0 for all others."""
         for each in SourceState:
             self._source_state.labels(source, each.value).set(each is state)
+
+    def lake_lost(self, source: str, *, is_lost: bool) -> None:
+        """Take whether a source's lake is lost."""
+        self._lake_lost.labels(source).set(is_lost)
 
     def forget_source(self, source: str) -> None:
         """Show nothing of a source that is not in the config any more."""

@@ -128,16 +128,17 @@ class ReferenceStatus:
 class SourceStatus:
     """A source as it is now. Counts are since the daemon's start, `epoch` is the lake's.
 
-    `claim`: what it works by, for people; `wal_status`: the server's word for its slot;
-    `safe_bytes`: None, too, where the server sets its slots no limit. `lag_at`: when the lag was
-    measured. `notices`: what needs attention though nothing is stopped. `now` is passed in by the
-    caller (aware). One event loop calls all of it.
+    `claim`: what it works by, for people; `lake_lost`: whether it waits for its lake;
+    `wal_status`: the server's word for its slot; `safe_bytes`: None, too, where the server sets its
+    slots no limit. `lag_at`: when the lag was measured. `notices`: what needs attention though
+    nothing is stopped. `now` is passed in by the caller (aware). One event loop calls all of it.
     """
 
     source: str
     since: datetime
     state: SourceState = SourceState.STARTING
     claim: str = ""
+    lake_lost: bool = False
     reason: str | None = None
     remedy: str | None = None
     lag_bytes: int | None = None

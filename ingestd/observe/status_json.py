@@ -54,6 +54,7 @@ def facts_to_json(source: SourceStatus) -> dict[str, Any]:
         "remedy": source.remedy,
         "since": _time(source.since),
         "claim": source.claim,
+        "lake_lost": source.lake_lost,
         "lag_bytes": source.lag_bytes,
         "lag_seconds": source.lag_seconds,
         "retained_bytes": source.retained_bytes,

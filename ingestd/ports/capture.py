@@ -58,12 +58,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Nothing in the lake yet, or nothing that a snapshot would not replace.
-
-    `doubt`: why this may not be the first start after all, though the lake has nothing.
-    """
-
-    doubt: str | None = None
+    """Nothing in the lake yet, or nothing that a snapshot would not replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,18 @@ class Lost:
     is_behind: bool = False
 
 
-Continuity = Fresh | Resumed | Lost
+@dataclass(frozen=True, slots=True)
+class LakeLost:
+    """The source was read further than the lake says, or into another lake than this one.
+
+    The source still has what follows for the lake that it was read into: nothing may be taken of it
+    before somebody has agreed to that.
+    """
+
+    reason: str
+
+
+Continuity = Fresh | Resumed | Lost | LakeLost
 
 
 @dataclass(frozen=True, slots=True)

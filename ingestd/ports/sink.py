@@ -124,7 +124,10 @@ class LakeMaintenance(Protocol):
 
 
 class Sink(ChangeLog, Protocol):
-    """The lake of one source."""
+    """The lake of one source. `look_every_s`: how often to ask, at most, whether it is there."""
+
+    @property
+    def look_every_s(self) -> float: ...
 
     async def open(self) -> Committed:
         """Read what the lake holds; forget all that was not committed. Creates nothing.
@@ -132,6 +135,20 @@ class Sink(ChangeLog, Protocol):
         A sink that this process has fenced before may raise OperatorError: another has taken over
         since, by a claim that does not exclude this one's (I5).
         """
+        ...
+
+    async def mark(self, lake: str | None = None) -> str:
+        """Write the lake's marker where there is none, and give the id that is there. Idempotent.
+
+        Before anything else is written, once it is known that this is the source's lake, or that
+        the source has none yet. `lake`: the id that it had. Makes the lake's folder, which nothing
+        else does; from here on every other call that makes something fails (LakeLostError) if the
+        marker is not there any more.
+        """
+        ...
+
+    async def ensure_there(self) -> None:
+        """Raise LakeLostError if the marker that `open` or `mark` saw is not there any more."""
         ...
 
     async def fence(self) -> None:

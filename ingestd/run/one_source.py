@@ -27,6 +27,7 @@ from typing import Protocol
 from ingestd.errors import IngestdError
 from ingestd.observe.status import SourceState
 from ingestd.ports import PauseMark
+from ingestd.run.known_lake import KnownLake
 from ingestd.run.pipeline import Pipeline
 from ingestd.run.references import References
 from ingestd.run.retrying import OPERATOR_DELAY_S, retry_delay_s
@@ -49,7 +50,7 @@ class Supervised:
     """A source: how to make a pipeline for one attempt, what watches it, what runs beside it.
 
     `mark`: where it is kept that it is paused; None: it never is. `make_paused`: what runs while it
-    is.
+    is. `known`: what runs beside the pipeline runs while this says that the lake is the source's.
     """
 
     make_pipeline: Callable[[], Pipeline]
@@ -58,6 +59,7 @@ class Supervised:
     maintainer: Beside | None = None
     mark: PauseMark | None = None
     make_paused: Callable[[], Beside] | None = None
+    known: KnownLake | None = None
 
 
 def _utc_now() -> datetime:
@@ -170,10 +172,10 @@ class OneSource:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep(over), name=f"source {self.name}")
             if self.source.references is not None:
-                beside = self._keep_beside(self.source.references, over)
+                beside = self._keep_writing(self.source.references, over)
                 group.create_task(beside, name=f"references of {self.name}")
             if self.source.maintainer is not None:
-                beside = self._keep_beside(self.source.maintainer, over)
+                beside = self._keep_writing(self.source.maintainer, over)
                 group.create_task(beside, name=f"maintenance of {self.name}")
 
     async def _keep(self, over: asyncio.Event) -> None:
@@ -198,6 +200,21 @@ class OneSource:
                 error = error.exceptions[0]
             self.source.watch.unknown(error)
             await _wait(over, OPERATOR_DELAY_S)
+
+    async def _keep_writing(self, beside: Beside, over: asyncio.Event) -> None:
+        """Run what writes to the lake too, while the lake is the source's."""
+        known = self.source.known
+        while not over.is_set():
+            if known is None:
+                await self._keep_beside(beside, over)
+            elif await _first_of(over, known.found) is known.found:
+                keeping = asyncio.create_task(self._keep_beside(beside, over))
+                try:
+                    await _first_of(over, known.lost, or_task=keeping)
+                finally:
+                    if not over.is_set():
+                        keeping.cancel()
+                    await asyncio.gather(keeping, return_exceptions=True)
 
     async def _attempt(self, over: asyncio.Event) -> IngestdError | None:
         try:
@@ -225,6 +242,21 @@ async def _until(over: asyncio.Event, beside: Beside) -> BaseException | None:
         ending.cancel()
         await asyncio.gather(running, ending, return_exceptions=True)
     return None if running.cancelled() else running.exception()
+
+
+async def _first_of(
+    *events: asyncio.Event, or_task: asyncio.Task[None] | None = None
+) -> asyncio.Event | None:
+    """Give the first of these events that is set; None if the task ended before."""
+    waiting = {asyncio.create_task(event.wait()): event for event in events}
+    tasks = [*waiting, *([] if or_task is None else [or_task])]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return next((event for event in events if event.is_set()), None)
 
 
 async def _wait(over: asyncio.Event, delay_s: float) -> None:

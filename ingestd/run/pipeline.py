@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -35,22 +36,17 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ingestd.changes import Chunk
-from ingestd.errors import IngestdError, TransientError
+from ingestd.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.observe.status import SourceState
-from ingestd.ports import ChangeCapture, Continuity, Fresh, Lost, Resumed, Sink
+from ingestd.ports import ChangeCapture, Continuity, Fresh, LakeLost, Lost, Resumed, Sink
 from ingestd.positions import ZERO, Lsn
-from ingestd.recorded import GONE, Committed, Notice, TableState
+from ingestd.recorded import GONE, Committed, TableState
 from ingestd.run.epoch import EpochPolicy, FillingEpoch
 from ingestd.run.following import Follower
 from ingestd.run.intake import Intake
 from ingestd.run.joining import FromReader, Gate
-from ingestd.run.start_refusals import (
-    IN_DOUBT,
-    refuse_behind,
-    refuse_doubt,
-    refuse_gone,
-    refuse_lost,
-)
+from ingestd.run.known_lake import KnownLake, LakeRoot, lake_lost, look
+from ingestd.run.start_refusals import refuse_behind, refuse_gone, refuse_lost
 from ingestd.run.tables import TableBook
 from ingestd.run.waiting import patiently
 from ingestd.run.watch import Watch
@@ -81,6 +77,7 @@ class PipelinePolicy:
     epoch: EpochPolicy
     snapshot: bool = True
     resnapshot_when_lost: bool = True
+    resnapshot_when_lake_lost: bool = False
     resnapshot_rewritten: bool = True
     idle_interval_s: float = 10.0
     drain_limit_s: float = 8.0
@@ -101,8 +98,13 @@ class Pipeline:
         policy: PipelinePolicy,
         watch: Watch,
         *,
+        known: KnownLake | None = None,
+        root: LakeRoot | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._known = known or KnownLake()
+        self._root = root or LakeRoot()
+        self._given_up_lake: LakeLost | None = None
         self._capture = capture
         self._sink = sink
         self._policy = policy
@@ -140,7 +142,9 @@ class Pipeline:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._policy.drain_limit_s):
                     await self._finish(work, stop)
+            self._root.fail(self._watch.source)
             if work.done():
+                await self._refuse_vanished(work)
                 work.result()
 
     async def _finish(self, work: asyncio.Task[None], stop: asyncio.Event) -> None:
@@ -192,7 +196,7 @@ class Pipeline:
         committed = await self._opened()
         self._refuse_gone(committed)
         discovery = await self._capture.discover(committed.tables)
-        verdict = await self._capture.continuity(committed)
+        verdict = self._agreed(committed, await self._capture.continuity(committed))
         end = committed.position or ZERO
         committed = self._judged(committed, verdict)
         self._durable = committed.position or ZERO
@@ -252,11 +256,55 @@ class Pipeline:
         await self._stream(epoch, work, book, intake, stop)
 
     async def _opened(self) -> Committed:
-        """Read the lake; from here on nobody who did before commits to it (I5)."""
-        committed = await self._sink.open()
+        """Read the lake; from here on nobody who did before commits to it (I5).
+
+        Nothing is written if it is not the source's: see `ingestd.run.known_lake`.
+        """
+        committed, verdict = await look(self._sink, self._capture)
         self._watch.noticed(committed.notices)  # before the fence, after which they are not known
+        why = verdict.reason if isinstance(verdict, LakeLost) else None
+        lost = self._known.difference(committed) or why
+        if lost is not None:
+            self._give_up_lake(lost)
+        elif committed.lake is None and committed.has_nothing:
+            await self._root.may_begin(self._watch.source)
+        is_new = committed.has_nothing and committed.lake is None
+        self._known.is_found(await self._sink.mark(None if is_new else self._known.lake))
+        self._root.say(self._watch.source, None)
+        self._watch.lake_found()
         await self._sink.fence()
         return committed
+
+    def _give_up_lake(self, why: str) -> None:
+        """Take that the lake is not what it was, if that was agreed to. Raises LakeLostError."""
+        if not (self._policy.resnapshot_when_lake_lost or self._known.is_accepted):
+            self._known.is_lost()
+            self._root.say(self._watch.source, why)
+            raise lake_lost(self._watch.source, why)
+        self._given_up_lake = LakeLost(why)
+
+    def _agreed(self, committed: Committed, verdict: Continuity) -> Continuity:
+        """Give the verdict, or what it is after a lake was given up. Raises LakeLostError."""
+        if self._given_up_lake is None and isinstance(verdict, LakeLost):
+            self._give_up_lake(verdict.reason)  # it was moved, or the lake committed to, meanwhile
+        given_up = self._given_up_lake
+        if given_up is None:
+            return verdict
+        self._watch.lake_given_up(given_up.reason)
+        return Fresh() if committed.has_nothing else Lost(given_up.reason)
+
+    async def _refuse_vanished(self, work: asyncio.Task[None]) -> None:
+        """Raise LakeLostError if the lake is not there any more, whatever failed for that."""
+        error = None if work.cancelled() else work.exception()
+        if self._known.found.is_set() and isinstance(error, OperatorError):
+            try:
+                await self._sink.ensure_there()
+            except LakeLostError as lost:
+                self._known.is_lost()
+                self._root.say(self._watch.source, lost.what)
+                raise lake_lost(self._watch.source, lost.what) from error
+            except IngestdError:
+                return
 
     async def _beside_background(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work, but raise at once what a background task ends with."""
@@ -278,23 +326,15 @@ class Pipeline:
         """Take what the lake holds as the verdict has it; say what it says."""
         if isinstance(verdict, Lost):
             return self._give_up_position(committed, verdict)
-        if isinstance(verdict, Fresh) and verdict.doubt is not None:
-            self._begin_in_doubt(verdict.doubt)
         return committed
-
-    def _begin_in_doubt(self, why: str) -> None:
-        """Say that a lake is begun anew; refuse to where losses are a person's to judge.
-
-        Until the slot is confirmed beyond, a lake that comes back goes on without a gap.
-        """
-        may_begin = self._policy.resnapshot_when_lost
-        refuse_doubt(self._watch.source, why, may_begin=may_begin)
-        self._watch.noticed([Notice("source.lake_empty", why, IN_DOUBT)])
 
     def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
         """Treat every table as not read yet: the old rows serve until the new ones are in."""
-        refuse_lost(self._watch.source, verdict, may_read=self._policy.may_read)
-        self._watch.lost(verdict.reason)
+        is_agreed = self._policy.resnapshot_when_lost or self._given_up_lake is not None
+        may_read = is_agreed and self._policy.snapshot
+        refuse_lost(self._watch.source, verdict, may_read=may_read)
+        if self._given_up_lake is None:
+            self._watch.lost(verdict.reason)
         tables = {
             name: replace(known, state=TableState.STOPPED, reason=verdict.reason, progress="")
             if known.state is TableState.LIVE or known.progress
@@ -394,6 +434,7 @@ class Pipeline:
     async def _confirm(self, position: Lsn) -> None:
         """Pass on a position that has just become durable (I1)."""
         self._durable = position
+        self._known.has_begun(position)
         if not self._may_confirm:
             return
         await self._capture.confirm(position)
@@ -410,7 +451,12 @@ class Pipeline:
     # --- signals -----------------------------------------------------------------------------
 
     async def _monitor(self) -> None:
+        looked = -math.inf
         while True:
+            if self._monotonic() - looked >= self._sink.look_every_s:
+                looked = self._monotonic()
+                with contextlib.suppress(TransientError):  # what is committed meets that itself
+                    await self._sink.ensure_there()
             await self._capture.health()
             try:
                 lag = await self._capture.lag()

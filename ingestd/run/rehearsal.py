@@ -11,16 +11,10 @@ from dataclasses import replace
 
 from ingestd.checks import CheckLine, Level
 from ingestd.errors import IngestdError, TableError, TransientError
-from ingestd.ports import ChangeCapture, Fresh, Lost, Sink
+from ingestd.ports import ChangeCapture, Lost, Sink
 from ingestd.recorded import Committed
 from ingestd.run.pipeline import PipelinePolicy
-from ingestd.run.start_refusals import (
-    IN_DOUBT,
-    refuse_behind,
-    refuse_doubt,
-    refuse_gone,
-    refuse_lost,
-)
+from ingestd.run.start_refusals import refuse_behind, refuse_gone, refuse_lost
 from ingestd.schema import TableId
 
 
@@ -93,9 +87,6 @@ class Rehearsal:
                 f"changes may be lost: {verdict.reason}; all tables are read again",
                 "nothing, if that is meant; what the lake has serves until then",
             )
-        elif isinstance(verdict, Fresh) and verdict.doubt is not None:
-            refuse_doubt(self._source, verdict.doubt, may_begin=self._policy.resnapshot_when_lost)
-            self._add("start", "warn", verdict.doubt, IN_DOUBT)
 
     def _bare(self, what: str) -> str:
         """Return an error's text without the source, which has a column of its own."""

@@ -10,9 +10,6 @@ from ingestd.errors import OperatorError
 from ingestd.ports import Lost
 from ingestd.recorded import Committed
 
-IN_DOUBT = "if that was not meant: stop, and put the lake back, or correct lake.uri"
-"""What to do where a lake is empty that should not be, and is filled again."""
-
 
 def refuse_gone(source: str, committed: Committed, *, may_read: bool) -> None:
     """Raise OperatorError where raw tables are missing and may not be read again."""
@@ -22,16 +19,6 @@ def refuse_gone(source: str, committed: Committed, *, may_read: bool) -> None:
             f"source {source}: raw tables are gone from the lake: {names}",
             remedy='put them back from a copy; or set slot_lost = "resnapshot" and snapshot ='
             ' "initial" to read them anew',
-        )
-
-
-def refuse_doubt(source: str, why: str, *, may_begin: bool) -> None:
-    """Raise OperatorError where a lake that should not be empty is, and losses need a decision."""
-    if not may_begin:
-        raise OperatorError(
-            f"source {source}: {why}",
-            remedy="put the lake back, or correct lake.uri; or, to begin anew, drop the slot "
-            'or set slot_lost = "resnapshot"',
         )
 
 

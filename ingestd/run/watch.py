@@ -16,7 +16,7 @@ import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from ingestd.changes import Chunk, CommittedEpoch
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.recent import note_error
 from ingestd.observe.status import SourceState, SourceStatus
@@ -54,6 +54,7 @@ class Watch(TableWatch):
         self._told_raw: set[tuple[TableId, str]] = set()
         self.epoch_listeners: list[Callable[[CommittedEpoch], None]] = []
         metrics.source_state(self.source, status.state)
+        metrics.lake_lost(self.source, is_lost=status.lake_lost)
 
     # --- the source --------------------------------------------------------------------------
 
@@ -156,6 +157,9 @@ class Watch(TableWatch):
         transient = isinstance(error, TransientError)
         state = SourceState.BACKING_OFF if transient else SourceState.STOPPED
         reason = error.reason if isinstance(error, TransientError) else "operator"
+        if isinstance(error, LakeLostError):
+            reason = "lake_lost"
+            self._lake_lost(is_lost=True)
         self._metrics.restarted(self.source, reason)
         self._not_connected()
         if self._status.enter(state, self._now(), error):
@@ -199,6 +203,21 @@ class Watch(TableWatch):
         """Take what was found at the opening of the lake."""
         for notice in notices:
             self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
+
+    def _lake_lost(self, *, is_lost: bool) -> None:
+        self._status.lake_lost = is_lost
+        self._metrics.lake_lost(self.source, is_lost=is_lost)
+
+    def lake_found(self) -> None:
+        """Take that the lake is the source's, or is taken as that."""
+        self._lake_lost(is_lost=False)
+
+    def lake_given_up(self, reason: str) -> None:
+        """Take that the source begins again, in another lake than it was written to."""
+        self._log.warning("source.lake_lost", reason=reason, action="resnapshot")
+        remedy = "nothing: every table is read again, as somebody agreed to"
+        note_error(self._status.last_errors, self._now(), reason, remedy)
+        self._metrics.restarted(self.source, "lake_resnapshot")
 
     def lost(self, reason: str) -> None:
         """Take that the stream can't go on where the lake ends."""

@@ -122,6 +122,9 @@ class EpochTable:
 
     def adopt(self, origin: str) -> None:
         """Make the table, and record the server that the rows come from."""
+        if self.origin == origin:
+            return
+        reach("sink.adopt.before", lost)
         if not self._log.exists:
             self._log.create(
                 Creation(
@@ -132,9 +135,9 @@ class EpochTable:
                     },
                 )
             )
-        if self.origin != origin:
-            self._log.set_properties({ORIGIN: origin})
-            self.origin = origin
+        self._log.set_properties({ORIGIN: origin})
+        self.origin = origin
+        reach("sink.adopt.after", lost)
 
     def append(self, epoch: CommittedEpoch) -> None:
         """Append an epoch's row, durably."""

@@ -35,6 +35,7 @@ from ingestd.sink.epochs import EpochTable
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
+from ingestd.sink.marker import read_marker, require_marker, write_marker
 from ingestd.sink.opening import cut_short, missing, never_refuse, notices_of
 from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
@@ -52,6 +53,8 @@ STORE_WORKERS = 32
 CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
 """Checkpoints made at once: each holds a table's log, and asks a store some 90 times."""
 OPENING_WORKERS = 16
+LOCAL_LOOK_S, REMOTE_LOOK_S = 5.0, 60.0
+"""How often the marker is read while the source is idle: in an object store that is a request."""
 
 
 def _utc_now() -> datetime:
@@ -97,6 +100,7 @@ class DeltaLake:
         self.now = now
         self.before_commit = before_commit
         is_remote = not self.store.syncs
+        self.look_every_s = REMOTE_LOOK_S if is_remote else LOCAL_LOOK_S
         self.jobs = Jobs(at_once=STORE_WORKERS if is_remote else WORKERS)
         self.file_jobs = Jobs(at_once=STORE_WORKERS if is_remote else FILE_WORKERS)
         self._checkpoints = self._checkpoint_threads()
@@ -114,6 +118,7 @@ class DeltaLake:
         self._held: dict[TableId, Held] = {}
         self._writers: list[DeltaEpochWriter] = []
         self._is_open = False
+        self._lake: str | None = None
 
     # --- the port ---------------------------------------------------------------------------
 
@@ -127,6 +132,16 @@ class DeltaLake:
         committed = await self.jobs.run(self._load)
         self._is_open = True
         return committed
+
+    async def mark(self, lake: str | None = None) -> str:
+        """Write the marker where there is none."""
+        self._lake = await self.jobs.run(write_marker, self.store, lake)
+        self.store.needs_marker = True
+        return self._lake
+
+    async def ensure_there(self) -> None:
+        """Read the marker."""
+        await self.jobs.run(require_marker, self.store, self._lake)
 
     async def fence(self) -> None:
         """Have all others who opened the lake before be refused, whatever they commit (I5).
@@ -309,6 +324,8 @@ class DeltaLake:
 
     def _load(self) -> Committed:
         mends = self._is_claimed
+        self._lake = read_marker(self.store)
+        self.store.needs_marker = self._lake is not None
         self._epochs.load(never_refuse if mends else None)
         taken = self._taken_over()
         self._registry.load(self._do_without_registry if mends else None)
@@ -341,6 +358,7 @@ class DeltaLake:
             unlisted=_unlisted(self._held.values()),
             gone=gone,
             notices=tuple(notices if taken is None else [taken, *notices]),
+            lake=self._lake,
         )
 
     def _taken_over(self) -> Notice | None:

@@ -26,6 +26,7 @@ from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.ports import MaintainedTable
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMaintenance
+from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.store import Store, open_store
 
@@ -177,6 +178,7 @@ def _step_back() -> None:
 def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Do what an order says; give a line for each table: what was done, or what went wrong."""
     store = open_store(order["uri"], order["storage_options"] or None)
+    read_marker(store)
     policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
     for name, folder, joins in tables_of(store, Layout(order["source"])):
         if order["only"] is not None and name not in order["only"]:

@@ -60,5 +60,6 @@ def missing(uri: str, root: str) -> OperatorError:
     """Say that one of the source's own tables is gone, and others are there."""
     return OperatorError(
         f"lake {uri}: the table is gone, and there are others in {root}",
-        remedy=f"put it back from a copy; or remove {root}: all tables are read anew then",
+        remedy=f"put it back from a copy; or remove {root} and start once with --accept-empty-lake"
+        " and the source's name: all its tables are read again then",
     )

@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from ingestd.errors import LakeLostError
 from ingestd.sink.durable import Durability
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
 
@@ -20,6 +22,7 @@ class LakePauseMark:
     """The file `_paused` in a source's folder; it holds since when, as JSON.
 
     That it is there is what counts: one that a person made, whatever is in it, pauses too.
+    `needs_lake`: whether it is refused where there is no lake: it may be one that is not mounted.
     """
 
     def __init__(
@@ -29,7 +32,9 @@ class LakePauseMark:
         *,
         storage_options: Mapping[str, str] | None = None,
         durability: Durability | None = None,
+        needs_lake: bool = False,
     ) -> None:
+        self._needs_lake = needs_lake
         self._uri = uri
         self._folder = Layout(source).root
         self._path = f"{self._folder}/{NAME}"
@@ -76,6 +81,12 @@ class LakePauseMark:
         content = json.dumps({"since": now.astimezone(UTC).isoformat()}).encode() + b"\n"
         with storage_faults(self._uri):
             store = self._opened()
+            if self._needs_lake and read_marker(store) is None and not store.folders(self._folder):
+                raise LakeLostError(
+                    f"lake {self._uri} has nothing of this source: it was never started there, or "
+                    "the lake is not mounted, or was removed",
+                    remedy="put the lake back; or start it first: ingestd run",
+                )
             if store.puts_new:
                 store.make_folder(self._folder)
                 if not store.put_new(self._path, content):

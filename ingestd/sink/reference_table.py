@@ -18,6 +18,7 @@ from ingestd.sink.durable import Durability
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.fragments import FragmentSink, FragmentWriter
 from ingestd.sink.jobs import Jobs
+from ingestd.sink.marker import read_marker
 from ingestd.sink.opening import never_refuse
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import conform, conformed, list_files
@@ -48,6 +49,7 @@ class DeltaReferenceTable:
 
     `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
     come: whatever it raises ends the call there. `is_claimed`: see `ingestd.sink.lake.DeltaLake`.
+    `needs_marker`: see `ingestd.sink.store.Store`.
     """
 
     def __init__(
@@ -63,11 +65,13 @@ class DeltaReferenceTable:
         monotonic: Callable[[], float] = time.monotonic,
         step: Callable[[str], None] = _go_on,
         is_claimed: bool = True,
+        needs_marker: bool = False,
     ) -> None:
         self._is_claimed = is_claimed
         self._layout = Layout(source)
         self._table = table
         self._store = open_store(uri, storage_options, durability)
+        self._store.needs_marker = needs_marker
         self._buffer_bytes = buffer_bytes
         self._file_bytes = file_bytes
         self._monotonic = monotonic
@@ -127,6 +131,7 @@ class DeltaReferenceTable:
     # --- blocking ---------------------------------------------------------------------------
 
     def _open(self) -> ReferenceState | None:
+        read_marker(self._store)
         if self._is_claimed:
             # Whoever gives the rows goes on from `position`, or reads them all.
             self._log.load(never_refuse)

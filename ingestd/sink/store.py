@@ -17,7 +17,7 @@ import pyarrow.fs as pafs
 from deltalake._internal import DeltaFileSystemHandler
 from deltalake.fs import DeltaStorageHandler
 
-from ingestd.errors import OperatorError
+from ingestd.errors import LakeLostError, OperatorError
 from ingestd.failpoints import reach
 from ingestd.sink.durable import Durability, Fsync, make_folder
 from ingestd.sink.faults import storage_faults
@@ -26,6 +26,9 @@ from ingestd.sink.s3_objects import PART_BYTES, NotSureError, S3Object, S3Object
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
 
+MARKER = "_ingestd.json"
+"""The lake's marker (ingestd.sink.marker). No source's folder has this name: a leading `_` is
+mapped."""
 SET_ASIDE = ".torn"
 """How the names of files end that were set aside."""
 _PIECE_BYTES = 128 << 10
@@ -43,6 +46,9 @@ class Store(Protocol):
         """What whoever asks about it may want to know; mostly nothing."""
         ...
 
+    needs_marker: bool
+    """Whether folders are made only where the lake's marker is: its user has seen it there."""
+
     @property
     def storage_options(self) -> dict[str, str] | None:
         """What deltalake needs to reach it."""
@@ -55,7 +61,8 @@ class Store(Protocol):
     def make_folder(self, path: str) -> None:
         """Make a folder with its parents, durably, where there are folders.
 
-        Raises OperatorError where the lake's own can't be.
+        Raises OperatorError where the lake's own can't be; LakeLostError where the marker is needed
+        and is not there: the folder of a volume that is not mounted is not filled.
         """
         ...
 
@@ -134,6 +141,7 @@ class LocalStore:
 
     def __init__(self, root: Path, durability: Durability) -> None:
         self.root = root.absolute()
+        self.needs_marker = False
         self._durability = durability
 
     def uri(self, path: str) -> str:
@@ -142,6 +150,11 @@ class LocalStore:
 
     def make_folder(self, path: str) -> None:
         """Make a folder with its parents."""
+        if self.needs_marker and not (self.root / MARKER).exists():
+            raise LakeLostError(
+                f"lake {self.root}: {MARKER} is not there: the lake is not mounted, or was removed",
+                remedy="mount the lake, or put it back; ingestd tries again within 60 s",
+            )
         try:
             make_folder(self.root / path, self._durability)
         except FileNotFoundError as error:
@@ -246,6 +259,7 @@ class ObjectStore:
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
         self.storage_options = dict(storage_options) if storage_options else None
+        self.needs_marker = False
         self._uri = uri.rstrip("/")
         self._handler = DeltaFileSystemHandler(self._uri, self.storage_options)
         self._files = pafs.PyFileSystem(DeltaStorageHandler(self._uri, self.storage_options))

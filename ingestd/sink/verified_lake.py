@@ -29,6 +29,7 @@ from ingestd.sink.change_values import values_of_changes
 from ingestd.sink.commit_tail import File
 from ingestd.sink.fold import fold_rows
 from ingestd.sink.jobs import Jobs, ahead
+from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import list_files, read_files
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
@@ -106,6 +107,7 @@ class DeltaVerifiedLake:
         return None if version is None else Lsn(version)
 
     def _known(self) -> Mapping[TableId, RegisteredTable]:
+        read_marker(self._store)
         registry = RegistryTable(self._tables, lambda _: None)
         registry.load()
         self._events = self._read_events()

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from ingestd.errors import TableError, TransientError
-from ingestd.ports import ChangeCapture, Fresh, Lost, Resumed, SnapshotPage, TableRead
+from ingestd.ports import ChangeCapture, Fresh, LakeLost, Lost, Resumed, SnapshotPage, TableRead
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, RegisteredTable, TableState
 from tests.contract.change_worlds import (
@@ -188,8 +188,11 @@ async def test_continuity_tells_fresh_resumed_and_lost(stream_world: ChangeWorld
     before = await world.state()
     assert await capture.continuity(lake) == Resumed()
     assert await capture.continuity(Committed(position=start, origin=found.origin)) == Fresh()
-    behind = committed(found.tables, Lsn(start - 1), found.origin)
-    assert isinstance(await capture.continuity(behind), Lost)
+    assert await capture.continuity(Committed(origin=found.origin)) == Fresh()
+    for older in (committed(found.tables, Lsn(start - 1), found.origin), Committed()):
+        lost = await capture.continuity(older)
+        assert isinstance(lost, LakeLost)
+        assert lost.reason
     assert await world.state() == before
     await capture.close()
     await world.lose_slot()

@@ -570,7 +570,8 @@ def test_a_slot_in_use_by_another_client_is_named_and_taken_over(
     tmp_path: Path, shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     slot = f"s_{shop.name}"
-    config = wal_config(lake=lake, dsn=shop.dsn, source_extra=f'slot = "{slot}"')
+    extra = f'slot = "{slot}"\nlake_lost = "resnapshot"'
+    config = wal_config(lake=lake, dsn=shop.dsn, source_extra=extra)
     shop.execute(
         "CREATE PUBLICATION other FOR ALL TABLES",
         f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",

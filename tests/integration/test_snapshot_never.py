@@ -86,13 +86,13 @@ def test_it_starts_at_the_slots_point_new_or_there_already(
 def test_a_slot_kept_from_another_tool_goes_on_where_it_is(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """With manage = true as well: a slot that is there is never made anew for an empty lake."""
+    """With manage = true as well, if that is agreed to: the slot is never made again."""
     shop.execute(
         f'CREATE PUBLICATION "{shop.name}" FOR TABLE orders',
         f"SELECT pg_create_logical_replication_slot('{shop.name}', 'pgoutput')",
         "INSERT INTO orders VALUES (102, 'since the slot')",
     )
-    daemon = make_daemon(config(shop, lake))
+    daemon = make_daemon(config(shop, lake, 'lake_lost = "resnapshot"'))
     daemon.start_ready()
     shop.execute("DELETE FROM orders WHERE id = 102")
     await_changes(daemon, lake, [("c", 102), ("d", 102)])

@@ -149,7 +149,7 @@ class WalCapture:
             )
         self._reach = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
-        is_unread = isinstance(found, Fresh) and found.doubt is None and reads_all
+        is_unread = isinstance(found, Fresh) and reads_all
         self._unread_above = (committed.position or ZERO) if is_unread else None
         return found
 

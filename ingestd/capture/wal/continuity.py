@@ -4,15 +4,25 @@ What is compared, in this order, and what it says:
 
     the server's WAL ends below what the lake has     Lost, and refused until it has passed that:
                                                       LSNs would tell nothing
-    nothing in the lake needs continuity              Fresh; doubted if there is nothing at all in
-                                                      it, and a slot that we would have made
+    nothing at all in the lake, and a slot that was   LakeLost
+    read
+    rows of another server, or by polling, and a      LakeLost: another source's lake
+    slot here that was read
+    a slot that was read beyond the lake              LakeLost: an older copy
+    nothing in the lake needs continuity              Fresh
     another system identifier                         Lost: another server
     another timeline, which does not have all of the  Lost
     lake in its history, or did not keep the slot
     the lake was written by polling                   Lost
     no publication, no slot, one that was given up    Lost
-    a slot that was moved beyond the lake             Lost
+    a slot beyond the lake that nobody read           Lost
     else                                              Resumed
+
+A slot that we make was read if it is there: the lake records the source before that is made. Of one
+that is not ours to make (manage = false) the server's statistics say so, if they say anything.
+
+The lake that a slot was read into is never behind it (I1), so one that is not behind has all that
+the slot does not have any more, whichever lake it is: its id need not be known.
 
 A table is read anew at a point above all that the lake has of it, so a server that is behind has to
 pass that first. It may do so before anybody looks again: the loss has to be recorded.
@@ -38,7 +48,7 @@ from ingestd.capture.wal.server import (
 )
 from ingestd.capture.wal.slot import FIRST_WITH_FAILOVER, Slot, find_slot, gap_before
 from ingestd.errors import OperatorError, TransientError
-from ingestd.ports import Continuity, Fresh, Lost, Resumed
+from ingestd.ports import Continuity, Fresh, LakeLost, Lost, Resumed
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed
 
@@ -97,32 +107,56 @@ def judge(
     fault = None if slot is None else slot.fault(settings.slot, server.database)
     if fault is not None:
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
+    lost = _not_the_lake(found, settings, committed)
+    if lost is not None:
+        return LakeLost(lost)
     if position is None or not committed.needs_continuity:
-        return Fresh(_doubt(slot, settings, committed))
-    origin = committed.origin or server.origin
-    foreign = _foreign(origin, server)
-    if foreign is not None:
-        return Lost(foreign)
-    timeline = origin.partition("/")[2]
-    if timeline != str(server.timeline):
-        parted = _parted(found, settings.slot, timeline, reached)
-        if parted is not None:
-            return Lost(parted)
-    if not found.has_publication:
-        # Made anew it is unknown to the WAL that the slot still has to decode.
-        return Lost(f"publication {settings.publication!r} does not exist")
-    gap = gap_before(slot, settings.slot, position)
+        return Fresh()
+    gap = _gap(found, settings, committed, position)
     return Resumed() if gap is None else Lost(gap)
 
 
-def _doubt(slot: Slot | None, settings: WalSettings, committed: Committed) -> str | None:
-    """Say why a lake should not be empty: its server is recorded before a slot is made."""
-    if slot is None or not settings.manage or committed.origin is not None:
+def _not_the_lake(found: Standing, settings: WalSettings, committed: Committed) -> str | None:
+    """Say why this is not the lake that the slot was read into; None if it may be."""
+    slot, position = found.slot, committed.position
+    if slot is None or not (settings.manage or slot.read_transactions > 0):
         return None
-    return (
-        f"slot {settings.slot!r} was read to {slot.confirmed}, and the lake has nothing of this "
-        "source: its folder is gone or not mounted, or was another one"
-    )
+    read = f"slot {settings.slot!r} was read to {slot.confirmed}"
+    if committed.has_nothing:
+        return (
+            f"{read}, and the lake has nothing of this source: its folder was removed or is not "
+            "mounted, or lake.uri is another one"
+        )
+    if position is None or not committed.needs_continuity or slot.is_lost:
+        return None
+    foreign = _foreign(committed.origin or found.server.origin, found.server)
+    if foreign is not None:
+        return f"{foreign}; and {read} here: it is another source's lake"
+    if (slot.confirmed_lsn or ZERO) > position:
+        return (
+            f"{read}, and the lake ends at {position}: it is an older copy of the lake, or somebody"
+            " else moved the slot or made it again"
+        )
+    return None
+
+
+def _gap(found: Standing, settings: WalSettings, committed: Committed, position: Lsn) -> str | None:
+    """Say why the server may not have all that follows the lake; None if it has."""
+    server = found.server
+    origin = committed.origin or server.origin
+    foreign = _foreign(origin, server)
+    if foreign is not None:
+        return foreign
+    timeline = origin.partition("/")[2]
+    if timeline != str(server.timeline):
+        reached = max(position, committed.floor or ZERO)
+        parted = _parted(found, settings.slot, timeline, reached)
+        if parted is not None:
+            return parted
+    if not found.has_publication:
+        # Made anew it is unknown to the WAL that the slot still has to decode.
+        return f"publication {settings.publication!r} does not exist"
+    return gap_before(found.slot, settings.slot, position)
 
 
 def _foreign(origin: str, server: Server) -> str | None:

@@ -51,6 +51,8 @@ SELECT plugin, slot_type, database, active_pid,
                      WHEN restart_lsn IS NULL THEN 'unfinished' END) AS invalid,
        coalesce((to_jsonb(s) ->> 'failover')::bool, false) AS failover,
        two_phase AND current_setting('server_version_num')::int >= 150000 AS two_phase,
+       coalesce((SELECT total_txns FROM pg_catalog.pg_stat_replication_slots t
+                  WHERE t.slot_name = s.slot_name), 0)::int8 AS read_transactions,
        current_setting('max_slot_wal_keep_size') AS keep_size,
        coalesce(current_setting('idle_replication_slot_timeout', true), '') AS idle_timeout
   FROM pg_replication_slots s WHERE slot_name = %s
@@ -76,7 +78,8 @@ class Slot:
     `invalid`: why it can't be used any more, a key of _INVALID or what a newer server says; None if
     it can. `failover`: standbys keep a copy of it (17+). `two_phase`: it gives prepared
     transactions before they are committed, as pgoutput does from 15 on. `flushed`: how far changes
-    may be read.
+    may be read. `read_transactions`: how many were read of it, as far as the server still knows: it
+    forgets that when it crashes.
     """
 
     plugin: str | None
@@ -94,6 +97,7 @@ class Slot:
     invalid: str | None
     failover: bool
     two_phase: bool
+    read_transactions: int
     keep_size: str
     idle_timeout: str
 

@@ -13,7 +13,7 @@ from ingestd.capture.wal.continuity import Standing, judge
 from ingestd.capture.wal.server import Server, parse_history
 from ingestd.capture.wal.slot import Slot
 from ingestd.errors import OperatorError, TransientError
-from ingestd.ports import Fresh, Lost, Resumed
+from ingestd.ports import Fresh, LakeLost, Lost, Resumed
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, RegisteredTable, TableState
 from ingestd.schema import TableId
@@ -54,6 +54,7 @@ SLOT = Slot(
     invalid=None,
     failover=False,
     two_phase=False,
+    read_transactions=0,
     keep_size="1GB",
     idle_timeout="1min",
 )
@@ -88,10 +89,44 @@ def test_a_lake_without_rows_that_count_is_fresh() -> None:
         assert judge(other, SETTINGS, committed, where="x") == Fresh()
 
 
-def test_an_empty_lake_beside_a_slot_of_ours_is_doubted() -> None:
-    verdict = judge(FOUND, SETTINGS, Committed(), where="x")
-    assert isinstance(verdict, Fresh)
-    assert "slot 'shop' was read to 0/500, and the lake has nothing" in str(verdict.doubt)
+HALF = RegisteredTable(ORDERS, 1, 1, TableState.SNAPSHOTTING, None, Lsn(1), progress="0-9")
+OTHER_SERVER = replace(FOUND, server=replace(SERVER, system_identifier="8"))
+
+
+@pytest.mark.parametrize(
+    ("found", "committed", "told"),
+    [
+        (FOUND, Committed(), "was read to 0/500, and the lake has nothing of this source"),
+        (FOUND, Committed(lake="another"), "the lake has nothing of this source"),
+        (replace(FOUND, has_publication=False), Committed(), "nothing of this source"),
+        (replace(FOUND, slot=slot(invalid="wal_removed")), Committed(), "nothing of this source"),
+        (replace(FOUND, slot=slot(confirmed="0/501")), lake(), "read to 0/501, and the lake ends"),
+        (replace(FOUND, slot=slot(confirmed="0/501")), lake(tables={ORDERS: HALF}), "older copy"),
+        (
+            replace(FOUND, slot=slot(confirmed="0/501"), has_publication=False),
+            lake(),
+            "older copy",
+        ),
+        (replace(PROMOTED, slot=slot(confirmed="0/800")), lake(), "older copy"),
+        (OTHER_SERVER, lake(), "another source's lake"),
+        (FOUND, lake(origin="7/1/polling"), "another source's lake"),
+    ],
+)
+@pytest.mark.parametrize("who", ["ours", "theirs, and read", "theirs, and never read"])
+def test_a_lake_that_the_slot_was_not_read_into_is_lost(
+    found: Standing, committed: Committed, told: str, who: str
+) -> None:
+    """Of a slot that is not ours to make, only its statistics say that it was read."""
+    settings = SETTINGS.model_copy(update={"manage": who == "ours"})
+    assert found.slot is not None
+    is_read = who == "theirs, and read"
+    found = replace(found, slot=replace(found.slot, read_transactions=int(is_read)))
+    verdict = judge(found, settings, committed, where="x")
+    if who == "theirs, and never read":
+        assert isinstance(verdict, Fresh if committed.has_nothing else Lost)
+    else:
+        assert isinstance(verdict, LakeLost)
+        assert told in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -103,14 +138,13 @@ def test_an_empty_lake_beside_a_slot_of_ours_is_doubted() -> None:
         (FOUND, lake(tables={}), "ours"),
     ],
 )
-def test_a_first_start_is_not_doubted(found: Standing, committed: Committed, who: str) -> None:
+def test_a_first_start_is_no_lost_lake(found: Standing, committed: Committed, who: str) -> None:
     settings = SETTINGS.model_copy(update={"manage": who == "ours"})
     assert judge(found, settings, committed, where="x") == Fresh()
 
 
 def test_a_snapshot_half_done_needs_continuity_as_well() -> None:
-    half = RegisteredTable(ORDERS, 1, 1, TableState.SNAPSHOTTING, None, Lsn(1), progress="0-9")
-    assert "does not exist" in reason(replace(FOUND, slot=None), lake(tables={ORDERS: half}))
+    assert "does not exist" in reason(replace(FOUND, slot=None), lake(tables={ORDERS: HALF}))
 
 
 @pytest.mark.parametrize(
@@ -118,14 +152,14 @@ def test_a_snapshot_half_done_needs_continuity_as_well() -> None:
     [
         (replace(FOUND, slot=None), "slot 'shop' does not exist"),
         (replace(FOUND, has_publication=False), "publication 'shop' does not exist"),
-        (replace(FOUND, slot=slot(confirmed="0/501")), "moved to 0/501, the lake ends at 0/500"),
         (replace(FOUND, slot=slot(invalid="wal_removed")), "max_slot_wal_keep_size = 1GB"),
         (replace(FOUND, slot=slot(invalid="idle_timeout")), "slot_timeout = 1min"),
         (replace(FOUND, slot=slot(invalid="rows_removed")), "hot_standby_feedback"),
         (replace(FOUND, slot=slot(invalid="conflict")), "recovery conflicted"),
         (replace(FOUND, slot=slot(invalid="unfinished", restart=None)), "never made whole"),
         (replace(FOUND, slot=slot(invalid="of_a_later_version")), "of_a_later_version"),
-        (replace(FOUND, server=replace(SERVER, system_identifier="8")), "another server"),
+        (replace(OTHER_SERVER, slot=None), "another server"),
+        (replace(OTHER_SERVER, slot=slot(invalid="wal_removed")), "another server"),
         (replace(FOUND, server=replace(SERVER, timeline=2)), "does not have the lake's timeline"),
         (replace(PROMOTED, slot=None), "it has no slot 'shop' (a standby with sync_repl"),
         (replace(PROMOTED, switched={1: Lsn(0x4FF)}, slot=slot(confirmed="0/4FF")), "never got"),

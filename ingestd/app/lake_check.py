@@ -1,0 +1,50 @@
+"""What `ingestd check` says of the lake and its sources: whether `run` would begin there."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ingestd.app.parts import connector_of, lake_of, storage_options
+from ingestd.checks import CheckLine
+from ingestd.config import Config, SourceSettings
+from ingestd.errors import IngestdError
+from ingestd.ports import LakeLost
+from ingestd.run.known_lake import lake_lost, look
+from ingestd.sink.marker import read_marker
+from ingestd.sink.store import open_store
+
+
+def check_marker(config: Config) -> CheckLine | None:
+    """Say if the lake's marker cannot be read, or is of a newer version. Blocks."""
+    try:
+        read_marker(open_store(config.lake.uri, storage_options(config)))
+    except IngestdError as error:
+        return CheckLine("", f"lake {config.lake.uri}", "fail", error.what, error.remedy)
+    return None
+
+
+async def check_lakes(config: Config) -> list[CheckLine | None]:
+    """Say of which sources the lake is lost. Changes nothing; beside a daemon too."""
+    return await asyncio.gather(*(_check(config, n, s) for n, s in config.sources.items()))
+
+
+async def _check(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
+    connector = connector_of(config, name, settings)
+    lake = lake_of(config, name, is_claimed=False)
+    capture = connector.capture(lake)
+    try:
+        _, verdict = await look(lake, capture)
+    except IngestdError:
+        return None  # the lines of the connection, the server, the slot and the lake say so
+    finally:
+        await lake.close()
+        await capture.close()
+        await connector.close()
+    if not isinstance(verdict, LakeLost):
+        return None
+    error = lake_lost(name, verdict.reason)
+    subject = f"lake {config.lake.uri}"
+    if getattr(settings, "lake_lost", "stop") == "stop":
+        return CheckLine(name, subject, "fail", error.what, error.remedy)
+    detail = f'{error.what}; lake_lost = "resnapshot": all tables are read again'
+    return CheckLine(name, subject, "warn", detail, error.remedy)

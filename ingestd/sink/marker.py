@@ -1,0 +1,120 @@
+"""The marker in a lake's root, `_ingestd.json`: which lake it is, and the format of what is in it.
+
+It is written before anything else, so a folder without one is no lake yet, or is not mounted, or
+was written by a version that made none. It is never overwritten: what it says that cannot be read
+is for a person to judge.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+from ingestd.errors import LakeLostError, OperatorError
+from ingestd.failpoints import reach
+from ingestd.sink.faults import storage_faults
+from ingestd.sink.store import MARKER as NAME
+from ingestd.sink.store import Store
+
+FORMAT = 1
+"""The newest format that this version reads and writes."""
+_MOST_BYTES = 1 << 16
+
+
+def read_marker(store: Store) -> str | None:
+    """Return the lake's id; None if there is no marker. Blocks.
+
+    Raises OperatorError for a newer format and for a damaged marker, and as `storage_faults`.
+    """
+    with storage_faults(store.uri(NAME)):
+        try:
+            size = store.size(NAME)
+            if size is None:
+                return None
+            if size > _MOST_BYTES:
+                raise _damaged(store, f"it has {size} bytes")
+            with store.open(NAME) as file:
+                content = bytes(file.read())
+        except FileNotFoundError:
+            return None  # it was removed meanwhile
+        except OSError as error:
+            if NAME not in store.folders(""):
+                raise
+            raise _damaged(store, "it is a folder") from error
+    return _lake_in(store, content)
+
+
+def write_marker(store: Store, lake: str | None = None) -> str:
+    """Write the marker, durably, where there is none; return the id of the lake that is there.
+
+    `lake`: the id to write, a new one if None. Makes the lake's folder. Blocks. Raises as
+    `read_marker`.
+    """
+    known = read_marker(store)
+    if known is not None:
+        return known
+    chosen = lake or str(uuid.uuid4())
+    content = json.dumps({"format": FORMAT, "lake": chosen}).encode() + b"\n"
+    with storage_faults(store.uri(NAME)):
+        reach("sink.marker.before")
+        store.make_folder("")
+        if store.puts_new:
+            store.put_new(NAME, content)
+        else:  # no conditional put: who wrote last is read back below
+            with store.create(NAME) as file:
+                file.write(content)
+        store.sync("", [])
+        reach("sink.marker.after")
+    written = read_marker(store)
+    if written is None:
+        raise _damaged(store, "it cannot be read back")
+    return written
+
+
+def require_marker(store: Store, lake: str | None = None) -> None:
+    """Raise LakeLostError if the marker is not there, or (`lake`) is another lake's. Blocks.
+
+    Raises as `read_marker` too.
+    """
+    found = read_marker(store)
+    if found is None:
+        raise LakeLostError(
+            f"lake {store.uri('')}: {NAME} is not there: the lake is not mounted, or was removed",
+            remedy="mount the lake, or put it back",
+        )
+    if lake is not None and found != lake:
+        raise LakeLostError(
+            f"lake {store.uri('')}: it is another lake: {NAME} has the id {found}, and had {lake}",
+            remedy="put the lake back, or correct lake.uri",
+        )
+
+
+def _lake_in(store: Store, content: bytes) -> str:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(store, "it is empty" if not content.strip() else "it is not JSON") from error
+    if not isinstance(found, dict):
+        raise _damaged(store, "it is not a JSON object")
+    number = found.get("format")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise _damaged(store, '"format" is not a positive integer')
+    if number > FORMAT:
+        raise OperatorError(
+            f"lake {store.uri('')}: {NAME} has format {number}, and this version of ingestd reads "
+            f"formats up to {FORMAT}: a newer version has written the lake",
+            remedy="run that version, or a newer one; nothing was changed",
+        )
+    lake = found.get("lake")
+    try:
+        return str(uuid.UUID(lake))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged(store, '"lake" is not a UUID') from error
+
+
+def _damaged(store: Store, why: str) -> OperatorError:
+    return OperatorError(
+        f"lake {store.uri('')}: {NAME} is damaged: {why}",
+        remedy=f"put {NAME} back from a copy of the lake. If there is none, and the lake's tables "
+        "are there: remove it, and `ingestd run` writes a new one if the lake fits its sources",
+    )
