@@ -32,6 +32,8 @@ MEANINGS: Mapping[str, str] = {
     " `removed`, `changed` (begun again).",
     "daemon.started": "All is built; the sources begin. `compiled`: whether the part in C is there, which decodes faster.",
     "daemon.stopped": "Every source is closed, after SIGTERM or SIGINT.",
+    "ddl_log.incomplete": "The event triggers of `ddl_log` are missing, disabled, altered or older than this"
+    " daemon's; catalog checks alone are what counts. `remedy` puts it right; nothing else has to be done.",
     "epoch.committed": "An epoch is durable: raw tables and `_epochs`. Of each epoch one line.",
     "epoch.files_left": "An epoch was given up, and its files could not be removed. Nothing reads"
     " them; maintenance does it later.",

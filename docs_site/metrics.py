@@ -33,6 +33,9 @@ _MORE = {
     "ingestd_table_state": "`snapshotting`, `live`, `stopped`, `dropped`.",
     "ingestd_buffer_bytes": "Bounded by `limits.memory`.",
     "ingestd_raw_values": "Nothing is lost: [types](../types.md) says which values these are.",
+    "ingestd_ignored_messages": (
+        "With [`ddl_log`](../ddl.md); whatever they hold, they are left out."
+    ),
     "ingestd_snapshot_progress_ratio": "0 to 1, by the server's estimate; gone when it is read.",
 }
 _PROCESS = """

@@ -85,6 +85,7 @@ class Chunk:
     can't be taken, at most one for each; `batches` lack those changes. `doubts`: captured tables of
     which the stream has shown something that no discovery has judged yet, with the `Table.storage`
     that is recorded before anything beyond this chunk can be confirmed.
+    `ignored_messages`: how many logical messages others wrote.
     """
 
     batches: tuple[TableBatch, ...]
@@ -97,6 +98,7 @@ class Chunk:
     left_out: frozenset[TableId] = frozenset()
     refused: tuple[TableError, ...] = ()
     doubts: Mapping[TableId, str] = field(default_factory=dict)
+    ignored_messages: int = 0
 
     @property
     def transactions(self) -> int:

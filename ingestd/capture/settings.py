@@ -138,6 +138,9 @@ class WalSettings(PostgresSettings):
     commit."""
     before: Literal["key", "full"] = "key"
     """Old rows that come with updates and deletes: key, or full (needs REPLICA IDENTITY FULL)."""
+    ddl_log: Literal["catalog", "event_trigger"] = "catalog"
+    """What tells of DDL beside the changes: catalog checks every `discover_interval`, or event
+    triggers in the database too, which put it into the WAL at its own place (docs/ddl.md)."""
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
     """When the slot is lost: read all tables anew, or stop and wait for a person."""
 
@@ -159,6 +162,11 @@ class WalSettings(PostgresSettings):
     def may_publish(self) -> bool:
         """As `manage` says."""
         return self.manage
+
+    @property
+    def logs_ddl(self) -> bool:
+        """Whether event triggers tell of DDL."""
+        return self.ddl_log == "event_trigger"
 
     @property
     def keeps_old_rows(self) -> bool:

@@ -44,9 +44,9 @@ class StreamedTexts:
         """Accept changes; return whether one has a text that the last reading has not."""
         return sum(map(self._take, batches)) > 0
 
-    def unjudged(self) -> Collection[int]:
+    def unjudged(self) -> frozenset[int]:
         """Return the tables with texts that no reading has judged yet."""
-        return self._new.keys()
+        return frozenset(self._new)
 
     def _take(self, batch: TableBatch) -> bool:
         last = self._last.get(batch.table.oid)

@@ -178,6 +178,7 @@ class CommitsAhead:
         self._span: _Span | None = None
         self._given: _Committed | None = None
         self._is_in_segment = False
+        self._last: int | None = None
 
     def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[Stretch]:
         """Take whole messages, give those that are due. Raises ProtocolError."""
@@ -227,7 +228,7 @@ class CommitsAhead:
         if message[0] == START:
             _, xid, _ = START_FORM.unpack(message)
             if self._given is None:
-                self._given = self._taken(xid, message)
+                self._given, self._last = self._taken(xid, message), None
                 yield self._given.commit.begin()
             self._expect(self._given.commit.xid == xid and not self._is_in_segment, message)
             self._is_in_segment = True
@@ -259,7 +260,8 @@ class CommitsAhead:
         kept = types != ORIGIN
         if not kept.any():
             return
-        messages = without_xids(buffer, starts[kept], ends[kept], types[kept], 0)
+        messages = without_xids(buffer, starts[kept], ends[kept], types[kept], 0, last=self._last)
+        self._last = int(messages.xids[-1])
         starts, ends = messages.starts, messages.ends
         if self._given.undone:
             kept = ~is_from(messages.xids, self._given.undone[-1])

@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 
 BEGIN, COMMIT, RELATION, TRUNCATE = (ord(c) for c in "BCRT")
 INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
+MESSAGE = ord("M")
 
 LENGTHS = {BEGIN: 21, COMMIT: 26}
 """All messages of these types have this length, type byte included."""
@@ -30,7 +31,7 @@ _LEAST_LENGTHS = LENGTHS | {
     DELETE: 8,
     ord("Y"): 7,
     ord("O"): 10,
-    ord("M"): 1,
+    MESSAGE: 1,
     ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it of what it has never sent, to be ignored
 }
 _least = np.full(256, np.iinfo(np.int64).max)

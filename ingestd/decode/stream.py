@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ingestd.changes import Chunk, TableBatch, idle_chunk
 from ingestd.decode.changerows import Changes, captured_bytes, change_batch, change_batches
+from ingestd.decode.logical_messages import TellMessage, tell_messages
 from ingestd.decode.messages import (
     BEGIN,
     COMMIT,
@@ -74,7 +75,7 @@ class StreamDecoder:
     transactions; more than `hold_bytes` of them are given as an open chunk, and so is what comes
     before a buffer of that size. A change of more than `row_limit_bytes`, in columns that are
     captured, is left out, and its table told in `Chunk.refused`. `tell_partition` is called again
-    and again. One thread at a time.
+    and again, `tell_message` before the chunk is given. One thread at a time.
     """
 
     def __init__(
@@ -82,11 +83,14 @@ class StreamDecoder:
         resolve: Resolve,
         *,
         tell_partition: TellPartition = lambda *_: None,
+        tell_message: TellMessage = lambda *_: False,
         hold_bytes: int = 8 << 20,
         row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> None:
         self._resolve = resolve
         self._tell_partition = tell_partition
+        self._tell_message = tell_message
+        self._ignored = 0
         self._hold_bytes = hold_bytes
         self._row_limit_bytes = row_limit_bytes
         self._refused: dict[TableId, TableError] = {}
@@ -212,6 +216,7 @@ class StreamDecoder:
         counts = np.zeros(len(messages), np.int64)
         found = list(self._find(messages, transactions, counts))
         self._find_partitions(messages, transactions)
+        self._ignored += tell_messages(messages, transactions, self._tell_message)
         total = np.cumsum(counts)
         # what was counted before each transaction began; of the open one, less than nothing
         carried = 0 if self._open is None else self._open.changes
@@ -238,6 +243,7 @@ class StreamDecoder:
         elif not (batches or self._refused):
             return None
         refused, self._refused = tuple(self._refused.values()), {}
+        ignored, self._ignored = self._ignored, 0
         with_changes = np.flatnonzero(captured > 0)
         ended = transactions.ended[captured[transactions.ended] > 0]
         first = Lsn(int(transactions.commit_lsns[with_changes[0]])) if len(with_changes) else None
@@ -249,6 +255,7 @@ class StreamDecoder:
             commit_times=transactions.commit_times[ended],
             nbytes=sum(b.nbytes for b in batches),
             refused=refused,
+            ignored_messages=ignored,
         )
 
     def _find(

@@ -25,6 +25,10 @@ that goes lies at the end of the spool: the messages after the last one with an 
 descendant's abort is told first and an ancestor's message lies behind it, nothing goes yet: the
 ancestor is named by the same abort record, and so next.) A subscriber does the same by offsets.
 
+**Logical messages.** They alone carry the id of the whole transaction (pgoutput_message). Each is
+taken for one of the sub-transaction that wrote before it, so that it keeps nothing that is undone;
+one that a sub-transaction began with may stay when that is undone.
+
 **RELATION messages.** The server remembers for each relation what it has told, apart for each
 streamed transaction: there it tells it anew before the first change, forgets that after the abort
 of any of its sub-transactions (the message may have gone with it, or told of DDL that is undone),
@@ -45,7 +49,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.messages import RELATION, Ints
+from ingestd.decode.messages import MESSAGE, RELATION, Ints
 from ingestd.errors import ProtocolError
 
 START, STOP, STREAM_COMMIT, ABORT = (ord(c) for c in "SEcA")
@@ -188,6 +192,7 @@ class CommitOrder:
         self._spool = spool
         self._segment: int | None = None
         self._open: set[int] = set()
+        self._last: dict[int, int] = {}
         self._sent = 0
         self._newest = NewestRelations()
 
@@ -231,7 +236,9 @@ class CommitOrder:
         with_xid = types != ORIGIN
         if with_xid.any():
             starts, ends, types = starts[with_xid], ends[with_xid], types[with_xid]
-            messages = without_xids(buffer, starts, ends, types, number)
+            last = self._last.get(self._segment)
+            messages = without_xids(buffer, starts, ends, types, number, last=last)
+            self._last[self._segment] = int(messages.xids[-1])
             self._spool.append(self._segment, messages)
 
     def _control(self, message: bytes) -> Iterator[Stretch]:
@@ -259,6 +266,7 @@ class CommitOrder:
         _, xid, is_first = START_FORM.unpack(message)
         if is_first:
             self._spool.drop(xid)
+            self._last.pop(xid, None)
             self._open.add(xid)
         elif xid not in self._open:
             msg = f"a segment of transaction {xid}, which has not begun"
@@ -288,25 +296,45 @@ class CommitOrder:
 
     def _close(self, xid: int) -> None:
         self._open.discard(xid)
+        self._last.pop(xid, None)
         if not self._open:  # whatever begins from here on tells of its relations later than all
             self._newest.clear()
 
 
 def without_xids(
-    buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8], number: int
+    buffer: bytes,
+    starts: Ints,
+    ends: Ints,
+    types: NDArray[np.uint8],
+    number: int,
+    *,
+    last: int | None = None,
 ) -> OpenMessages:
-    """Give messages of a segment as they are outside of one. Raises ProtocolError."""
+    """Give messages of a segment as they are outside of one. Raises ProtocolError.
+
+    `last`: the sub-transaction of the message before them, if there is one.
+    """
     if not _HAS_XID[types].all() or (ends - starts <= 1 + _XID_BYTES).any():
         msg = "unknown or malformed message in a segment of an open transaction"
         raise ProtocolError(msg)
     words = np.ndarray((len(buffer) - 3,), ">u4", buffer, 0, (1,))
-    xids = words[starts + 1].astype(np.uint32)
+    xids = _by_writer(words[starts + 1].astype(np.uint32), types, last)
     starts = starts + _XID_BYTES
     first, last = int(starts[0]), int(ends[-1])
     data = np.frombuffer(buffer, np.uint8, last - first, first).copy()
     data[starts - first] = types  # the type moves up to the content: nothing else has to
     data.setflags(write=False)
     return OpenMessages(data.data, starts - first, ends - first, xids, number)
+
+
+def _by_writer(xids: Xids, types: NDArray[np.uint8], last: int | None) -> Xids:
+    """Give the ids with those of logical messages replaced by that of the message before each."""
+    is_logical = types == MESSAGE
+    if not is_logical.any():
+        return xids
+    before = np.maximum.accumulate(np.where(is_logical, -1, np.arange(len(xids))))
+    first = xids[0] if last is None else np.uint32(last)
+    return np.where(before < 0, first, xids[np.maximum(before, 0)])
 
 
 def _joined(*messages: bytes) -> Stretch:

@@ -74,6 +74,7 @@ class Metrics:
         self._decode = self._counter("decode_seconds", "Time spent on decoding.")
         self._restarts = self._counter("restarts", "Times a source started anew.", "reason")
         self._raw = self._counter("raw_values", "Values kept as text in _cdc_raw.", "table")
+        self._ignored = self._counter("ignored_messages", "Logical messages that others wrote.")
         self._joined = self._counter("joined_files", "Small files that maintenance joined.")
         self._removed = self._counter("removed_files", "Files that maintenance removed.")
         self._not_maintained = self._counter("maintenance_failures", "Looks that failed.")
@@ -139,6 +140,11 @@ class Metrics:
     def decoded(self, source: str, seconds: float) -> None:
         """Add time spent on decoding."""
         self._decode.labels(source).inc(seconds)
+
+    def ignored(self, source: str, count: int) -> None:
+        """Count logical messages that are not the event triggers'."""
+        if count:
+            self._ignored.labels(source).inc(count)
 
     def buffered(self, source: str, nbytes: int) -> None:
         """Take how many bytes are received and not durable yet."""

@@ -257,6 +257,7 @@ class Watch(TableWatch):
         self._status.received(chunk.position)
         self._metrics.received(self.source, chunk.position)
         self._metrics.decoded(self.source, chunk.decode_s)
+        self._metrics.ignored(self.source, chunk.ignored_messages)
         self._metrics.buffered(self.source, epoch.nbytes)
 
     def committed(

@@ -56,6 +56,8 @@ from ingestd.row_limit import row_limit_bytes
 from ingestd.schema import Table, TableId
 from ingestd.visibility import Visibility
 
+DDL_PATIENCE_S = 0.2
+"""Until the catalog is checked again for DDL that the last check did not see."""
 SIZE_PATIENCE_S = 1.0
 """How long a table's size may wait for who holds the table."""
 
@@ -85,7 +87,12 @@ class WalCapture:
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._tables = SourceTables(settings, told)
-        self._relations = Relations(self._describe, settings.streams, self._tables.told.partition)
+        self._relations = Relations(
+            self._describe,
+            settings.streams,
+            self._tables.told.partition,
+            self._tables.take_ddl,
+        )
         self._delivery = Delivery(
             source,
             settings,
@@ -136,7 +143,15 @@ class WalCapture:
 
     async def _have_changed(self) -> bool:
         with self._control.errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
-            return await self._tables.have_changed()
+            if self._settings.logs_ddl:
+                control = await self._control.connection()
+                if await self._tables.ddl_log_changed(control):
+                    return True
+            has_changed = await self._tables.have_changed()
+            if self._tables.told.ddl.awaits:  # a commit is in the WAL before others see it
+                loop = asyncio.get_running_loop()
+                loop.call_later(DDL_PATIENCE_S, self._relations.noticed.set)
+            return has_changed
         return False  # a table that is locked for long is looked at later
 
     async def continuity(self, committed: Committed) -> Continuity:

@@ -76,6 +76,7 @@ class CatchUpPolicy:
     stream until then. `drained`: how many backlogs were.
     `takes_open`: of transactions that do not fit its memory the server may give segments before
     their commit; `open_bytes`: in parts of so much WAL or more, as smaller ones hardly have such.
+    `messages`: logical messages come too.
     """
 
     above_bytes: int
@@ -86,6 +87,7 @@ class CatchUpPolicy:
     drained: int = 0
     takes_open: bool = True
     open_bytes: int = 256 << 20
+    messages: bool = False
     monotonic: Callable[[], float] = time.monotonic
     paused_until_s: float = -inf
 
@@ -179,7 +181,12 @@ class CatchUp:
                 try:
                     slots.append(
                         await DrainSlot.open(
-                            dsn, slot, publication, policy.packing, lineage=lineage
+                            dsn,
+                            slot,
+                            publication,
+                            policy.packing,
+                            lineage=lineage,
+                            messages=policy.messages,
                         )
                     )
                 except psycopg.OperationalError:  # no free slot or connection

@@ -85,5 +85,6 @@ class WalFactory:
             config.catch_up_above if above_bytes is None else above_bytes,
             slots=config.catch_up_slots,
             part_bytes=config.catch_up_part,
+            messages=config.logs_ddl,
         )
         return WalConnector(source, config, memory_bytes=memory_bytes, catch_up=catch_up)

@@ -85,6 +85,7 @@ class Delivery:
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
         self._publication = settings.publication
+        self._logs_ddl = settings.logs_ddl
         self._relations = relations
         self._memory_bytes = memory_bytes
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
@@ -209,6 +210,7 @@ class Delivery:
                 start,
                 max(self._slot_at, self._confirmed),
                 takes_open=takes_open,
+                messages=self._logs_ddl,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
                 lineage=self._lineage,
@@ -415,6 +417,7 @@ class Delivery:
         self._decoder = StreamDecoder(
             self._relations.resolve,
             tell_partition=self._relations.tell_partition,
+            tell_message=self._relations.tell_ddl,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
         )

@@ -18,17 +18,19 @@ from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
 from ingestd.capture.streamed_texts import read_at
+from ingestd.capture.wal.ddl_log import DdlEvent
+from ingestd.capture.wal.ddl_script import DdlLogFault, ddl_log_fault
 from ingestd.capture.wal.labels import EnumColumns, enum_columns, unknown_labels
 from ingestd.capture.wal.publication import add_statement
 from ingestd.capture.wal.server import Server
 from ingestd.capture.wal.told import Tellings
 from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
-from ingestd.decode.types import BUILT_IN
+from ingestd.decode.types import BUILT_IN, Types
 from ingestd.errors import TableError
 from ingestd.ports import Discovery, Refused
 from ingestd.positions import ZERO, Lsn
-from ingestd.recorded import RegisteredTable
+from ingestd.recorded import Notice, RegisteredTable
 from ingestd.schema import Table, TableId
 
 Known = Mapping[TableId, RegisteredTable]
@@ -65,6 +67,7 @@ class SourceTables:
         self._replaced: set[int] = set()
         self._rewritten: set[int] = set()
         self._mended = ""
+        self._ddl_fault: DdlLogFault | None = None
         self._is_told = True
         self._enums: dict[int, EnumColumns] = {}
         self._awaited: dict[int, _Awaited] = {}
@@ -83,12 +86,11 @@ class SourceTables:
         self._definitions.take_departed(departed)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
         self.told.read(read_at(known.values()))
+        self.told.ddl.read(read_at(known.values()))
         # As it is now: what is told while tables are looked at is for the next look.
-        told = self.told.by(catalog.seen)
+        told, by_ddl = self.told.by(catalog.seen), self.told.ddl.by(catalog.seen)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
-        rewritten = {}
-        interrupted = {}
-        seen = {}
+        interrupted, rewritten, seen = {}, {}, {}
         async with self._looks.looking() as comparison:
             for row in catalog.rows:
                 found = self._described(row, catalog, server.role)
@@ -102,7 +104,8 @@ class SourceTables:
                 now = _first(now, known.get(row.id)) if then is None else now.after(then)
                 now = told.without_changed(row.oid, await comparison.with_empty(now))
                 quiet = self._quiet(row.oid, then, now, catalog)
-                reason = _rekeyed(found, then, known.get(row.id))
+                reason = by_ddl.get(row.oid) if row.id in known else None
+                reason = reason or _rekeyed(found, then, known.get(row.id))
                 then = then and replace(then, files={**then.files, **quiet})
                 reason = reason or await comparison.difference(row.oid, then, now)
                 reason = reason or told.difference(row.oid, now, then)
@@ -111,22 +114,17 @@ class SourceTables:
                     rewritten[row.id] = reason
                     self._rewritten.add(row.oid)
                 now = seen[row.oid] = told.taken(row.oid, now)
-                # Else the next run would find the same files again that are not those recorded.
-                with_files = row.oid in self._rewritten
-                storage = to_record(
-                    self._settled(row.oid, now), row.oid, known.get(row.id), files=with_files
-                )
+                storage = self._storage_to_record(row, now, known.get(row.id))
                 accepted.append(replace(found, storage=storage))
         # Only now: what differs would else be forgotten where looking at it failed.
         self._looks.keep(seen)
         self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
         self.told.forget(told, catalog.seen, seen, voided)
-        self._enums = {
-            oid: enum_columns(now, [c.type_oid for c in catalog.columns[oid]], types)
-            for oid, now in seen.items()
-            if now.types
-        }
+        self._enums = _enums_of(catalog, seen, types)
+        looked_at = {t.oid: (t.id, seen[t.oid]) for t in accepted}
+        self.told.ddl.looked(looked_at, catalog.seen, voided)
+        self._ddl_fault = await self._find_ddl_fault(catalog, connection)
         texts = {oid: now.texts for oid, now in seen.items()}
         self.texts.read(texts, catalog.seen, voided, read_at(known.values()))
         self._catalog, self.departed = catalog, departed
@@ -142,7 +140,7 @@ class SourceTables:
             catalog.seen,
             self._doubts(),
             frozenset(departed),
-            unmatched_notices(self._settings, catalog.present),
+            (*unmatched_notices(self._settings, catalog.present), *self._notices()),
         )
 
     async def have_changed(self) -> bool:
@@ -154,6 +152,8 @@ class SourceTables:
             return True
         catalog = await read_catalog(self._settings)
         told = self.told.by(catalog.seen)
+        if self.told.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
+            return True
         return (
             catalog != self._catalog
             or self.texts.has_news(catalog.seen)
@@ -163,6 +163,30 @@ class SourceTables:
                 if (last := self._looks.last(row.oid, None)) is not None
             )
         )
+
+    def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
+        """Take what an event trigger wrote; see `DdlLog.record`."""
+        return self.told.ddl.record(event, lsn, xid, self._settings.streams)
+
+    async def ddl_log_changed(self, connection: AsyncConnection[Any]) -> bool:
+        """Whether the event triggers are not as they were at the last discovery."""
+        return await self._find_ddl_fault(self._catalog, connection) != self._ddl_fault
+
+    async def _find_ddl_fault(
+        self, catalog: Catalog, connection: AsyncConnection[Any]
+    ) -> DdlLogFault | None:
+        if not self._settings.logs_ddl:
+            return None
+        # Before it is published no table has triggers for TRUNCATE: then it is read first.
+        published = [row.oid for row in catalog.rows if row.id in catalog.published]
+        return await ddl_log_fault(connection, published)
+
+    def _notices(self) -> tuple[Notice, ...]:
+        fault = self._ddl_fault
+        if fault is None:
+            return ()
+        what = f'ddl_log = "event_trigger": {fault.what}; catalog checks alone are what counts'
+        return (Notice("ddl_log.incomplete", what, fault.remedy),)
 
     async def take_publication(self) -> bool:
         """Take what we did to the publication ourselves; what others did is found as changed.
@@ -258,6 +282,11 @@ class SourceTables:
             del self._awaited[oid]
         return quiet
 
+    def _storage_to_record(self, row: TableRow, now: Storage, known: RegisteredTable | None) -> str:
+        # Else the next run would find the same files again that are not those recorded.
+        with_files = row.oid in self._rewritten
+        return to_record(self._settled(row.oid, now), row.oid, known, files=with_files)
+
     def _settled(self, oid: int, now: Storage) -> Storage:
         """Return what `_tables` is to have: with the former files of what is awaited."""
         awaited = self._awaited.get(oid)
@@ -314,6 +343,16 @@ class SourceTables:
         if is_wider(table, catalog.columns.get(table.oid, ()), known):
             return "columns were not captured before"
         return None
+
+
+def _enums_of(
+    catalog: Catalog, seen: Mapping[int, Storage], types: Types
+) -> dict[int, EnumColumns]:
+    return {
+        oid: enum_columns(now, [c.type_oid for c in catalog.columns[oid]], types)
+        for oid, now in seen.items()
+        if now.types
+    }
 
 
 def _rekeyed(table: Table, then: Storage | None, known: RegisteredTable | None) -> str | None:

@@ -34,6 +34,7 @@ from ingestd.capture.wal.drain_queries import (
     OPEN_OPTIONS,
     OPTIONS,
     SINGLE,
+    WITH_MESSAGES,
 )
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.server import refuse_other
@@ -120,21 +121,33 @@ class DrainSlot:
         packing: Packing,
         *,
         is_packed: bool,
+        messages: bool = False,
     ) -> None:
         self._connection = connection
         self._name = name
         self._publication = publication
         self._packing = packing
         self._is_packed = is_packed
+        self._messages = messages
         self._copy = CopyOut(connection) if is_packed else SocketCopy(connection)
         self._has_open = False
         self._position = self._restart = Lsn(0)
 
     @classmethod
     async def open(
-        cls, dsn: str, slot: str, publication: str, packing: Packing, *, lineage: str
+        cls,
+        dsn: str,
+        slot: str,
+        publication: str,
+        packing: Packing,
+        *,
+        lineage: str,
+        messages: bool = False,
     ) -> DrainSlot:
-        """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`."""
+        """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
+
+        `messages`: logical messages come too.
+        """
         connection = await connect(dsn)
         try:
             name = temporary_name(slot, "catch_up")
@@ -153,7 +166,9 @@ class DrainSlot:
             )
             await reach_async("capture.slot_copy.after", cut_off)
             packing.is_used = is_packed = not await is_plain(connection)
-            drain = cls(connection, name, publication, packing, is_packed=is_packed)
+            drain = cls(
+                connection, name, publication, packing, is_packed=is_packed, messages=messages
+            )
             await drain._look()
         except BaseException:
             await connection.close()
@@ -217,11 +232,12 @@ class DrainSlot:
         await self._copy.close()
 
     def _query(self, part: Part) -> sql.Composed:
+        options = OPEN_OPTIONS if self._has_open else OPTIONS
         changes = CHANGES.format(
             slot=sql.Literal(self._name),
             upto=sql.Literal(str(part.end)),
             most=sql.Literal(part.most_messages or None),
-            options=OPEN_OPTIONS if self._has_open else OPTIONS,
+            options=options + WITH_MESSAGES if self._messages else options,
             # a list of identifiers, which the server unquotes
             publication=sql.Literal(sql.Identifier(self._publication).as_string(None)),
         )

@@ -30,6 +30,7 @@ from ingestd.capture.server_room import SENDERS, SLOTS, demand_of, room_lines
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.tls import check_line
+from ingestd.capture.wal.ddl_script import REMEDY, ddl_log_fault, script
 from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
@@ -83,8 +84,28 @@ async def _look(
         tables = await _tables(connection, reading, settings, server, found)
     await _publication(connection, settings, server, tables, found)
     holder = await _room(connection, source, settings, server, found)
+    if settings.logs_ddl:
+        sent = await published(connection, settings.publication, server.version)
+        await _ddl_log(connection, [t.oid for t in tables if t.id in sent], found)
     slot = await find_slot(connection, settings.slot)
     _slot(slot, settings, server, found, holder)
+
+
+async def _ddl_log(
+    connection: AsyncConnection[Any], tables: Sequence[int], found: Findings
+) -> None:
+    """Look for the event triggers; the remedy is the script, to be pasted."""
+    fault = await ddl_log_fault(connection, tables)
+    if fault is None:
+        found.note("ddl_log", "ok", "event triggers and triggers for TRUNCATE are in place")
+        return
+    remedy = script() if fault.remedy == REMEDY else fault.remedy
+    found.note(
+        "ddl_log",
+        "warn",
+        f"{fault.what}: catalog checks alone are what counts",
+        remedy,
+    )
 
 
 def _server(server: Server, found: Findings) -> None:

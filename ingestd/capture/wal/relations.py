@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
+from ingestd.capture.wal.ddl_log import DdlEvent, parse
 from ingestd.decode.relation import Relation
 from ingestd.errors import TableError
 from ingestd.positions import Lsn
@@ -15,6 +16,9 @@ Describe = Callable[[Relation, TableId], Awaitable[Table]]
 
 TakePartition = Callable[[int, int, Lsn, int], bool]
 """Takes what `TellPartition` takes. Says whether the catalog is to be looked at."""
+
+TakeDdl = Callable[[DdlEvent, Lsn, int], bool]
+"""Takes an event, where its transaction commits, and its id; says the same."""
 
 
 class Relations:
@@ -31,9 +35,11 @@ class Relations:
         describe: Describe,
         is_wanted: Callable[[TableId], bool],
         take_partition: TakePartition,
+        take_ddl: TakeDdl = lambda *_: False,
     ) -> None:
         self._describe = describe
         self._take_partition = take_partition
+        self._take_ddl = take_ddl
         self._is_wanted = is_wanted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: dict[int, Table] = {}
@@ -75,6 +81,13 @@ class Relations:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._told_partition, oid, table, lsn, xid)
 
+    def tell_ddl(self, content: bytes, lsn: Lsn, xid: int) -> bool:
+        """Have the loop take an event; False if the message is none. For the decoder's thread."""
+        event = parse(content)
+        if event is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._told_ddl, event, lsn, xid)
+        return event is not None
+
     async def close(self) -> None:
         """End what is being looked up: whoever waits for it gets CancelledError. Twice is fine."""
         self._loop = None
@@ -84,6 +97,10 @@ class Relations:
 
     def _told_partition(self, oid: int, table: int, lsn: Lsn, xid: int) -> None:
         if self._take_partition(oid, table, lsn, xid):
+            self.noticed.set()
+
+    def _told_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> None:
+        if self._take_ddl(event, lsn, xid):
             self.noticed.set()
 
     async def _look_up(self, relation: Relation) -> Table | None:

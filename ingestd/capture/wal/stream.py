@@ -76,10 +76,18 @@ class ReplicationStream:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(
-        self, slot: str, publication: str, after: Lsn, confirmed: Lsn, *, takes_open: bool = False
+        self,
+        slot: str,
+        publication: str,
+        after: Lsn,
+        confirmed: Lsn,
+        *,
+        takes_open: bool = False,
+        messages: bool = False,
     ) -> None:
         """Send the command and begin to read."""
         protocol = "proto_version '2', streaming 'on'" if takes_open else "proto_version '1'"
+        protocol += ", messages 'true'" if messages else ""
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {})").format(
             sql.Identifier(slot),
             sql.SQL(str(after)),
@@ -206,6 +214,7 @@ async def open_stream(
     *,
     lineage: str,
     takes_open: bool = False,
+    messages: bool = False,
     where: str,
     limits: StreamLimits,
 ) -> ReplicationStream:
@@ -213,8 +222,8 @@ async def open_stream(
 
     `confirmed` is what the first status update tells: a durable position, not above `after`.
     `takes_open`: large transactions are to be sent while they are open (`decode.streamed`).
-    `lineage`: see `refuse_other`. Raises TransientError (the slot is active for another pid, the
-    server is away), OperatorError.
+    `messages`: logical messages come too. `lineage`: see `refuse_other`. Raises TransientError (the
+    slot is active for another pid, the server is away), OperatorError.
     """
     await reach_async("capture.stream_begin.before")
     try:
@@ -235,7 +244,9 @@ async def open_stream(
         raise
     try:
         try:
-            await stream.start(slot, publication, after, confirmed, takes_open=takes_open)
+            await stream.start(
+                slot, publication, after, confirmed, takes_open=takes_open, messages=messages
+            )
         except OperatorError as error:
             if isinstance(error.__cause__, psycopg.errors.UndefinedObject):
                 raise vanished_slot(slot) from error

@@ -22,6 +22,7 @@ import numpy as np
 from ingestd.capture.evidence import reads_alike
 from ingestd.capture.storage import Storage, digest
 from ingestd.capture.streamed_texts import StreamedTexts
+from ingestd.capture.wal.ddl_log import DdlLog
 from ingestd.decode.relation import Relation
 from ingestd.positions import ZERO, Lsn
 from ingestd.visibility import Visibility
@@ -109,9 +110,11 @@ class Tellings:
     recorded as empty; `_quiet`: those that were empty at two looks although their file was replaced
     in between, with the second look; `_emptied`: those of them that changed before it. `_labels`:
     by the table's OID, labels of enums that no look had seen, each with the last transaction that
-    wrote it. `texts`: those of values that refer to objects.
+    wrote it. `texts`: those of values that refer to objects. `ddl`:
+    what event triggers told.
     """
 
+    ddl: DdlLog = field(default_factory=DdlLog)
     _columns: dict[int, _Columns] = field(default_factory=dict)
     _partitions: dict[tuple[int, int], int] = field(default_factory=dict)
     _had: dict[tuple[int, int], Visibility] = field(default_factory=dict)
@@ -218,7 +221,8 @@ class Tellings:
         """Return the tables of which the stream showed something that is still to be judged."""
         came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
         emptied = {table for _, table in self._emptied}
-        return frozenset({*self._columns, *came, *emptied, *self._labels, *self.texts.unjudged()})
+        told = {*self._columns, *came, *emptied, *self._labels}
+        return frozenset(told | self.texts.unjudged() | self.ddl.unjudged())
 
     def forget(
         self,
