@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
-.PHONY: help demo test test-thorough test-long matrix soak soak-leaks fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
+.PHONY: help demo test test-thorough test-long matrix soak soak-leaks histories fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -44,6 +44,9 @@ soak: $(VENV)/.dev ## Kill daemon, Postgres, connections at random (MINUTES=10 S
 
 soak-leaks: $(VENV)/.dev ## A steady load for long (MINUTES=60): do memory, files, threads, tasks grow?
 	@$(BIN)/python -m tests.soak.leaks --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+histories: $(VENV)/.dev ## Random DML and DDL between kills and checks of the catalog (N=2000 SERVER=15 SEED=n DDL_LOG=catalog)
+	@$(BIN)/python -m tests.histories --count $(or $(N),2000) --server $(or $(SERVER),15) $(if $(SEED),--seed $(SEED)) --ddl-log $(or $(DDL_LOG),catalog) $(ARGS)
 
 fuzz: $(VENV)/.dev ## Fuzz the decoder, guided by coverage (SECONDS=60 for each target; needs atheris)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) -e '.[fuzz]'

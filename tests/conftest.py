@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 _FAILED = pytest.StashKey[bool]()
-_TIERS = ("spark", "faults", "soak", "browser", "deploy", "integration", "contract")
+_TIERS = ("spark", "faults", "histories", "soak", "browser", "deploy", "integration", "contract")
 """In the order in which they are begun; then all others."""
 
 

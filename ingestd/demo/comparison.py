@@ -53,9 +53,11 @@ SELECT a.attname FROM pg_index i
 CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
 JOIN pg_class c ON c.oid = i.indrelid
-WHERE i.indrelid = %s::regclass AND i.indimmediate
-  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END ORDER BY k.n"""
+WHERE i.indrelid = %s::regclass
+  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+  AND i.indimmediate ORDER BY k.n"""
 
+_IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass"
 _CONFIRMED = """
 SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"""
 _POSITION = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
@@ -94,7 +96,10 @@ def source_columns(connection: Connection, table: TableId) -> list[str]:
 
 
 def source_key(connection: Connection, table: TableId) -> list[str]:
-    """List the columns rows are told apart by, in key order: replica identity index or key."""
+    """List the columns rows are told apart by, in key order: replica identity index or key.
+
+    A deferrable key tells them apart at the end of a transaction only.
+    """
     return [row[0] for row in connection.execute(_KEY, [_quoted(connection, table)])]
 
 
@@ -107,7 +112,12 @@ def source_rows(connection: Connection, table: TableId, columns: Sequence[str]) 
         )
         for name in columns
     )
-    query = sql.SQL("SELECT {} FROM {}").format(each, sql.Identifier(table.schema, table.name))
+    # What inherits from a table is a table beside it; a partitioned table has its partitions' rows.
+    is_partitioned = _one(connection, _IS_PARTITIONED, _quoted(connection, table))
+    only = sql.SQL("" if is_partitioned else "ONLY ")
+    query = sql.SQL("SELECT {} FROM {}{}").format(
+        each, only, sql.Identifier(table.schema, table.name)
+    )
     with connection.transaction():
         for setting in _SETTINGS:
             connection.execute(setting.replace("SET", "SET LOCAL", 1).encode())
