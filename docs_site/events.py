@@ -47,6 +47,10 @@ MEANINGS: Mapping[str, str] = {
     "lake.file_set_aside": "A power cut left a file half written; what it held comes again.",
     "lake.foreign_commit": "Another program wrote to a raw table. Stop it, then have the table read"
     " anew.",
+    "claim.not_ended": "A session that the last holder of the claim left can't be ended by this role:"
+    " it may keep the slot until the server gives it up.",
+    "claim.session_ended": "A session that the last holder of the claim left at the slot was ended,"
+    " `pid` its process: that daemon was frozen, cut off or killed.",
     "lake.taken_over": "Another slot, or database that is polled, wrote this lake last. Its daemon"
     " stops, if it runs; a slot keeps WAL until somebody drops it.",
     "maintenance.done": "Small files were joined, old ones removed.",

@@ -24,9 +24,10 @@ WAIT_S = 2.0
 """How long to wait for a second session: in session mode it may have to be a free one."""
 TRIES = 3
 
-# A pid may be another process's by now; and several servers may have one address.
+# A pid may be another process's by now; and several servers may have one address. As a number: the
+# text of a time depends on settings.
 _PROCESS = """
-SELECT pid, backend_start::text
+SELECT pid, (extract(epoch FROM backend_start) * 1000000)::pg_catalog.int8
   FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())
 """
 _NO_TRANSACTIONS = "transaction blocks not allowed"

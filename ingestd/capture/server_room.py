@@ -11,7 +11,7 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
-from ingestd.capture.claim_holder import claim_holder
+from ingestd.capture.claiming import claim_holder
 from ingestd.capture.faults import FREE_A_CONNECTION, FREE_A_SENDER, FREE_A_SLOT
 from ingestd.capture.findings import Findings
 from ingestd.checks import CheckLine

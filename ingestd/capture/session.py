@@ -13,51 +13,29 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.claiming import member_lock
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import is_understood
+from ingestd.capture.pinned import (
+    ENCODING,
+    SETTINGS,
+    UNTIMED,
+    as_options,
+    differing,
+    differing_reports,
+    not_pinned,
+    pinning,
+    refused_setting,
+)
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.capture.refusals import named
 from ingestd.capture.tls import Transport, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
+from ingestd.errors import OperatorError
 
-SETTINGS: Mapping[str, str] = {
-    "DateStyle": "ISO",
-    "TimeZone": "UTC",
-    "IntervalStyle": "iso_8601",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    # Rows that a policy would hide are an error, never silently missing.
-    "row_security": "off",
-    # A default of the role or database must not end a long COPY or drop an exported snapshot.
-    "idle_in_transaction_session_timeout": "0",
-    # Others would have publications refused, or a snapshot wait or be refused (on a standby).
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    "default_transaction_isolation": "read committed",
-    # A name is written with its schema, and quoted, where these have it so; money as in C.
-    "search_path": '"$user", public',
-    "quote_all_identifiers": "off",
-    "lc_monetary": "C",
-    # A COPY of many columns looks expensive, and compiling it costs more than it gains.
-    "jit": "off",
-}
-"""Pinned on every connection, so that a value has the same text wherever it is read."""
-
-# Not every server has them (14 and 17 brought them), and one that has not refuses the connection.
-_UNTIMED = ("idle_session_timeout", "transaction_timeout")
-"""The claim idles for long; a snapshot, and decoding a large transaction, last long."""
-_MARK = "ingestd.options"
-"""Set with the others: a pooler may leave them all out, and say nothing."""
-# None is set if the options have not arrived.
-_NO_TIMEOUTS = sql.SQL(
-    "SELECT pg_catalog.pg_backend_pid(), {server},"
-    " (SELECT count(pg_catalog.set_config(name, '0', false)) FROM pg_catalog.pg_settings"
-    " WHERE name = ANY({}) AND pg_catalog.current_setting({}, true) = 'on')"
-).format(list(_UNTIMED), _MARK, server=sql.SQL(SERVER))
-_ALL = sql.SQL(
-    "SELECT pg_catalog.set_config(s.name, s.value, false)"
-    " FROM unnest({}::text[], {}::text[]) AS s(name, value)"
-    " JOIN pg_catalog.pg_settings p ON p.name = s.name"
+# Nothing is locked where nothing was set: the session may be others'.
+_WHO = sql.SQL(
+    f"(SELECT {{member}} WHERE EXISTS (SELECT FROM made)), pg_catalog.pg_backend_pid(), {SERVER}"  # noqa: S608 - a constant
 )
 
 MAX_NAME_BYTES = 63
@@ -85,13 +63,16 @@ async def connect(
     replication: bool = False,
     statement_timeout_s: float = 0,
     lock_timeout_s: float = 0,
+    claim: str | None = None,
 ) -> WatchedConnection:
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
     A timeout of 0 means none. The settings go with the startup message, after any `options` of the
-    DSN (or PGOPTIONS), so they hold for replication connections too. A pooler that takes no
-    `options` there gets them as statements, if the session is ours alone. Raises psycopg.Error, for
-    `classify`; OperatorError if the DSN can't be read, or for a pooler in transaction mode.
+    DSN (or PGOPTIONS), and are set and checked by the first statement (`ingestd.capture.pinned`). A
+    pooler that takes no `options` there gets them by statement alone, if the session is ours alone.
+    Raises psycopg.Error, for `classify`; OperatorError if the DSN can't be read, for a pooler in
+    transaction mode, and where a setting does not hold. `claim`: the holder of the claim of that
+    name connects; who holds it next ends the session, if it is still there.
     """
     parameters = parameters_of(dsn)
     settings = {
@@ -104,7 +85,8 @@ async def connect(
     if replication:
         parameters["replication"] = "database"
         parameters["application_name"] = stream_name(parameters["application_name"])
-    connection = await _open(parameters, own, settings, is_pooled=not (own or replication))
+    is_pooled = not (own or replication)
+    connection = await _open(parameters, own, settings, claim, is_pooled=is_pooled)
     try:
         await connection.set_autocommit(autocommit)
     except BaseException:
@@ -134,46 +116,94 @@ async def end_without_client(connection: AsyncConnection[Any]) -> None:
 
 
 async def _open(
-    parameters: Mapping[str, Any], own: str, settings: Mapping[str, str], *, is_pooled: bool
+    parameters: Mapping[str, Any],
+    own: str,
+    settings: Mapping[str, str],
+    claim: str | None,
+    *,
+    is_pooled: bool,
 ) -> WatchedConnection:
     """Connect, in autocommit; `is_pooled`: without `options`, where these are refused."""
-    pinned = " ".join(
-        f"-c {name}={value.replace(' ', chr(92) + ' ')}"
-        for name, value in {**settings, _MARK: "on"}.items()
-    )
-    options = f"{own} {pinned}".strip()
+    options = f"{own} {as_options(settings)}".strip()
     # A walsender takes the simple query protocol only: nothing may be prepared there.
     plain: dict[str, Any] = {**parameters, "autocommit": True, "prepare_threshold": None}
     try:
         connection = await WatchedConnection.connect(**plain, options=options)
     except psycopg.OperationalError as error:
+        if (refused := refused_setting(error, own)) is not None:
+            raise refused from error
         if not is_pooled or not refuses_options(error):
             told = error if is_understood(str(error)) else await named(error, parameters)
             if told is error:
                 raise
             raise told from error
         connection = await WatchedConnection.connect(**plain, options="")
+    wanted = {**settings, **UNTIMED, ENCODING: str(parameters[ENCODING])}
     try:
         connection.watch(plain)
-        cursor = await connection.execute(_NO_TIMEOUTS)
-        [(pid, *server, settings_made)] = await cursor.fetchall()
-        connection.is_session(int(pid), Server(*server))
-        if not int(settings_made) and "replication" not in parameters:
-            await _pin(connection, parameters, settings)
+        # No pooler shares walsenders.
+        only_ours = "replication" not in parameters
+        names = await _pin(connection, wanted, own, claim, only_ours=only_ours)
+        if not names:
+            await _ensure_unshared(connection, parameters)
+            await _pin(connection, wanted, own, claim, only_ours=False)
     except BaseException:
         await connection.close()
         raise
     return connection
 
 
-async def _pin(
-    connection: AsyncConnection[Any], parameters: Mapping[str, Any], settings: Mapping[str, str]
-) -> None:
-    """Set what did not come with the startup message."""
+async def _ensure_unshared(connection: AsyncConnection[Any], parameters: Mapping[str, Any]) -> None:
+    """Raise OperatorError if the session is not ours alone: then nothing may be set in it."""
     if await shares_sessions(connection, {**parameters, "options": ""}):
         raise pooled()
-    every = {**settings, **dict.fromkeys(_UNTIMED, "0")}
-    await connection.execute(_ALL.format(list(every), list(every.values())))
+
+
+async def _pin(
+    connection: WatchedConnection,
+    wanted: Mapping[str, str],
+    own: str,
+    claim: str | None,
+    *,
+    only_ours: bool,
+) -> list[str]:
+    """Set the settings, see to it that the server has them, and return their names.
+
+    None are set with `only_ours` where `options` did not arrive. Raises OperatorError for one that
+    does not hold.
+    """
+    member = sql.SQL("NULL") if claim is None else member_lock(claim)
+    query = pinning(wanted, only_ours=only_ours) + _WHO.format(member=member)
+    try:
+        cursor = await connection.execute(query)
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error as error:
+        raise await _unsettable(connection, wanted, own) or error from error
+    [(names, values, _, pid, *server)] = await cursor.fetchall()
+    connection.is_session(int(pid), Server(*server))
+    if names:
+        found = differing(wanted, names, values) or differing_reports(wanted, connection)
+        if found:
+            raise await not_pinned(connection, wanted, found, own)
+    return list(names)
+
+
+async def _unsettable(
+    connection: WatchedConnection, wanted: Mapping[str, str], own: str
+) -> OperatorError | None:
+    """Return the error for settings that can't be set, one after the other; None if all can."""
+    found = {}
+    for name, value in wanted.items():
+        try:
+            await connection.execute(pinning({name: value}) + sql.SQL("0"))
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:
+            found[name] = f"refused, SQLSTATE {error.sqlstate}"
+    if not found or len(found) == len(wanted):
+        return None  # it is not about a setting
+    return await not_pinned(connection, wanted, found, own)
 
 
 async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool = True) -> None:

@@ -29,9 +29,10 @@ from typing import Any, LiteralString, TypeVar
 
 import psycopg
 import structlog
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg.abc import PQGen
 
+from ingestd.capture.pinned import SETTINGS, pinning
 from ingestd.capture.refusals import OF_A_SERVER
 from ingestd.capture.said import said
 
@@ -56,11 +57,11 @@ pg_catalog.concat(pg_catalog.inet_server_addr(), ':', pg_catalog.inet_server_por
 # 'Client' are also: one of a standby that makes a slot waits for what its primary logs; a slot that
 # is moved waits for the standbys of synchronized_standby_slots (17+).
 _SESSION: LiteralString = f"""
-SELECT (SELECT coalesce(wait_event_type IN ('Activity', 'Client')
+(SELECT coalesce(wait_event_type IN ('Activity', 'Client')
                         AND wait_event <> 'WaitForStandbyConfirmation', false)
                AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots
                                 WHERE active_pid = pid AND confirmed_flush_lsn IS NULL)
-          FROM pg_catalog.pg_stat_activity WHERE pid = %s), {SERVER}
+          FROM pg_catalog.pg_stat_activity WHERE pid = {{}}), {SERVER}
 """  # noqa: S608 - a constant
 _TCP_INFO = struct.Struct("@52xI")
 """Of Linux' struct tcp_info only tcpi_last_data_recv, in milliseconds."""
@@ -154,7 +155,11 @@ class WatchedConnection(AsyncConnection[Any]):
             if doing is _Doing.AWAY
             else "the server does not work on it"
         )
-        self.why_lost = f"no answer comes, and {found}: the connection is lost"
+        self.cut(f"no answer comes, and {found}: the connection is lost")
+
+    def cut(self, why: str) -> None:
+        """End the connection as a lost one; `why` is what awaits its answer then raises."""
+        self.why_lost = self.why_lost or why
         with contextlib.suppress(OSError, psycopg.Error), self._socket() as end:
             end.shutdown(socket.SHUT_RDWR)
 
@@ -237,9 +242,11 @@ class WatchedConnection(AsyncConnection[Any]):
 
     async def _is_waiting_by(self, other: AsyncConnection[Any]) -> bool:
         """Ask whether the session waits for its client, or is not there."""
-        row = await (await other.execute(_SESSION, (self._pid,))).fetchone()
+        # For this statement alone: a pooler may give the session to others afterwards.
+        query = pinning(SETTINGS, is_local=True) + sql.SQL(_SESSION).format(self._pid)
+        row = await (await other.execute(query)).fetchone()
         assert row is not None
-        waits, *server = row
+        _, _, waits, *server = row
         if self._server is not None and self._server.is_another(Server(*server)):
             return False
         return waits is None or bool(waits)

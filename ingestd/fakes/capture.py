@@ -52,6 +52,12 @@ class FakeCapture:
             raise TransientError("another daemon works on the fake", reason="claimed")
         self._database.holder = self
 
+    async def hold(self) -> None:
+        """Wait until another has its place."""
+        while self._database.holder is self:
+            await self._database.growth.wait()
+        self._check_claim()
+
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Give all tables."""
         base = self._database

@@ -232,7 +232,15 @@ class ChangeCapture(Protocol):
         """Become the only daemon on this source, until `close` (I5).
 
         Idempotent. Raises TransientError (reason ``claimed``) while another holds it. Should the
-        claim be lost later, `live` and `health` raise TransientError.
+        claim be lost later, `hold`, `live` and `health` raise TransientError. It is lost within a
+        bounded time when the event loop stands still (I11).
+        """
+        ...
+
+    async def hold(self) -> None:
+        """Wait until the claim is lost, and raise why (TransientError). Cancel it freely.
+
+        After `claim`, which it does not take: the claim is kept with or without this.
         """
         ...
 
@@ -329,7 +337,10 @@ class ChangeCapture(Protocol):
         ...
 
     async def health(self) -> None:
-        """Return if the connections and the claim are good; raise what is wrong otherwise."""
+        """Return if the connections and the claim are good; raise what is wrong otherwise.
+
+        Cancel it freely.
+        """
         ...
 
     async def close(self) -> None:

@@ -54,6 +54,8 @@ from ingestd.schema import TableId
 
 MONITOR_INTERVAL_S = 5.0
 LEAST_IDLE_S = 0.1
+CLAIM_WITHIN_S = 1.0
+"""How long a fault waits for the answer whether the claim is lost, which explains it."""
 QUEUED = 2
 """Chunks and pages that wait to be appended."""
 
@@ -193,6 +195,30 @@ class Pipeline:
     async def _run(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)
         await self._capture.claim()
+        holding = asyncio.create_task(self._capture.hold())
+        working = asyncio.create_task(self._work(stop))
+        try:
+            await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                if not isinstance(working.exception(), TransientError):
+                    return working.result()
+                await self._ask_for_claim(holding)
+            if holding.done():  # it says more than what ended with it
+                holding.result()
+            await working
+        finally:
+            await _cancel(working, holding)
+
+    async def _ask_for_claim(self, holding: asyncio.Task[None]) -> None:
+        """Have `holding` end soon if the claim is lost."""
+        asking = asyncio.create_task(self._capture.health())
+        await asyncio.wait(
+            [holding, asking], timeout=CLAIM_WITHIN_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        await _cancel(asking)
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        """Do what only the holder of the claim may."""
         committed = await self._opened()
         self._refuse_gone(committed)
         discovery = await self._capture.discover(committed.tables)

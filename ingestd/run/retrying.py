@@ -7,10 +7,10 @@ from ingestd.errors import IngestdError, TransientError
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 OPERATOR_DELAY_S = 60.0
-HELD_DELAY_S = 5.0
+HELD_DELAY_S = 3.0
 """The longest while another daemon, or an old connection, has the source: it ends soon, most often
 in an update, and asking costs one connection."""
-_HELD = {"claimed", "slot_active"}
+_HELD = {"claimed", "claim_lost", "slot_active"}
 
 
 def retry_delay_s(error: IngestdError, attempt: int, jitter: float) -> float:

@@ -290,7 +290,7 @@ class ServerWorld:
 
     async def kill_claim(self) -> None:
         query = """SELECT count(pg_terminate_backend(pid)) FROM pg_locks
-                    WHERE locktype = 'advisory' AND database =
+                    WHERE locktype = 'advisory' AND objsubid = 1 AND database =
                       (SELECT oid FROM pg_database WHERE datname = current_database())"""
         assert await self._value(query) == 1
 

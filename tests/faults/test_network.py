@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LIMIT_S = 120.0
 NOTICED_S = 30.0
 IMPATIENT = (sys.executable, "-m", "tests.harness.impatient")
-CLAIM, LAG, DRAINING = b"pg_try_advisory_lock", b"wal_status", b"get_binary_changes"
+CLAIM, LAG, DRAINING = b"tcp_keepalives_count", b"wal_status", b"get_binary_changes"
 """What the connection that holds the claim has sent, the one for lag, and one that drains."""
 SENDER_TIMEOUT = "-c wal_sender_timeout=3s"
 """For the slot to be free again soon whose stream the server still believes in."""

@@ -433,7 +433,8 @@ def test_one_writer_commits_nothing_without_the_claim(
     def cut_off() -> None:
         database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            " AND objsubid = 1 AND database ="
+            " (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
 
     with pytest.raises(TransientError):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 import psycopg
 import pytest
 
+from ingestd.capture.pinned import SETTINGS
 from ingestd.capture.polling.server import detect_transaction_pooler
-from ingestd.capture.session import SETTINGS, connect
+from ingestd.capture.session import connect
 from ingestd.demo.comparison import compare_source
 from ingestd.errors import OperatorError
 from ingestd.schema import TableId

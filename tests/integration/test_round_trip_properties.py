@@ -21,7 +21,8 @@ from psycopg import sql
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.catalog import describe, list_tables, list_types
 from ingestd.capture.pages import TablePages
-from ingestd.capture.session import SETTINGS, connect
+from ingestd.capture.pinned import SETTINGS
+from ingestd.capture.session import connect
 from ingestd.capture.views import ExportedView, Place
 from ingestd.changes import change_schema
 from ingestd.decode.stream import StreamDecoder

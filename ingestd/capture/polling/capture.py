@@ -103,15 +103,19 @@ class PollingCapture:
         self._delivered = ZERO
 
     async def claim(self) -> None:
-        """Take the session-level advisory lock that goes with the source's name."""
+        """Take the claim that goes with the source's name."""
         with self._control.errors("claim"):
             await detect_transaction_pooler(self._dsn)
         await self._control.claim(
             claim_of_polling(self._source),
             taken="another ingestd polls this database under the same name",
-            remedy="stop the other one; this one takes over as soon as it is gone. Or give the "
+            remedy="stop the other one; this one takes over as soon as that has ended. Or give the "
             "source another name",
         )
+
+    async def hold(self) -> None:
+        """Wait until the claim is lost."""
+        await self._control.hold()
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Read the catalog, hold it against `tables` and against what the lake has."""

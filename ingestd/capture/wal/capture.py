@@ -109,12 +109,16 @@ class WalCapture:
         self._sent_whole: frozenset[int] = frozenset()
 
     async def claim(self) -> None:
-        """Take the session-level advisory lock that goes with the slot's name."""
+        """Take the claim that goes with the slot's name."""
         await self._control.claim(
             self._slot,
             taken=f"another ingestd works on slot {self._slot!r}",
-            remedy="stop the other one; this one takes over as soon as it is gone",
+            remedy="stop the other one; this one takes over as soon as that has ended",
         )
+
+    async def hold(self) -> None:
+        """Wait until the claim is lost."""
+        await self._control.hold()
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Read the catalog, hold it against `tables` and against what the lake has."""
@@ -250,7 +254,7 @@ class WalCapture:
         if exported is None:
             try:
                 with self._control.errors("snapshot"):
-                    exported = await temporary_point(self._settings)
+                    exported = await temporary_point(self._settings, is_claimed=True)
                     exported = await without_walsender(self._settings, exported)
             except (OperatorError, TransientError) as error:
                 is_slot = isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded)

@@ -148,7 +148,7 @@ class DrainSlot:
 
         `messages`: logical messages come too.
         """
-        connection = await connect(dsn)
+        connection = await connect(dsn, claim=slot)
         try:
             name = temporary_name(slot, "catch_up")
             await end_without_client(connection)

@@ -128,6 +128,6 @@ async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterato
                 raise
             raise OperatorError(error.what, remedy=error.remedy) from error
         yield Belongings(control, await control.connection(), settings)
-        await control.release(settings.slot)
+        await control.release()
     finally:
         await control.close()

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.catalog import refusal, table_of
-from ingestd.capture.claim_holder import ClaimHolder, claim_holder
+from ingestd.capture.claiming import Holder, claim_holder
 from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import FREE_A_SENDER, classify
@@ -134,7 +134,7 @@ async def _room(
     settings: WalSettings,
     server: Server,
     found: Findings,
-) -> ClaimHolder | None:
+) -> Holder | None:
     """Say what the server has no room for; return who holds the claim."""
     demand = await demand_for(connection, settings)
     found.lines += room_lines({source: demand})
@@ -316,7 +316,7 @@ def _slot(
     settings: WalSettings,
     server: Server,
     found: Findings,
-    holder: ClaimHolder | None,
+    holder: Holder | None,
 ) -> None:
     name = settings.slot
     subject = f"slot {name}"

@@ -90,7 +90,7 @@ class SlotAdvance:
 
     async def _move(self, position: Lsn) -> None:
         try:
-            async with await connect(self._dsn) as connection:
+            async with await connect(self._dsn, claim=self._slot) as connection:
                 await end_without_client(connection)
                 await refuse_other(connection, self.lineage)
                 await reach_async("capture.slot_advance.before", cut_off)

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
-from ingestd.capture.advisory import claim_key
+from ingestd.capture.claiming import take_claim
 from ingestd.capture.faults import FREE_A_SLOT
 from ingestd.capture.positions import flush_position, is_standby
 from ingestd.capture.published import FIRST_WITH_PARTS
@@ -47,7 +47,6 @@ what a slot needs every 15 s."""
 _DROP_WITHIN_S = 5.0
 _LOOK_S = 0.5
 _MOVES = 3
-_CLAIM = "SELECT pg_catalog.pg_try_advisory_lock(%s)"
 _ENDS_WITHIN_S = 2.0
 _ENDING_S = 0.005
 _SENDS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_wal_senders() WHERE pid = %s)"
@@ -148,8 +147,7 @@ async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lin
                     return
             async with await connect(settings.dsn.get_secret_value()) as connection:
                 await refuse_other(connection, lineage)
-                row = await (await connection.execute(_CLAIM, (claim_key(name),))).fetchone()
-                if row is not None and row[0]:
+                if not (await take_claim(connection, name)).holders:
                     await drop_slot(connection, name)
 
 
@@ -200,7 +198,7 @@ async def _move_past_those_waited_for(
     name, moved = settings.slot, slot
     for attempt in range(_MOVES):
         try:
-            later = await temporary_point(settings)
+            later = await temporary_point(settings, is_claimed=True)
         except psycopg.errors.ConfigurationLimitExceeded:
             if attempt:  # its snapshot lies behind the slot now
                 why = f"slot {name!r} is to be moved once more"
@@ -238,7 +236,7 @@ async def _move(
         raise busy_slot(name, found)
     if found.confirmed != slot.confirmed:
         raise moved_slot(name, f"it is at {found.confirmed}, and was at {slot.confirmed}")
-    async with await connect(settings.dsn.get_secret_value()) as connection:
+    async with await connect(settings.dsn.get_secret_value(), claim=name) as connection:
         await end_without_client(connection)
         await refuse_other(connection, await lineage_of(control))
         await advance_slot(connection, name, point)
@@ -283,18 +281,23 @@ async def _await_walsenders_end(connection: AsyncConnection[Any], pid: int) -> N
                 await asyncio.sleep(_ENDING_S)
 
 
-async def temporary_point(settings: WalSettings) -> ExportedPoint:
+async def temporary_point(settings: WalSettings, *, is_claimed: bool = False) -> ExportedPoint:
     """Export a point, with a slot that goes with the snapshot.
 
-    Raises psycopg.Error, TransientError (``standby_waits``).
+    `is_claimed`: for the holder of the claim, whose successor ends it. Raises psycopg.Error,
+    TransientError (``standby_waits``).
     """
-    return await _export(settings, temporary_name(settings.slot, "snapshot"), temporary=True)
+    slot = temporary_name(settings.slot, "snapshot")
+    return await _export(settings, slot, temporary=True, is_claimed=is_claimed)
 
 
-async def _export(settings: WalSettings, slot: str, *, temporary: bool) -> ExportedPoint:
+async def _export(
+    settings: WalSettings, slot: str, *, temporary: bool, is_claimed: bool = True
+) -> ExportedPoint:
     dsn = settings.dsn.get_secret_value()
     step = "capture.point" if temporary else "capture.slot"
-    connection = await connect(dsn, replication=True)
+    claim = settings.slot if is_claimed else None
+    connection = await connect(dsn, replication=True, claim=claim)
     try:
         follows = await is_standby(connection)
         await reach_async(f"{step}.before", cut_off)

@@ -227,7 +227,7 @@ async def open_stream(
     """
     await reach_async("capture.stream_begin.before")
     try:
-        connection = await connect(dsn, replication=True)
+        connection = await connect(dsn, replication=True, claim=slot)
     except psycopg.Error as error:
         raise classify(error, where, dsn) from error
     try:

@@ -113,12 +113,12 @@ def test_jitter_takes_up_to_half_of_a_delay() -> None:
         assert longest / 2 < retry_delay_s(LOST, attempt, 0.3) < longest <= 30.0
 
 
-@pytest.mark.parametrize("reason", ["claimed", "slot_active"])
+@pytest.mark.parametrize("reason", ["claimed", "claim_lost", "slot_active"])
 def test_a_source_that_another_daemon_has_is_asked_for_every_few_seconds(reason: str) -> None:
     """So that an update costs less than 15 s, however long the new daemon was there before."""
     held = TransientError("another ingestd works on it", reason=reason)
     assert retry_delay_s(held, 1, 1.0) == retry_delay_s(LOST, 1, 1.0)
-    assert [retry_delay_s(held, attempt, 1.0) for attempt in (6, 20)] == [5.0, 5.0]
+    assert [retry_delay_s(held, attempt, 1.0) for attempt in (6, 20)] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("error", [DENIED, ProtocolError("bad byte"), ZeroDivisionError("ours")])

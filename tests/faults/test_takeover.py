@@ -1,0 +1,250 @@
+"""I11 takeover_bounded: a holder that does not answer loses its claim to a waiting daemon.
+
+``pytest -s -m long tests/faults/test_takeover.py`` does each ten times, and prints the times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from ingestd.capture.claiming import LEASE
+from ingestd.capture.control import Control
+from ingestd.errors import TransientError
+from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
+from tests.harness.config import polling_config, wal_config
+from tests.harness.flaky_network import FlakyNetwork
+from tests.harness.pausing import assert_nobody_commits_after_a_fence, let_pass, paused
+from tests.harness.waiting import await_until
+from tests.harness.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+    Fault = Callable[[Daemon, FlakyNetwork], contextlib.AbstractContextManager[None]]
+
+LIMIT_S = 120.0
+BOUND_S = 30.0
+TIMES = [
+    pytest.param(2, marks=pytest.mark.thorough),
+    pytest.param(10, marks=pytest.mark.long),
+]
+
+
+@contextlib.contextmanager
+def frozen(holder: Daemon, network: FlakyNetwork) -> Iterator[None]:
+    del network
+    with paused(holder):
+        yield
+
+
+@contextlib.contextmanager
+def killed(holder: Daemon, network: FlakyNetwork) -> Iterator[None]:
+    del network
+    holder.sigkill()
+    yield
+    holder.start()
+
+
+@contextlib.contextmanager
+def half_open(holder: Daemon, network: FlakyNetwork) -> Iterator[None]:
+    del holder
+    assert network.blackhole() > 0
+    yield
+    network.heal()
+
+
+def await_epoch(daemon: Daemon) -> None:
+    """Wait until it has committed one from now on."""
+    before = len(daemon.events("epoch.committed"))
+    await_until(
+        lambda: len(daemon.events("epoch.committed")) > before, LIMIT_S, daemon.tail, poll_s=0.05
+    )
+
+
+def await_standby(daemon: Daemon) -> None:
+    await_until(lambda: stands_by(daemon), LIMIT_S, daemon.tail)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("fault", [frozen, killed, half_open])
+def test_takeover_bounded_a_waiting_daemon_delivers(  # noqa: PLR0917
+    workload_database: Database,
+    make_daemon: MakeDaemon,
+    lake: Path,
+    seed: int,
+    times: int,
+    fault: Fault,
+) -> None:
+    """I11, I1 to I5: nothing lost or doubled; who wakes up commits nothing, and says why."""
+    database = workload_database
+    slot = f"ingestd_{database.name}"
+    extra = f'slot = "{slot}"\npublication = "{slot}"'
+    took_s: list[float] = []
+    workload = Workload(database.dsn, seed=seed, transactions=10**6, limit_s=1700, pause_s=0.02)
+    with contextlib.ExitStack() as stack:
+        networks = [stack.enter_context(FlakyNetwork(database.server.port)) for _ in range(2)]
+        daemons = [
+            make_daemon(
+                wal_config(
+                    lake=lake,
+                    dsn=network.dsn(database.dsn),
+                    max_delay="100ms",
+                    source_extra=extra,
+                ),
+                f"daemon_{number}",
+            )
+            for number, network in enumerate(networks)
+        ]
+        with workload:
+            daemons[0].start_ready(LIMIT_S)
+            daemons[1].start()
+            await_standby(daemons[1])
+            for turn in range(times):
+                holder, waiting = daemons[turn % 2], daemons[1 - turn % 2]
+                failed = len(holder.events("source.failed"))
+                with fault(holder, networks[turn % 2]):
+                    began = time.monotonic()
+                    await_epoch(waiting)
+                    took_s.append(time.monotonic() - began)
+                await_standby(holder)
+                if fault is not killed:
+                    reasons = [e["reason"] for e in holder.events("source.failed")[failed:]]
+                    assert any("the claim is lost" in reason for reason in reasons), reasons
+            workload.stop()
+            assert_lake_equals_source(database, lake, slot=slot, limit_s=LIMIT_S)
+        assert_change_log_is_sound(database, lake)
+        assert_nobody_commits_after_a_fence(lake, may_return=True)
+        for daemon in daemons:
+            assert daemon.sigterm() == 0
+    told = ", ".join(f"{each:.1f}" for each in took_s)
+    print(f"takeover, {getattr(fault, '__name__', '')}: {told} s")  # noqa: T201
+    assert max(took_s) < BOUND_S, told
+
+
+def stands_by(daemon: Daemon) -> bool:
+    """It waits for the claim, and says whose it is."""
+    answer = daemon.get("/readyz")
+    return answer is not None and answer[0] == 503 and "another ingestd" in answer[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_takeover_bounded_a_polled_source_too(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())",
+        "INSERT INTO item SELECT generate_series(1, 10)",
+    )
+    extra = '[sources.shop.table."public.item"]\ncursor = "at"\n'
+    config = polling_config(lake=lake, dsn=database.dsn, extra=extra)
+    first, second = make_daemon(config, "first"), make_daemon(config, "second")
+    first.start_ready(LIMIT_S)
+    second.start()
+    await_until(lambda: stands_by(second), LIMIT_S, second.tail)
+    with paused(first):
+        began = time.monotonic()
+        second.await_ready(BOUND_S)
+        assert time.monotonic() - began < BOUND_S
+    await_until(lambda: stands_by(first), LIMIT_S, first.tail)
+    assert first.sigterm() == second.sigterm() == 0
+
+
+async def test_one_writer_a_stranger_keeps_no_daemon_from_its_source(
+    database: Database, stranger: str
+) -> None:
+    """Whatever locks it takes: those that it sees, too."""
+    theirs = database.server.dsn(database.name, user=stranger)
+    first, second = Control("source a", database.dsn), Control("source a", database.dsn)
+    try:
+        await first.claim("s", taken="taken", remedy="wait")
+        with psycopg.connect(theirs, autocommit=True) as meddler:
+            seen = meddler.execute(
+                "SELECT classid::int8, objid::int8, objsubid FROM pg_locks"
+                " WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
+            ).fetchall()
+            assert seen
+            with pytest.raises(TransientError) as held:
+                await second.claim("s", taken="taken", remedy="wait")
+            assert held.value.reason == "claimed"
+            assert "pid " in held.value.what
+            assert "role postgres" in held.value.what
+            assert "from 127.0.0.1" in held.value.what
+            assert "application_name 'ingestd'" in held.value.what
+            await first.close()
+            for high, low, kind in seen:
+                if kind == 1:
+                    key = (high << 32) | low
+                    take = f"SELECT pg_advisory_lock({key - (1 << 64) if key >> 63 else key})"
+                else:
+                    signed = [n - (1 << 32) if n >> 31 else n for n in (high, low)]
+                    take = f"SELECT pg_advisory_lock({signed[0]}, {signed[1]})"
+                meddler.execute(take.encode())
+            await second.claim("s", taken="taken", remedy="wait")
+            await second.health()
+    finally:
+        await first.close()
+        await second.close()
+
+
+async def test_takeover_bounded_the_server_has_the_limits_of_a_claim(database: Database) -> None:
+    control = Control("source a", database.dsn)
+    try:
+        await control.claim("s", taken="taken", remedy="wait")
+        connection = await control.connection()
+        cursor = await connection.execute(
+            "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(LEASE),)
+        )
+        assert dict(await cursor.fetchall()) == LEASE
+    finally:
+        await control.close()
+
+
+@pytest.mark.thorough
+async def test_takeover_bounded_a_daemon_waits_for_no_half_open_connection_of_its_own(
+    database: Database,
+) -> None:
+    with FlakyNetwork(database.server.port) as network:
+        first = Control("source a", network.dsn(database.dsn))
+        second = Control("source a", database.dsn)
+        try:
+            await first.claim("s", taken="taken", remedy="wait")
+            network.blackhole()
+            began = time.monotonic()
+            with pytest.raises(TransientError) as lost:
+                await first.hold()
+            assert lost.value.reason == "claim_lost"
+            assert "no answer comes" in lost.value.what
+            claimed = False
+            while not claimed:
+                with contextlib.suppress(TransientError):
+                    await second.claim("s", taken="taken", remedy="wait")
+                    claimed = True
+            assert time.monotonic() - began < BOUND_S
+        finally:
+            await first.close()
+            await second.close()
+
+
+@pytest.mark.thorough
+async def test_a_claim_outlasts_a_statement_that_takes_longer(database: Database) -> None:
+    control = Control("source a", database.dsn)
+    try:
+        await control.claim("s", taken="taken", remedy="wait")
+        connection = await control.connection()
+        await connection.execute("SELECT pg_sleep(12)")
+        let_pass(3)  # the event loop stands still for less than the limit
+        await control.health()
+    finally:
+        await control.close()
