@@ -79,7 +79,8 @@ class Chunk:
     `first_lsn`: commit_lsn of the first transaction with captured changes in this chunk, which
     may have begun in an earlier, open chunk; None if there is none.
     `commit_times`: commit time at the source, in us since 1970 UTC (int64), one for each
-    transaction with captured changes that *ended* in this chunk.
+    transaction with captured changes that *ended* in this chunk. `are_replicated`: which of them
+    have a replication origin, so that their commit time is another server's; None: none of them.
     `decode_s`: CPU-bound seconds it took to make. `left_out`: captured tables of which changes are
     left out from here on: they have to be read anew. `refused`: what stops tables of which a change
     can't be taken, at most one for each; `batches` lack those changes. `doubts`: captured tables of
@@ -99,11 +100,19 @@ class Chunk:
     refused: tuple[TableError, ...] = ()
     doubts: Mapping[TableId, str] = field(default_factory=dict)
     ignored_messages: int = 0
+    are_replicated: NDArray[np.bool_] | None = None
 
     @property
     def transactions(self) -> int:
         """How many transactions with captured changes ended in this chunk."""
         return len(self.commit_times)
+
+    @property
+    def own_commit_times(self) -> NDArray[np.int64]:
+        """The commit times that this server's clock gave."""
+        if self.are_replicated is None:
+            return self.commit_times
+        return self.commit_times[~self.are_replicated]
 
 
 NO_COMMITS: NDArray[np.int64] = np.empty(0, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -36,7 +37,7 @@ def print_epochs(document: Mapping[str, Any], console: Console | None = None) ->
             f"{epoch['transactions']:,}",
             f"{epoch['rows']:,}",
             size(epoch["bytes"]),
-            epoch["committed_at"][:19].replace("T", " "),
+            _moment(epoch["committed_at"], "seconds"),
             _named([table["table"] for table in epoch["tables"] or ()]),
         ]
         for epoch in document["epochs"]
@@ -62,12 +63,23 @@ def print_changes(document: Mapping[str, Any], console: Console | None = None) -
         out.print("no changes yet")
     for change in document["changes"]:
         op = change["op"]
-        at = (change["ts"] or "-")[:23].replace("T", " ")
+        at = _moment(change["ts"])
         place = f"{change['lsn']} #{change['seq']}  {at}  epoch {change['epoch']}"
         head = Text(f"{_OPS.get(op, op):<6}  {place}", style=_STYLES.get(op, ""))
         out.print(head, soft_wrap=True)
         for line in _lines(change, out.width if out.is_terminal else _WIDTH):
             out.print(Text(line), soft_wrap=True)
+
+
+def _moment(text: str | None, precision: str = "milliseconds") -> str:
+    """Return a time of the document, in UTC, with as many digits whether it has a fraction or not.
+
+    "-" for none.
+    """
+    if text is None:
+        return "-"
+    moment = datetime.fromisoformat(text).replace(tzinfo=None)
+    return moment.isoformat(" ", precision)
 
 
 def _lines(change: Mapping[str, Any], width: int) -> Iterator[str]:

@@ -307,6 +307,9 @@ def qualified(table: TableId) -> str:
     return sql.Identifier(table.schema, table.name).as_string(None)
 
 
+NO_COLUMNS = "has no columns"
+
+
 def _read_of(table: Table) -> list[str]:
     """Name the columns that are read: not one that is masked with null."""
     return [c.name for c in table.columns if c.mask is None or c.mask.kind != "null"]
@@ -345,6 +348,11 @@ def refusal(
     if reserved:
         what = f"column {reserved[0]!r}: names that begin with {RESERVED_PREFIX} are reserved"
         remedy: str | None = "rename the column, or exclude the table in `tables`"
+    elif not table.columns:
+        what, remedy = (
+            NO_COLUMNS,
+            f"take it out of `tables`, or ALTER TABLE {name} ADD COLUMN id int;",
+        )
     elif row.persistence == "u":
         what = "an unlogged table writes no WAL, and a crash empties it"
         remedy = f"ALTER TABLE {name} SET LOGGED;"

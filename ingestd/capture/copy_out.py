@@ -21,8 +21,9 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from ingestd.capture.readiness import readable, writable
-from ingestd.capture.session import read_bytes_as_they_are
+from ingestd.capture.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.capture.watched import WatchedConnection
+from ingestd.decode.encodings import Encoding
 from ingestd.errors import ProtocolError
 
 BLOCK_BYTES = 4 << 20
@@ -65,6 +66,11 @@ class CopyOut:
         self._is_running = False
         self._is_copying = False
 
+    @property
+    def encoding(self) -> Encoding | None:
+        """What texts come in; None for UTF-8."""
+        return sent_encoding(self._connection)
+
     async def start(self, query: sql.Composed, *, is_small: bool = False) -> None:
         """Send the command; return when data may come. `is_small`: for less than a buffer."""
         if not is_small:
@@ -72,7 +78,7 @@ class CopyOut:
                 sql.SQL("SELECT pg_catalog.repeat('x', {})").format(INPUT_BUFFER_BYTES)
             )
         await read_bytes_as_they_are(self._connection)
-        self._pg.send_query(query.as_bytes(None))
+        self._pg.send_query(query_bytes(self._connection, query))
         self._is_running = True
         while self._pg.flush():
             await writable(self._pg.socket)

@@ -123,14 +123,13 @@ class KeyedRelation:
 
 
 def bare_literal(value: str | bytes | None) -> sql.Composable:
-    """Give a literal of no type; of bytes that are no UTF-8, of a database without an encoding."""
+    """Return a literal of no type; bytes are those that the database has, in its encoding."""
     if not isinstance(value, bytes):
         return sql.Literal(value)
-    try:
+    if value.isascii():
         return sql.Literal(value.decode())
-    except UnicodeDecodeError:
-        escaped = "".join(f"\\x{byte:02x}" for byte in value)
-        return sql.SQL("E'{}'").format(sql.SQL(escaped))
+    escaped = "".join(f"\\x{byte:02x}" for byte in value)
+    return sql.SQL("E'{}'").format(sql.SQL(escaped))
 
 
 @dataclass(frozen=True, slots=True)

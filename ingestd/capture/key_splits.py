@@ -27,8 +27,9 @@ from psycopg.rows import class_row
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.key_range import KeyColumn, KeyRange
 from ingestd.capture.leaves import Leaf, leaves_of
-from ingestd.capture.session import connect, read_bytes_as_they_are
+from ingestd.capture.session import connect, query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.capture.splits import enter_snapshot, read_error
+from ingestd.decode.encodings import Encoding
 from ingestd.ports import Split
 from ingestd.schema import Table
 
@@ -198,8 +199,11 @@ async def _bounds(
         count=count,
     )
     await read_bytes_as_they_are(connection)
-    cursor = await connection.execute(query)
-    found = [_decoded(row) for row in await cursor.fetchall()]
+    cursor = await connection.execute(query_bytes(connection, query))
+    result, encoding = cursor.pgresult, sent_encoding(connection)
+    assert result is not None
+    rows = [[result.get_value(i, n) for n in range(len(key))] for i in range(result.ntuples)]
+    found = [_decoded(row, encoding) for row in rows]
     await read_bytes_as_they_are(connection, yes=False)
     # Of a key's first columns alone, the same values may come more than once.
     return [bound for bound, _ in itertools.groupby(b for b in found if b is not None)]
@@ -215,9 +219,10 @@ def _sample(leaf: Leaf, count: int) -> sql.Composable:
     )
 
 
-def _decoded(row: Sequence[Any]) -> tuple[str, ...] | None:
-    """Give a bound, None if it is no UTF-8: a database without an encoding has bytes for texts."""
+def _decoded(row: Sequence[bytes | None], encoding: Encoding | None) -> tuple[str, ...] | None:
+    """Return a bound, None if it can't be UTF-8."""
+    values = [v or b"" for v in row]
     try:
-        return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in row)
+        return tuple(v.decode() if encoding is None else encoding.decode(v) for v in values)
     except UnicodeDecodeError:
         return None

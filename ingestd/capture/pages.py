@@ -28,6 +28,7 @@ from ingestd.capture.views import Place, View
 from ingestd.changes import TableBatch, change_schema
 from ingestd.decode.columnar import AmbiguousMarkError, ColumnarDecoder
 from ingestd.decode.copy import CopyDecoder
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.packing import packings_of
 from ingestd.keys import Key
 from ingestd.ports import SnapshotPage, Split
@@ -74,6 +75,7 @@ class TablePages:
         self._view = view
         self._entered = entered
         self._copy: CopyOut | None = None
+        self._encoding: Encoding | None = None
         self._reading: asyncio.Task[Block] | None = None
 
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
@@ -89,7 +91,7 @@ class TablePages:
                         yield page
                 return
             place = await self._enter(blocks)
-            decoder = CopyDecoder(table, place.position, place.at)
+            decoder = CopyDecoder(table, place.position, place.at, self._encoding)
             async for batch in self._read(rows_query(table, blocks), decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
@@ -103,7 +105,12 @@ class TablePages:
         for packing in packings:
             place = await self._enter(blocks)
             decoder = ColumnarDecoder(
-                self._table, place.position, place.at, BLOCKS_PER_RUN, packing
+                self._table,
+                place.position,
+                place.at,
+                BLOCKS_PER_RUN,
+                packing,
+                encoding=self._encoding,
             )
             query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing)
             try:
@@ -124,7 +131,7 @@ class TablePages:
         table = self._table
         try:
             place = await self._enter(self._blocks)
-            decoder = CopyDecoder(table, place.position, place.at)
+            decoder = CopyDecoder(table, place.position, place.at, self._encoding)
             nothing = pa.RecordBatch.from_pylist([], change_schema(table))
             yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
             query = rows_query(table, KeyList(table, keyed, tuple(keys)))
@@ -148,6 +155,7 @@ class TablePages:
     async def _enter(self, blocks: BlockRange) -> Place:
         connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
         self._copy = CopyOut(connection)
+        self._encoding = self._copy.encoding
         place = await self._view.enter(connection, self._table, blocks)
         self._entered(place)
         return place

@@ -25,6 +25,14 @@ def missing_tables(settings: SourceSettings, present: Iterable[TableId]) -> list
     return [_missing(table, sorted(map(str, tables))) for table in missing]
 
 
+def is_named(settings: SourceSettings, table: TableId) -> bool:
+    """Whether `tables` has a table's name, so that it is missed where it can't be captured."""
+    return any(
+        not p.startswith("!") and not set(p) & _WILD and TableId.parse(p) == table
+        for p in settings.tables
+    )
+
+
 def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]:
     """Give the patterns with wildcards that match no table at present."""
     tables = list(present)

@@ -31,6 +31,7 @@ from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.capture.refusals import named
 from ingestd.capture.tls import Transport, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
+from ingestd.decode.encodings import Encoding, encoding_of
 from ingestd.errors import OperatorError
 
 # Nothing is locked where nothing was set: the session may be others'.
@@ -207,15 +208,30 @@ async def _unsettable(
 
 
 async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool = True) -> None:
-    """Have the values of a database without an encoding sent, whatever bytes they are.
+    """Have the values of a database that is not in UTF-8 sent as they are stored.
 
-    Otherwise the server checks that they are UTF-8, and ends with an error where they are not. Only
-    while libpq itself is read: psycopg gives no texts then. Source: PostgreSQL documentation,
-    "Character Set Support", SQL_ASCII.
+    Otherwise the server converts them, and ends with an error at one that it can't. Only while
+    libpq itself is read: texts are in `sent_encoding` then, and queries are written by
+    `query_bytes`. Source: PostgreSQL documentation, "Character Set Support".
     """
-    if connection.pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
-        name = "SQL_ASCII" if yes else "UTF8"
-        await connection.execute(f"SET client_encoding TO '{name}'")
+    name = _server_encoding(connection)
+    if name == "SQL_ASCII" or encoding_of(name) is not None:
+        await connection.execute(f"SET client_encoding TO '{name if yes else 'UTF8'}'")
+
+
+def sent_encoding(connection: AsyncConnection[Any]) -> Encoding | None:
+    """Return what texts come in while they are read as they are; None for UTF-8 or no encoding."""
+    return encoding_of(_server_encoding(connection))
+
+
+def query_bytes(connection: AsyncConnection[Any], query: sql.Composable) -> bytes:
+    """Return a query as it is sent while texts are read as they are."""
+    encoding = sent_encoding(connection)
+    return query.as_bytes(None) if encoding is None else encoding.encode(query.as_string(None))
+
+
+def _server_encoding(connection: AsyncConnection[Any]) -> str:
+    return (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
 
 
 def parameters_of(dsn: str) -> dict[str, Any]:

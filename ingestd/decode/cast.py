@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ingestd.decode import native
 from ingestd.decode.dates import dates, instants, timestamps
 from ingestd.decode.decimals import decimals, exact_decimals, integers
+from ingestd.decode.encodings import Encoding, recoded
 from ingestd.decode.floats import exact_floats, floats
 from ingestd.decode.kernels import Flags, any_within, parse
 from ingestd.decode.nested import lists, structs
@@ -44,6 +45,10 @@ def cast(
     """
     if len(texts) == 0:
         return pa.array([], to), _NONE
+    if texts.source.encoding is not None:
+        texts, unknown = recoded(texts)
+        array, rows = cast(texts, to, is_override=is_override)
+        return array, np.union1d(rows, np.flatnonzero(unknown))
     array, refused = _caster(to, is_override=is_override)(texts, to)
     if refused is None:
         return array, _NONE
@@ -55,17 +60,20 @@ def cast(
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
-def raw_text(value: bytes) -> str:
-    r"""Give a refused value's text for `_cdc_raw`; ``\x`` and hex where it is not UTF-8."""
+def raw_text(value: bytes, encoding: Encoding | None = None) -> str:
+    r"""Return a refused value's text for `_cdc_raw`; ``\x`` and hex where it can't be UTF-8."""
     try:
-        return value.decode()
+        return value.decode() if encoding is None else encoding.decode(value)
     except UnicodeDecodeError:
         return f"\\x{value.hex()}"
 
 
 def raw_texts(refused: Texts) -> pa.StringArray:
     """Give refused values' texts for `_cdc_raw`."""
-    values = refused.gather()
+    values, encoding = refused.gather(), refused.source.encoding
+    if encoding is not None:
+        texts = [None if v is None else raw_text(v, encoding) for v in values.to_pylist()]
+        return pa.array(texts, pa.string())
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:

@@ -19,6 +19,7 @@ from ingestd.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.decode.calendar import date_text, timestamp_text
 from ingestd.decode.copy_fields import CopyFields, Span
 from ingestd.decode.dates import END_US, FIRST_DAY, FIRST_US
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.fixed_arrays import FixedArray, fixed_array
 from ingestd.decode.packing import (
     ABSENT,
@@ -75,8 +76,16 @@ class ColumnarDecoder:
     """
 
     def __init__(
-        self, table: Table, point: Lsn, at: datetime, blocks_per_run: int, packing: Packing
+        self,
+        table: Table,
+        point: Lsn,
+        at: datetime,
+        blocks_per_run: int,
+        packing: Packing,
+        *,
+        encoding: Encoding | None = None,
     ) -> None:
+        self._encoding = encoding
         self._table = table
         self._point = int(point)
         self._at_us = (at - _EPOCH) // timedelta(microseconds=1)
@@ -131,7 +140,7 @@ class ColumnarDecoder:
 
     def _rows(self, buffer: bytes, runs: Sequence[_Run], nbytes: int) -> TableBatch:
         table, count = self._table, sum(run.rows for run in runs)
-        source = Source(buffer)
+        source = Source(buffer, self._encoding)
         fields: dict[str, Field] = {}
         arrays: dict[str, pa.Array] = {}
         at = 0

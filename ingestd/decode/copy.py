@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.rows import Places, Tuples, table_batch
 from ingestd.decode.texts import Source, Texts
 from ingestd.decode.tuples import Field, walk_copy_rows
@@ -39,10 +40,11 @@ class CopiedRows:
 class CopyRows:
     """Cuts one COPY of `columns` texts a row into fields. After a ProtocolError it can't go on.
 
-    `what` is copied, for messages.
+    `what` is copied, for messages. `encoding`: of texts, None for UTF-8.
     """
 
-    def __init__(self, what: str, columns: int) -> None:
+    def __init__(self, what: str, columns: int, encoding: Encoding | None = None) -> None:
+        self._encoding = encoding
         self._what = what
         self._columns = columns
         self._begun = self._ended = False
@@ -80,7 +82,7 @@ class CopyRows:
             starts, ends = starts[:-1], ends[:-1]
         if not len(starts):
             return None
-        columns = walk_copy_rows(Source(buffer), starts, ends, self._columns)
+        columns = walk_copy_rows(Source(buffer, self._encoding), starts, ends, self._columns)
         return CopiedRows(len(starts), int((ends - starts).sum()), columns)
 
     def finish(self) -> None:
@@ -96,11 +98,13 @@ class CopyDecoder:
     `at` is aware. After a ProtocolError it can't go on.
     """
 
-    def __init__(self, table: Table, point: Lsn, at: datetime) -> None:
+    def __init__(
+        self, table: Table, point: Lsn, at: datetime, encoding: Encoding | None = None
+    ) -> None:
         self._table = table
         self._point = int(point)
         self._at_us = microseconds(at)
-        self._rows = CopyRows(str(table.id), len(table.columns))
+        self._rows = CopyRows(str(table.id), len(table.columns), encoding)
 
     def feed(
         self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]

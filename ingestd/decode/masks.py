@@ -9,6 +9,7 @@ import hmac
 
 import pyarrow as pa
 
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.texts import Texts
 from ingestd.schema import Mask
 
@@ -24,8 +25,22 @@ def masked(texts: Texts, mask: Mask) -> pa.StringArray:
     """Hide a column's values; null stays null. Equal values are hashed once."""
     if mask.kind == "null":
         return pa.nulls(len(texts), pa.string())
+    if texts.source.encoding is not None:
+        return _masked_each(texts, mask, texts.source.encoding)
     values = texts.gather().dictionary_encode()
     hidden = [_digest(value.as_py(), mask) for value in values.dictionary]
+    return pa.array(hidden, pa.string()).take(values.indices)
+
+
+def _masked_each(texts: Texts, mask: Mask, encoding: Encoding) -> pa.StringArray:
+    """Hide values of another encoding: their UTF-8, or the bytes that are no text."""
+    values = texts.gather().dictionary_encode()
+    hidden = []
+    for value in values.dictionary.to_pylist():
+        try:
+            hidden.append(_digest(encoding.decode(value).encode(), mask))
+        except UnicodeDecodeError:
+            hidden.append(_digest(value, mask))
     return pa.array(hidden, pa.string()).take(values.indices)
 
 

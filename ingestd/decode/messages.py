@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.frames import POSTGRES_EPOCH_US
 from ingestd.decode.texts import Source, Texts
 from ingestd.errors import ProtocolError
@@ -17,7 +18,7 @@ from ingestd.positions import Lsn
 
 Ints = NDArray[np.int64]
 
-BEGIN, COMMIT, RELATION, TRUNCATE = (ord(c) for c in "BCRT")
+BEGIN, COMMIT, RELATION, TRUNCATE, ORIGIN = (ord(c) for c in "BCRTO")
 INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
 MESSAGE = ord("M")
 
@@ -30,7 +31,7 @@ _LEAST_LENGTHS = LENGTHS | {
     UPDATE: 8,
     DELETE: 8,
     ord("Y"): 7,
-    ord("O"): 10,
+    ORIGIN: 10,
     MESSAGE: 1,
     ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it of what it has never sent, to be ignored
 }
@@ -81,7 +82,8 @@ class Messages:
         starts, ends = self.starts[at], self.ends[at]
         source, lengths = self.source, ends - starts
         if may_copy and 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
-            source = Source(Texts(source, starts, lengths).gather().buffers()[2].to_pybytes())
+            content = Texts(source, starts, lengths).gather().buffers()[2].to_pybytes()
+            source = Source(content, source.encoding)
             ends = np.cumsum(lengths)
             starts = ends - lengths
         return Messages(source, starts, ends, self.types[at], self.heads[at])
@@ -100,9 +102,11 @@ def oids_of(heads: Ints) -> Ints:
     return heads >> 24 & 0xFFFFFFFF
 
 
-def read_messages(buffer: bytes, starts: Ints, ends: Ints) -> Messages:
+def read_messages(
+    buffer: bytes, starts: Ints, ends: Ints, encoding: Encoding | None = None
+) -> Messages:
     """Check that these are messages of known types. Raises ProtocolError."""
-    source = Source(buffer)
+    source = Source(buffer, encoding)
     heads = source.int64_at(starts)
     types = (heads >> 56).astype(np.uint8)
     least, lengths = _least.take(types), ends - starts
@@ -117,12 +121,16 @@ def read_messages(buffer: bytes, starts: Ints, ends: Ints) -> Messages:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What Begin told; `commit_time` in us since 1970. `changes`: captured ones so far."""
+    """What Begin told; `commit_time` in us since 1970. `changes`: captured ones so far.
+
+    `is_replicated`: it has a replication origin, which set the commit time.
+    """
 
     commit_lsn: int
     commit_time: int
     xid: int
     changes: int = 0
+    is_replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ class Transactions:
     """The transactions of a feed, in order; item 0 is the one open before it (zeros if none).
 
     `of` gives each message's transaction (item), `ended` the items that end here, with `end_lsns`;
-    `begun` is the message that begins each item from 1 on.
+    `begun` is the message that begins each item from 1 on. `are_replicated`: see `Transaction`.
     """
 
     commit_lsns: Ints
@@ -141,6 +149,7 @@ class Transactions:
     ended: Ints
     end_lsns: Ints
     is_open: bool
+    are_replicated: NDArray[np.bool_]
 
     def commit_of(self, message: int) -> tuple[Lsn, int]:
         """Where the transaction of a message commits, and its id."""
@@ -167,6 +176,9 @@ def read_transactions(messages: Messages, carried: Transaction | None) -> Transa
     bounds = np.concatenate(([0], begun, [len(types)]))
     of = np.repeat(np.arange(len(begun) + 1), np.diff(bounds))
     c, ended = starts[committed], of[committed]
+    are_replicated = np.zeros(len(commit_lsns), np.bool_)
+    are_replicated[0] = before.is_replicated
+    are_replicated[of[np.flatnonzero(types == ORIGIN)]] = True
     found = Transactions(
         commit_lsns,
         np.append([before.commit_time], _unix_times(source.int64_at(b + 9))),
@@ -176,17 +188,19 @@ def read_transactions(messages: Messages, carried: Transaction | None) -> Transa
         ended,
         source.int64_at(c + 10),
         is_open=bool(depth[-1]),
+        are_replicated=are_replicated,
     )
     _check_positions(found, source.int64_at(c + 2))
     return found
 
 
 def _unix_times(times: Ints) -> Ints:
-    """Us since 2000 to us since 1970. Raises ProtocolError for years a raw table can't hold."""
-    if ((times < _FIRST_US - POSTGRES_EPOCH_US) | (times >= _END_US - POSTGRES_EPOCH_US)).any():
-        msg = "commit time out of range"
-        raise ProtocolError(msg)
-    return times + POSTGRES_EPOCH_US
+    """Us since 2000 to us since 1970; the nearest time that a raw table can hold.
+
+    Anyone who replays transactions may set their times to what a timestamptz takes, infinity too.
+    """
+    first, last = _FIRST_US - POSTGRES_EPOCH_US, _END_US - 1 - POSTGRES_EPOCH_US
+    return np.clip(times, first, last) + POSTGRES_EPOCH_US
 
 
 def _check_positions(found: Transactions, told: Ints) -> None:

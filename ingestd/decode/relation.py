@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.types import BUILT_IN, lake_type
 from ingestd.errors import ProtocolError
 from ingestd.positions import ZERO, Lsn
@@ -53,25 +54,29 @@ TellPartition = Callable[[int, int, Lsn, int], None]
 transaction committed, and its id."""
 
 
-def parse_relation(message: bytes) -> Relation:
-    """Read an 'R' message, type byte included. Raises ProtocolError."""
+def parse_relation(message: bytes, encoding: Encoding | None = None) -> Relation:
+    r"""Read an 'R' message, type byte included, its names in `encoding` (None: UTF-8).
+
+    A name that can't be converted stops nothing: its odd bytes are written as ``\xff``. Raises
+    ProtocolError.
+    """
     try:
-        return _parse(message)
-    except (struct.error, ValueError, KeyError) as error:  # ValueError: no NUL, or not UTF-8
+        return _parse(message, encoding)
+    except (struct.error, ValueError, KeyError) as error:  # ValueError: no NUL
         msg = f"malformed RELATION message: {error}"
         raise ProtocolError(msg) from error
 
 
-def _parse(message: bytes) -> Relation:
+def _parse(message: bytes, encoding: Encoding | None) -> Relation:
     (oid,) = _OID.unpack_from(message, 1)
-    schema, at = _name(message, 5)
-    name, at = _name(message, at)
+    schema, at = _name(message, 5, encoding)
+    name, at = _name(message, at, encoding)
     identity, count = _IDENTITY_AND_COUNT.unpack_from(message, at)
     at += _IDENTITY_AND_COUNT.size
     columns = []
     for _ in range(count):
         flags = message[at : at + 1]
-        column, at = _name(message, at + 1)
+        column, at = _name(message, at + 1, encoding)
         type_oid, typmod = _TYPE.unpack_from(message, at)
         at += _TYPE.size
         columns.append(RelationColumn(column, type_oid, typmod, bool(flags[0] & 1)))
@@ -85,9 +90,14 @@ def _parse(message: bytes) -> Relation:
     return Relation(oid, where, _IDENTITIES[identity], tuple(columns))
 
 
-def _name(message: bytes, at: int) -> tuple[str, int]:
+def _name(message: bytes, at: int, encoding: Encoding | None) -> tuple[str, int]:
     end = message.index(b"\0", at)
-    return message[at:end].decode(), end + 1
+    name = message[at:end]
+    try:
+        text = name.decode() if encoding is None else encoding.decode(name)
+    except UnicodeDecodeError:
+        text = name.decode("ascii", "backslashreplace")
+    return text, end + 1
 
 
 def table_of(relation: Relation) -> Table:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ingestd.changes import Chunk, TableBatch, idle_chunk
 from ingestd.decode.changerows import Changes, captured_bytes, change_batch, change_batches
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.logical_messages import TellMessage, tell_messages
 from ingestd.decode.messages import (
     BEGIN,
@@ -75,7 +76,8 @@ class StreamDecoder:
     transactions; more than `hold_bytes` of them are given as an open chunk, and so is what comes
     before a buffer of that size. A change of more than `row_limit_bytes`, in columns that are
     captured, is left out, and its table told in `Chunk.refused`. `tell_partition` is called again
-    and again, `tell_message` before the chunk is given. One thread at a time.
+    and again, `tell_message` before the chunk is given. `encoding`: of texts and names, None for
+    UTF-8. One thread at a time.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class StreamDecoder:
         tell_message: TellMessage = lambda *_: False,
         hold_bytes: int = 8 << 20,
         row_limit_bytes: int = UNLIMITED_BYTES,
+        encoding: Encoding | None = None,
     ) -> None:
+        self._encoding = encoding
         self._resolve = resolve
         self._tell_partition = tell_partition
         self._tell_message = tell_message
@@ -203,7 +207,7 @@ class StreamDecoder:
         if len(buffer) >= _MAX_FEED_BYTES:
             msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
             raise ProtocolError(msg)
-        chunk = self._decode(read_messages(buffer, starts, ends))
+        chunk = self._decode(read_messages(buffer, starts, ends, self._encoding))
         return [] if chunk is None else [chunk]
 
     def _decode(self, messages: Messages) -> Chunk | None:
@@ -237,6 +241,7 @@ class StreamDecoder:
                 int(transactions.commit_times[last]),
                 int(transactions.xids[last]),
                 int(captured[last]),
+                bool(transactions.are_replicated[last]),
             )
         if len(transactions.end_lsns):
             self._position = max(self._position, Lsn(int(transactions.end_lsns.max())))
@@ -253,6 +258,7 @@ class StreamDecoder:
             is_open=transactions.is_open,
             first_lsn=first,
             commit_times=transactions.commit_times[ended],
+            are_replicated=transactions.are_replicated[ended],
             nbytes=sum(b.nbytes for b in batches),
             refused=refused,
             ignored_messages=ignored,
@@ -271,7 +277,8 @@ class StreamDecoder:
         start = 0
         for i in np.flatnonzero(messages.types == RELATION).tolist():
             lsn, xid = transactions.commit_of(i)
-            relation = replace(parse_relation(messages.content(i)), lsn=lsn, xid=xid)
+            relation = parse_relation(messages.content(i), self._encoding)
+            relation = replace(relation, lsn=lsn, xid=xid)
             known = self._known.get(relation.oid)
             if known is not None and known.relation == relation:
                 continue

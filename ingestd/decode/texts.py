@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.decode import native
+
+if TYPE_CHECKING:
+    from ingestd.decode.encodings import Encoding
 
 _WORD = 8
 
@@ -21,16 +25,24 @@ class Source:
     takes no longer than two. Reading beyond the buffer gives something of it, or zeros: whoever
     reads checks afterwards that the offsets were good. They must not be negative. (The view is
     indexed, not taken from: `take` would copy all of it.)
+
+    `encoding`: of its texts, None for UTF-8; see `ingestd.decode.encodings.recoded`.
     """
 
-    __slots__ = ("_words", "arrow", "buffer", "data")
+    __slots__ = ("_words", "arrow", "buffer", "data", "encoding")
 
-    def __init__(self, buffer: bytes) -> None:
+    def __init__(self, buffer: bytes, encoding: Encoding | None = None) -> None:
         self.buffer = buffer
+        self.encoding = encoding
         self.arrow = pa.py_buffer(buffer)
         padded = buffer if len(buffer) >= _WORD else buffer.ljust(_WORD, b"\0")
         self.data: NDArray[np.uint8] = np.frombuffer(padded, np.uint8)
         self._words = np.ndarray((len(padded) - (_WORD - 1),), ">i8", padded, 0, (1,))
+
+    @property
+    def plain(self) -> Source:
+        """The same bytes, as UTF-8."""
+        return Source(self.buffer)
 
     def bytes_at(self, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Bytes at these offsets."""

@@ -48,7 +48,7 @@ class FreshnessHistogram(Collector):
         """Give the metric for a scrape (cumulative counts)."""
         family = HistogramMetricFamily(
             "ingestd_freshness_seconds",
-            "Commit at the source to durable in the lake, per transaction.",
+            "Commit at the source to durable, per transaction without replication origin.",
             labels=["source"],
         )
         labels = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]

@@ -70,6 +70,9 @@ class Metrics:
     def _build_counts(self) -> None:
         self._rows = self._counter("rows", "Rows durable in raw tables.", "table", "op")
         self._transactions = self._counter("transactions", "Transactions durable.")
+        self._replicated = self._counter(
+            "replicated_transactions", "Transactions durable whose commit time an origin set."
+        )
         self._epochs = self._counter("epochs", "Epochs durable.")
         self._decode = self._counter("decode_seconds", "Time spent on decoding.")
         self._restarts = self._counter("restarts", "Times a source started anew.", "reason")
@@ -155,12 +158,17 @@ class Metrics:
         source: str,
         *,
         transactions: int,
+        replicated: int = 0,
         commit_seconds: float,
         ages_s: NDArray[np.float64],
     ) -> None:
-        """Count a durable epoch; `ages_s`: seconds since each transaction's commit."""
+        """Count a durable epoch; `ages_s`: seconds since each transaction's commit.
+
+        `replicated`: so many have a replication origin, and no age: another server set their time.
+        """
         self._epochs.labels(source).inc()
         self._transactions.labels(source).inc(transactions)
+        self._replicated.labels(source).inc(replicated)
         self._commit.labels(source).observe(commit_seconds)
         self._freshness.observe(source, ages_s)
 

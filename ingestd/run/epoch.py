@@ -74,8 +74,9 @@ class FillingEpoch:
     watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
     `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
     last rows are in it, `splits`: pieces of such; `lists_more`: the lake has rows of it already
-    (`Committed.unlisted`), which no replay need bring; `awaits`: readings without which it is not
-    closed unless it holds `patience_bytes`. Times are monotonic seconds.
+    (`Committed.unlisted`), which no replay need bring; `commit_times`: those that this
+    server's clock gave; `replicated`: how many transactions have another's; `awaits`: readings
+    without which it is not closed unless it holds `patience_bytes`. Times are monotonic seconds.
     """
 
     writer: EpochWriter
@@ -94,6 +95,7 @@ class FillingEpoch:
     awaits: set[int] = field(default_factory=set)
     patience_bytes: int = 0
     transactions: int = 0
+    replicated: int = 0
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
     tallies: dict[TableId, Tally] = field(default_factory=dict)
 
@@ -125,9 +127,11 @@ class FillingEpoch:
             first = chunk.first_lsn if self.first_lsn is None else self.first_lsn
             self.first_lsn = min(first, chunk.first_lsn)
         if chunk.transactions:
-            if self.transactions < COMMIT_TIMES_KEPT:
-                self.commit_times.append(chunk.commit_times)
+            own = chunk.own_commit_times
+            if self.transactions < COMMIT_TIMES_KEPT and len(own):
+                self.commit_times.append(own)
             self.transactions += chunk.transactions
+            self.replicated += chunk.transactions - len(own)
             self.last_commit = _UNIX_EPOCH + timedelta(microseconds=int(chunk.commit_times[-1]))
         if self.opened_at is None and self.has_rows:
             self.opened_at = now
@@ -145,7 +149,7 @@ class FillingEpoch:
 
     @property
     def oldest_us(self) -> int | None:
-        """Commit time of its first transaction (us since 1970 UTC)."""
+        """Commit time of its first transaction that has this server's (us since 1970 UTC)."""
         return int(self.commit_times[0][0]) if self.commit_times else None
 
     @property

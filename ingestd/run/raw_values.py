@@ -5,7 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 _CALENDAR = "infinity, BC and years above 9999 have no place in a Delta {name}; kept as text"
-_TEXT = "not UTF-8 (a SQL_ASCII database?): its bytes are kept as hex after \\x"
+_TEXT = (
+    "its bytes have no character in the database's encoding, or (SQL_ASCII) are not UTF-8: they "
+    "are kept as hex after \\x"
+)
 _DECIMAL = (
     "NaN, infinity and numbers that the decimal does not hold exactly are kept as text; "
     "`types` chooses a wider one, or string"

@@ -282,6 +282,7 @@ class Watch(TableWatch):
         self._metrics.committed(
             self.source,
             transactions=epoch.transactions,
+            replicated=epoch.replicated,
             commit_seconds=commit_seconds,
             ages_s=ages_s,
         )

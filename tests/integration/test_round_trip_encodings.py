@@ -44,6 +44,9 @@ def recreate(database: Database, encoding: str) -> None:
     [
         ("LATIN1", b"\xe4\xdf\x61"),
         ("EUC_JP", b"\xc6\xfc\xcb\xdc"),
+        ("WIN1252", b"a\x81b"),
+        ("WIN1252", b"\xc4\x81"),  # which would be UTF-8
+        ("EUC_JIS_2004", b"\xc6\xfc\xcb\xdc"),
         ("SQL_ASCII", "ä€".encode()),
         ("SQL_ASCII", b"\xff\x61\xc3"),
     ],
@@ -78,7 +81,8 @@ def test_lossless_whatever_the_database_is_encoded_in(
 def given_back(encoding: str, stored: bytes) -> list[Any]:
     """What the row with these bytes has in its three columns, and in `_cdc_raw`."""
     try:
-        word = stored.decode("utf-8" if encoding == "SQL_ASCII" else encoding)
+        codecs = {"SQL_ASCII": "utf-8", "WIN1252": "cp1252"}
+        word = stored.decode(codecs.get(encoding, encoding))
     except UnicodeDecodeError:
         kept = {"word": stored, "words": b"{" + stored + b",b}", "code": stored.ljust(9)}
         return [None, None, None, {name: f"\\x{data.hex()}" for name, data in kept.items()}]

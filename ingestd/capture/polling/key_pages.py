@@ -22,8 +22,9 @@ from ingestd.capture.copy_queries import output_of, packable, packable_name, pac
 from ingestd.capture.key_list import KeyedRelation, KeyList, can_be_found
 from ingestd.capture.polling.key_order import KeyOrder, key_order
 from ingestd.capture.rewrites import keep_shared
-from ingestd.capture.session import read_bytes_as_they_are
+from ingestd.capture.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.decode.columnar import ColumnarDecoder
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.packing import Form, Packing, form_of
 from ingestd.errors import ProtocolError
 from ingestd.keys import Key
@@ -49,12 +50,16 @@ def key_table(table: Table) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class PackedKeys:
-    """A page as the server sent it: `rows` keys; `last`: the last one's texts, by column."""
+    """A page as the server sent it: `rows` keys; `last`: the last one's texts, by column.
+
+    Texts are in `encoding`, None for UTF-8.
+    """
 
     table: Table
     message: bytes
     rows: int
     last: tuple[bytes, ...]
+    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +68,9 @@ class PackedKeys:
 
     def decoded(self) -> pa.RecordBatch:
         """Give the keys: the lake's columns, and `_cdc_raw`. Raises ProtocolError."""
-        decoder = ColumnarDecoder(self.table, ZERO, datetime.now(UTC), 1, Packing.MEASURED)
+        decoder = ColumnarDecoder(
+            self.table, ZERO, datetime.now(UTC), 1, Packing.MEASURED, encoding=self.encoding
+        )
         ends = np.array([len(self.message)], np.int64)
         batch = decoder.feed(self.message, np.zeros(1, np.int64), ends)
         assert batch is not None
@@ -141,7 +148,8 @@ class KeyPages:
     ) -> PackedKeys | None:
         """Read what the SELECTs with these tails give, one after the other."""
         relation = (await self._found(connection)).blocks.relation
-        encoding = connection.pgconn.parameter_status(b"server_encoding") or b""
+        server = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
+        encoding = sent_encoding(connection)
         columns = sql.SQL(", ").join(map(sql.Identifier, self.table.key))
         found = sql.SQL(" UNION ALL ").join(
             sql.SQL("(SELECT {} FROM {} AS source {})").format(columns, relation, tail)
@@ -154,7 +162,7 @@ class KeyPages:
             packed=packed(
                 self.table,
                 Packing.MEASURED,
-                is_converted=encoding.decode() not in _UNPACKED,
+                is_converted=encoding is None and server not in _UNPACKED,
             ),
             last=sql.SQL("").join(
                 sql.SQL(", {}").format(_last_of_array(i)) for i in self._numbers(Form.FIXED)
@@ -165,17 +173,17 @@ class KeyPages:
         )
         await read_bytes_as_they_are(connection)
         async with connection.cursor(binary=True) as cursor:
-            await cursor.execute(query.as_bytes(None))
+            await cursor.execute(query_bytes(connection, query))
             result = cursor.pgresult
             assert result is not None
             fields = [result.get_value(0, i) for i in range(result.nfields)]
         await read_bytes_as_they_are(connection, yes=False)
-        return self._page(fields)
+        return self._page(fields, encoding)
 
     def _numbers(self, form: Form) -> list[int]:
         return [i for i, c in enumerate(self.table.columns) if form_of(c) is form]
 
-    def _page(self, fields: Sequence[bytes | None]) -> PackedKeys | None:
+    def _page(self, fields: Sequence[bytes | None], encoding: Encoding | None) -> PackedKeys | None:
         count = fields[1]
         rows = 0 if count is None else _LENGTH.unpack(count)[0]
         if rows == 0:
@@ -191,7 +199,7 @@ class KeyPages:
             else:
                 last.append(_last_value(fields[at], fields[at + 1], form))
                 at += 2
-        return PackedKeys(self.table, _copied(fields), rows, tuple(last))
+        return PackedKeys(self.table, _copied(fields), rows, tuple(last), encoding)
 
 
 def rows_of_next(page: PackedKeys) -> int:

@@ -251,7 +251,8 @@ async def _copy(
 ) -> AsyncGenerator[FoundRows, None]:
     polled = look.polled
     copy = CopyOut(connection)
-    cutter = CopyRows(str(polled.table.id), len(polled.table.columns) + 2 + is_near)
+    columns = len(polled.table.columns) + 2 + is_near
+    cutter = CopyRows(str(polled.table.id), columns, copy.encoding)
     try:
         async with _within(connection, look.limit_s):
             await copy.start(query, is_small=True)

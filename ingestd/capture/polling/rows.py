@@ -70,7 +70,7 @@ class FoundRows:
     @property
     def last_cursor(self) -> str:
         """The cursor of the last row, of a near look."""
-        return self._field(CURSOR).at(self.rows.count - 1).decode()
+        return str(_texts(self._field(CURSOR)[-1:])[0])
 
     def changes(self, place: Place, keys: HeldKeys | None) -> list[TableBatch]:
         """Give the change rows; `keys` do not know of them yet.

@@ -45,6 +45,7 @@ from ingestd.capture.wal.stream import (
     open_stream,
 )
 from ingestd.changes import Chunk, idle_chunk
+from ingestd.decode.encodings import Encoding, encoding_of
 from ingestd.decode.packed import PackedTooLargeError
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.streamed import CommitOrder
@@ -93,6 +94,7 @@ class Delivery:
         self._spool = spool
         self._position = self._slot_at = ZERO
         self._lineage = ""
+        self._encoding: Encoding | None = None
         self._stream: ReplicationStream | None = None
         self._draining: CatchUp | None = None
         self._decoder: StreamDecoder | None = None
@@ -116,6 +118,7 @@ class Delivery:
         """
         self._slot_at = self._position = start
         self._lineage = self._advance.lineage = server.lineage
+        self._encoding = encoding_of(server.encoding)
         self._advance.begin(max(start, self._confirmed))
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
@@ -154,6 +157,7 @@ class Delivery:
         takes_open = self._spool.takes_open_transactions
         stream = await self._begin_stream(start, server, takes_open=takes_open)
         self._spool.connected()
+        self._encoding = stream.encoding
         decoder, order = self._new_decoder(), self._new_order()
         try:
             yield self._deliver(decoder.idle(start) or idle_chunk(start))
@@ -420,6 +424,7 @@ class Delivery:
             tell_message=self._relations.tell_ddl,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
+            encoding=self._encoding,
         )
         return self._decoder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ingestd.capture.catalog import TableRow, refusal, table_of
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.departed import Departed, find_departed
 from ingestd.capture.identity import incomplete
-from ingestd.capture.patterns import missing_tables, unmatched_notices
+from ingestd.capture.patterns import is_named, missing_tables, unmatched_notices
 from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
@@ -92,7 +92,7 @@ class SourceTables:
         accepted, refused = [], missing_tables(self._settings, catalog.present)
         interrupted, rewritten, seen = {}, {}, {}
         async with self._looks.looking() as comparison:
-            for row in catalog.rows:
+            for row in self._rows_to_describe(catalog):
                 found = self._described(row, catalog, server.role)
                 if isinstance(found, Refused):
                     refused.append(found)
@@ -294,6 +294,12 @@ class SourceTables:
             return now
         files = {leaf: file for leaf, file in awaited.files.items() if leaf in now.files}
         return replace(now, files={**now.files, **files}, ended=awaited.ended)
+
+    def _rows_to_describe(self, catalog: Catalog) -> Iterator[TableRow]:
+        """Yield the tables but those without columns that only a pattern asks for."""
+        for row in catalog.rows:
+            if catalog.columns.get(row.oid) or is_named(self._settings, row.id):
+                yield row
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
         """Give the table, or why it can't be captured."""

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.catalog import refusal, table_of
+from ingestd.capture.catalog import NO_COLUMNS, refusal, table_of
 from ingestd.capture.claiming import Holder, claim_holder
 from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.dsn import read_dsn
@@ -22,7 +22,7 @@ from ingestd.capture.identity import (
     only_keys,
     whole_rows,
 )
-from ingestd.capture.patterns import missing_tables, unmatched_notices
+from ingestd.capture.patterns import is_named, missing_tables, unmatched_notices
 from ingestd.capture.published import find_publication, published
 from ingestd.capture.read_probe import LOCK_TIMEOUT_S, read_fault
 from ingestd.capture.row_filters import MAY_STOP, may_lack_values, with_toast
@@ -180,6 +180,9 @@ async def _tables(
         plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)
         sent = catalog.published.get(row.id)
         subject = f"table {row.id}"
+        if not (catalog.columns.get(row.oid) or is_named(settings, row.id)):
+            found.note(subject, "ok", f"{NO_COLUMNS}: left out")
+            continue
         try:
             table = definitions.table(row, catalog.columns.get(row.oid, ()))
         except TableError as error:

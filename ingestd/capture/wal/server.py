@@ -50,7 +50,8 @@ SELECT current_setting('server_version_num')::int AS version,
        (SELECT extract(epoch FROM setting::int * interval '1 ms')::float8 FROM pg_settings
          WHERE name = 'wal_sender_timeout') AS sender_timeout_s,
        current_setting('hot_standby_feedback')::bool AS feedback,
-       current_setting('synchronous_standby_names') AS synchronous_names
+       current_setting('synchronous_standby_names') AS synchronous_names,
+       current_setting('server_encoding') AS encoding
 """  # noqa: S608 - a constant
 
 
@@ -59,6 +60,7 @@ class Server:
     """The server as this role sees it; `sender_timeout_s` 0 means never.
 
     `in_recovery`: it is a standby; `feedback`: it tells the primary which old rows it needs.
+    `encoding`: the database's.
     """
 
     version: int
@@ -77,6 +79,7 @@ class Server:
     sender_timeout_s: float
     feedback: bool = True
     synchronous_names: str = ""
+    encoding: str = "UTF8"
 
     @property
     def origin(self) -> str:

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from ingestd.capture.copy_out import CANCEL_LIMIT_S, Block
 from ingestd.capture.faults import lost
-from ingestd.capture.session import read_bytes_as_they_are
+from ingestd.capture.session import query_bytes, read_bytes_as_they_are
 from ingestd.capture.wal.socket_reader import SocketReader, fault_of
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.wire import ERROR, READY, Cut
@@ -40,7 +40,7 @@ class SocketCopy:
         await read_bytes_as_they_are(self._connection)
         with self._expecting():
             self._reader = SocketReader(self._connection)
-            await self._reader.start(query.as_bytes(None))
+            await self._reader.start(query_bytes(self._connection, query))
 
     async def read_block(self) -> Block:
         """Give the next block, which may be empty if it is the last."""

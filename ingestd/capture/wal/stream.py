@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 
 from ingestd.capture.faults import classify, lost
-from ingestd.capture.session import connect, read_bytes_as_they_are
+from ingestd.capture.session import connect, query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.capture.wal.copy_both import Collected, Reader
 from ingestd.capture.wal.decoding_memory import raise_decoding_memory
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
@@ -32,6 +32,7 @@ from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import vanished_slot
 from ingestd.capture.wal.socket_reader import SocketReader, is_plain
 from ingestd.capture.watched import WatchedConnection
+from ingestd.decode.encodings import Encoding
 from ingestd.decode.frames import standby_status
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.failpoints import reach_async
@@ -75,6 +76,11 @@ class ReplicationStream:
         self._received = self._confirmed = ZERO
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def encoding(self) -> Encoding | None:
+        """What texts come in; None for UTF-8."""
+        return sent_encoding(self._connection)
+
     async def start(
         self,
         slot: str,
@@ -95,7 +101,7 @@ class ReplicationStream:
             sql.Literal(_quoted_name(publication)),
         )
         with self._errors(), self._connection.expecting():
-            await self._reader.start(command.as_bytes(None))
+            await self._reader.start(query_bytes(self._connection, command))
         self._confirmed, self._received = confirmed, after
         self._tasks = [asyncio.create_task(self._read())]
 

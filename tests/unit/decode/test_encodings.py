@@ -1,0 +1,87 @@
+"""Values of databases in other encodings: the same as the server's own conversion, else refused."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ingestd.decode.cast import cast, raw_texts
+from ingestd.decode.encodings import _MULTIPLE, _SINGLE, Encoding, encoding_of
+from ingestd.decode.masks import masked
+from ingestd.decode.texts import Source, Texts
+from ingestd.schema import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.harness.databases import Database
+
+_CONVERSION = """
+CREATE FUNCTION pg_temp.utf8(value bytea, encoding name) RETURNS bytea LANGUAGE plpgsql AS $$
+BEGIN RETURN convert(value, encoding, 'UTF8'); EXCEPTION WHEN others THEN RETURN NULL; END $$
+"""
+
+
+def texts(values: Sequence[bytes | None], encoding: Encoding | None) -> Texts:
+    lengths = np.array([len(v or b"") for v in values], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    present = np.array([v is not None for v in values])
+    return Texts(Source(b"".join(v or b"" for v in values), encoding), starts, lengths, present)
+
+
+def sequences(encoding: Encoding) -> list[bytes]:
+    """Each byte, each pair in multi-byte encodings, triples of EUC_JP's third set; in words too."""
+    high = range(0x80, 0x100)
+    found = [bytes([n]) for n in range(1, 0x100)]
+    if not encoding.is_single:
+        found += [bytes(pair) for pair in product(high, high)]
+    if encoding.name == "EUC_JP":
+        found += [bytes([0x8F, *pair]) for pair in product(range(0xA1, 0xFF), range(0xA1, 0xFF))]
+    return found + [b"a" + value + b"z" for value in found[0x7F:0xFF]]
+
+
+@pytest.mark.parametrize("name", sorted(_SINGLE | _MULTIPLE))
+def test_each_value_is_what_the_server_converts_it_to(database: Database, name: str) -> None:
+    encoding = encoding_of(name)
+    assert encoding is not None
+    values = sequences(encoding)
+    with database.connect() as connection:
+        connection.execute(_CONVERSION)
+        rows = connection.execute(
+            "SELECT pg_temp.utf8(v, %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS t(v, n)"
+            " ORDER BY n",
+            (name, values),
+        ).fetchall()
+    told = [None if value is None else bytes(value).decode() for (value,) in rows]
+    given = texts(values, encoding)
+    array, refused = cast(given, pa.string())
+    assert array.to_pylist() == told
+    hexed = [f"\\x{v.hex()}" for v, t in zip(values, told, strict=True) if t is None]
+    assert raw_texts(given[refused]).to_pylist() == hexed
+    for value, text in zip(values, told, strict=True):
+        if text is not None and len(value) < 3:
+            assert encoding.decode(encoding.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["WIN1252", "EUC_JP"])
+def test_ascii_nulls_arrays_and_masks_are_as_in_utf8(name: str) -> None:
+    encoding, mask = encoding_of(name), Mask("sha256", b"k" * 32)
+    plain = [None, b"a", b"", b"z" * 100]
+    assert cast(texts(plain, encoding), pa.string())[0] == cast(texts(plain, None), pa.string())[0]
+    text = "\u65e5" if name == "EUC_JP" else "\u20ac"
+    assert encoding is not None
+    own, utf8 = encoding.encode(text), text.encode()
+    bad = b"\x81" if name == "WIN1252" else b"\xff\xff"
+    array, refused = cast(
+        texts([None, b"{%s,b}" % own, b"{%s}" % bad], encoding), pa.list_(pa.string())
+    )
+    assert array.to_pylist() == [None, [text, "b"], None]
+    assert refused.tolist() == [2]
+    assert masked(texts([own, None, b"a"], encoding), mask) == masked(
+        texts([utf8, None, b"a"], None), mask
+    )
+    assert len(masked(texts([bad], encoding), mask)[0].as_py()) == 64
