@@ -59,7 +59,11 @@ class LakeLostError(OperatorError):
     """A source's lake is not there, or is another one, or an older copy: nothing is written."""
 
 
-class DamagedError(OperatorError):
+class FolderError(OperatorError):
+    """What is in one folder of the lake can't be read or written: a fault of the table there."""
+
+
+class DamagedError(FolderError):
     """A data file in the lake is not whole, or gone: of one table, so others can be read."""
 
 

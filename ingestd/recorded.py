@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from ingestd.errors import TableError
     from ingestd.positions import Lsn
     from ingestd.schema import Table, TableId
 
@@ -174,7 +175,9 @@ class Committed:
     empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
     identifier) these rows come from. `gone`: tables that an epoch lists and that have no raw table
-    any more; `tables` has them as stopped. `lake`: the id in the lake's marker, None without one.
+    any more; `tables` has them as stopped. `damaged`: tables whose raw table can't be used, and
+    why: only they stop (I8). What the lake has of them is neither in `watermarks` nor `unlisted`.
+    `lake`: the id in the lake's marker, None without one.
     """
 
     epoch: int = 0
@@ -184,6 +187,7 @@ class Committed:
     origin: str | None = None
     unlisted: Unlisted | None = None
     gone: frozenset[TableId] = frozenset()
+    damaged: Mapping[TableId, TableError] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
     lake: str | None = None
 

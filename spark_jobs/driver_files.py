@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ingestd.sink.arrow_types import plain
 from spark_jobs.jvm import HADOOP_PATH, java_class
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def _rows(path: Path, columns: Sequence[str] | None, max_nbytes: int) -> pa.Tabl
             nbytes += batch.nbytes
             if nbytes > max_nbytes:
                 raise TooLargeError(str(path))
-            found.append(batch)
-        return pa.Table.from_batches(found) if found else file.read(columns=chosen)
+            found.append(plain(batch))
+        return pa.Table.from_batches(found) if found else plain(file.read(columns=chosen))
 
 
 @contextmanager

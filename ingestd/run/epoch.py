@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingestd.changes import Chunk, EpochSummary, TableBatch
+from ingestd.errors import TableError
 from ingestd.ports import EpochWriter
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Unlisted
@@ -101,7 +102,12 @@ class FillingEpoch:
 
     async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
         """Give rows to the writer and count them. Raises TableError as the writer does."""
-        await self.writer.append(batch, is_read=is_read)
+        try:
+            await self.writer.append(batch, is_read=is_read)
+        except TableError as error:
+            if error.table != batch.table.id:  # the writer has these rows
+                self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
+            raise
         self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
 
     async def discard(self, table: TableId) -> None:

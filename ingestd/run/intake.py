@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from ingestd.changes import Chunk, TableBatch
@@ -201,6 +201,21 @@ class Intake:
             await epoch.append(batch, is_read=is_read)
         except TableError as error:
             await self.stop_table(epoch, error)
+
+    async def stop_damaged(
+        self, errors: Iterable[TableError], position: Lsn, *, is_recorded: bool
+    ) -> None:
+        """Take nothing more of tables whose raw tables can't be used, and record why."""
+        events = [
+            stopped(self._book.stop(error.table), error, _now(), position)
+            for error in errors
+            if self._book.is_present(error.table)
+        ]
+        if is_recorded:
+            self._book.note(events)
+            self._watch.tables_changed(events)
+        else:
+            await self.record(events)
 
     async def stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
         """Take nothing more of a table, and record why."""

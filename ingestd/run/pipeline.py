@@ -36,7 +36,13 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ingestd.changes import Chunk
-from ingestd.errors import IngestdError, LakeLostError, OperatorError, TransientError
+from ingestd.errors import (
+    IngestdError,
+    LakeLostError,
+    OperatorError,
+    TableError,
+    TransientError,
+)
 from ingestd.observe.status import SourceState
 from ingestd.ports import ChangeCapture, Continuity, Fresh, LakeLost, Lost, Resumed, Sink
 from ingestd.positions import ZERO, Lsn
@@ -122,6 +128,7 @@ class Pipeline:
         self._epoch: FillingEpoch | None = None
         self._committing: FillingEpoch | None = None
         self._commit: asyncio.Task[None] | None = None
+        self._stopped: list[TableError] = []
         self._background: list[asyncio.Task[None]] = []
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -239,8 +246,9 @@ class Pipeline:
         await self._sink.adopt(discovery.origin)
         # Before anything is written of them: a next start finds raw tables again.
         gone = [table for table in discovery.tables if table.id in committed.gone]
-        book.explain([table.id for table in gone], GONE)
+        book.explain((table.id for table in gone), GONE)
         await intake.enter(gone, TableState.SNAPSHOTTING, self._durable)
+        await intake.stop_damaged(committed.damaged.values(), self._durable, is_recorded=False)
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         renew = isinstance(verdict, Lost)
         preparing = self._capture.prepare(discovery.tables, renew=renew)
@@ -418,6 +426,7 @@ class Pipeline:
         if self._commit is not None and self._commit.done():
             commit, self._commit = self._commit, None
             commit.result()
+            await self._discard_stopped(epoch)
 
     def _patience_s(self, epoch: FillingEpoch) -> float | None:
         """How long nothing need be done while nothing comes; None: for ever."""
@@ -454,8 +463,16 @@ class Pipeline:
         committed = await epoch.writer.commit(epoch.summary())
         self._committing = None
         self._watch.committed(committed, epoch, self._monotonic() - started)
+        await intake.stop_damaged(committed.stopped, epoch.position, is_recorded=True)
+        self._stopped += committed.stopped
         await intake.durable(epoch)
         await self._confirm(epoch.position)
+
+    async def _discard_stopped(self, epoch: FillingEpoch) -> None:
+        """Forget rows that came, while the epoch before was committed, of tables it stopped."""
+        errors, self._stopped = self._stopped, []
+        for error in errors:
+            await epoch.discard(error.table)
 
     async def _confirm(self, position: Lsn) -> None:
         """Pass on a position that has just become durable (I1)."""
@@ -471,6 +488,7 @@ class Pipeline:
         commit, self._commit = self._commit, None
         if commit is not None:
             await commit
+            await self._discard_stopped(epoch)
         if epoch.can_close and epoch.has_rows:
             await self._commit_epoch(epoch, intake)
 

@@ -57,7 +57,7 @@ class TableBook:
     def __post_init__(self) -> None:
         """Begin with what the lake has."""
         self.known = dict(self.committed.tables)
-        self._with_rows = set(self.committed.watermarks)
+        self._with_rows = {*self.committed.watermarks, *self.committed.damaged}
 
     # --- what there is ------------------------------------------------------------------------
 
@@ -504,6 +504,10 @@ class TableBook:
         if entry is None:
             return self.known[name].state
         return TableState.LIVE if entry.is_whole else TableState.SNAPSHOTTING
+
+    def is_present(self, name: TableId) -> bool:
+        """Whether the source offers it."""
+        return name in self._entries
 
     def stop(self, name: TableId) -> Table:
         """Take nothing more of this table; gives its schema."""

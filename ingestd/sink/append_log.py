@@ -26,7 +26,7 @@ from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transa
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.errors import FolderError, IngestdError, OperatorError, TransientError
 from ingestd.failpoints import reach
 from ingestd.ports import Fragment
 from ingestd.sink.commit_actions import (
@@ -36,6 +36,7 @@ from ingestd.sink.commit_actions import (
     TOKEN,
     WRITER,
     Interposed,
+    appended_by_another,
     commit_text,
     judge,
     writer_of,
@@ -84,6 +85,10 @@ Later = Callable[[Work], Future[None] | None]
 
 class AppendedByAnotherError(OperatorError):
     """Another writer appended since the log was read."""
+
+
+class ForeignCommitError(AppendedByAnotherError, FolderError):
+    """Another writer did that is no program of ours: a fault of that table alone."""
 
 
 class AppendLog(TableLog):
@@ -429,7 +434,8 @@ class AppendLog(TableLog):
                 remedy="stop one of the two; this one stands by until the other is gone",
             )
         if verdict is Interposed.FOREIGN:
-            raise AppendedByAnotherError(
+            is_ours = not appended_by_another(commit_json)
+            raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
                 f"lake table {self.uri}: another writer appended version {version}",
                 remedy="stop the other daemon or job that writes there, or give this source"
                 " another name or lake; only one may write a raw table",

@@ -14,8 +14,17 @@ from contextlib import contextmanager
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from ingestd.errors import DamagedError, IngestdError, OperatorError, TransientError
+from ingestd.errors import (
+    DamagedError,
+    FolderError,
+    IngestdError,
+    OperatorError,
+    TableError,
+    TransientError,
+    reading_anew,
+)
 from ingestd.open_files import none_left
+from ingestd.schema import TableId
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -56,6 +65,7 @@ _REMEDIES = {
     ),
     errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
 }
+_OF_ONE_FOLDER = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 _ERRNO_PASSES = frozenset(
     {
         *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE),
@@ -71,6 +81,14 @@ _NO_CREDENTIALS = re.compile(
 )
 _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 """What an S3 store says, at the end of a text that begins with the request."""
+
+
+def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
+    """Return the fault of a raw table's folder as that table's own (I8)."""
+    again = reading_anew(source, table)
+    return TableError(
+        table, fault.what, remedy=f"put {uri} right, or move that folder away; then: {again}"
+    )
 
 
 def storage_fault(error: Exception, uri: str) -> IngestdError:
@@ -98,17 +116,18 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
         )
     if _CUT_SHORT.search(said):
         return cut_short(uri, said)
-    return OperatorError(
+    return FolderError(
         f"lake {uri}: {said}",
         remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
     )
 
 
-def cut_short(uri: str, said: str = "its newest commit") -> OperatorError:
+def cut_short(uri: str, said: str = "its newest commit") -> FolderError:
     """Say that a log was not written whole."""
-    return OperatorError(
+    return FolderError(
         f"lake {uri}: a file of the table's log is cut short: {said}",
-        remedy="after a power cut `ingestd run` puts that right at its start, or says why not",
+        remedy="put the table's folder back from a copy; or move it away, and restart"
+        " `ingestd run`",
     )
 
 
@@ -133,6 +152,8 @@ def _known(number: int, uri: str) -> IngestdError:
     cause, remedy = _REMEDIES[number]
     if number == errno.ENOENT and uri.endswith(".parquet"):
         return DamagedError(f"lake {uri}: {cause}", remedy=remedy)
+    if number in _OF_ONE_FOLDER:
+        return FolderError(f"lake {uri}: {cause}", remedy=remedy)
     return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
 
 

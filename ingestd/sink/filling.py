@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -19,15 +19,17 @@ from ingestd.changes import (
     TableBatch,
     TableInEpoch,
 )
-from ingestd.errors import IngestdError, TransientError
+from ingestd.errors import FolderError, IngestdError, TableError, TransientError
 from ingestd.ports import Fragment
 from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import Table, TableId
 from ingestd.sink.fragments import FragmentSink, FragmentWriter
 from ingestd.sink.jobs import Jobs, together
 from ingestd.sink.raw import RawTable, statistics_columns
 from ingestd.sink.store import Store
 
+T = TypeVar("T")
 _CHECKS = 16
 """How often the budget is looked at while as much as it comes: with many tables that takes time."""
 _FOOTERS, _PARTS = 0.5, 1.5
@@ -51,12 +53,20 @@ class OwningLake(Protocol):
         """Whether there are rows beyond the last epoch, which the next one has to list."""
         ...
 
-    def raw_table(self, table: TableId) -> RawTable:
+    async def usable(self, table: TableId) -> RawTable:
         """Give the raw table."""
         ...
 
     async def vouch(self) -> None:
         """Commit to `_epochs` without a row: it fails if another process has taken over."""
+        ...
+
+    def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
+        """Return the fault as the table's; before it is used again, it is read again."""
+        ...
+
+    async def record(self, events: Sequence[TableEvent]) -> None:
+        """Append to `_tables`."""
         ...
 
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
@@ -89,6 +99,7 @@ class DeltaEpochWriter:
         self._previous = previous
         self._parts: dict[TableId, _Part] = {}
         self._taken: dict[TableId, int] = {}
+        self._failed: list[tuple[Table, TableError]] = []
         self._unchecked_bytes = 0
         self._over = asyncio.Event()
         self.is_committing = False
@@ -113,7 +124,7 @@ class DeltaEpochWriter:
         """Take rows; count and drop changes below the watermark at `open` (I3)."""
         self._refuse_if_closed()
         table = batch.table.id
-        raw = self._lake.raw_table(table)
+        raw = await self._lake.usable(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
         rows = batch.rows if is_read else _above(batch.rows, raw.watermark)
         if rows.num_rows == 0 and batch.resume is None:
@@ -126,7 +137,10 @@ class DeltaEpochWriter:
         part.table, part.schema = batch.table, schema
         if batch.resume is not None:
             part.resume = batch.resume
-        self._unchecked_bytes += part.sink.add(rows)
+        try:
+            self._unchecked_bytes += part.sink.add(rows)
+        except FolderError as error:
+            raise self._lake.set_damaged(table, error) from error
         if self._unchecked_bytes > self._lake.buffer_bytes // _CHECKS:
             self._unchecked_bytes = 0
             await self._spill()
@@ -151,8 +165,10 @@ class DeltaEpochWriter:
             fragments = await self._finish_or_remove()
             await self._wait_for_previous()
             tables = await self._commit_tables(fragments, summary)
+            await self._record_stopped(summary.end_lsn)
+            stopped = tuple(error for _, error in self._failed)
             committed = await self._lake.close_epoch(
-                CommittedEpoch(self._number, summary, self._lake.now(), tables)
+                CommittedEpoch(self._number, summary, self._lake.now(), tables, stopped)
             )
             self.is_committed = True
         finally:
@@ -189,7 +205,7 @@ class DeltaEpochWriter:
             return
         while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
             largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
-            await largest.sink.spill()
+            await self._of_table(largest, largest.sink.spill())
             await self._trim_if_due()
         await self._trim()
 
@@ -217,7 +233,7 @@ class DeltaEpochWriter:
             if kept_bytes <= limit_bytes / 2:
                 break
             kept_bytes -= part.sink.open_bytes
-            closing.append(part.sink.close_file())
+            closing.append(self._of_table(part, part.sink.close_file()))
         await together(closing)
 
     def _waiting_bytes(self) -> int:
@@ -233,8 +249,47 @@ class DeltaEpochWriter:
 
     async def _finish(self) -> list[tuple[_Part, Sequence[Fragment]]]:
         parts = list(self._parts.values())
-        finished = await together(part.sink.finish() for part in parts)
-        return list(zip(parts, finished, strict=True))
+        finished = await together(self._unless_failed(p, p.sink.finish()) for p in parts)
+        found = zip(parts, finished, strict=True)
+        return [(part, files) for part, files in found if files is not None]
+
+    async def _of_table(self, part: _Part, work: Awaitable[T]) -> T:
+        """Do it; a fault at the table's folder is raised as the table's (I8)."""
+        try:
+            return await work
+        except FolderError as error:
+            raise self._lake.set_damaged(part.raw.id, error) from error
+
+    async def _unless_failed(self, part: _Part, work: Awaitable[T]) -> T | None:
+        """Do it; None, and the table is to be stopped, if it fails at the table's folder."""
+        try:
+            return await self._of_table(part, work)
+        except TableError as error:
+            self._failed.append((part.table, error))
+            self._parts.pop(part.raw.id, None)
+            self._taken.pop(part.raw.id, None)
+            with contextlib.suppress(IngestdError):  # the first one is why
+                await part.sink.abort()
+            return None
+
+    async def _record_stopped(self, end_lsn: Lsn) -> None:
+        """Record which tables stopped before the epoch's row, which confirms their rows too (I1).
+
+        After a kill between the two they are read anew, and so after one behind both.
+        """
+        await self._lake.record(
+            [
+                TableEvent(
+                    table,
+                    TableState.STOPPED,
+                    self._lake.now(),
+                    end_lsn,
+                    reason=error.reason,
+                    remedy=error.remedy,
+                )
+                for table, error in self._failed
+            ]
+        )
 
     async def _finish_or_remove(self) -> list[tuple[_Part, Sequence[Fragment]]]:
         """Finish the fragments; if that fails (a full disk) leave none behind."""
@@ -261,11 +316,14 @@ class DeltaEpochWriter:
     ) -> tuple[TableInEpoch, ...]:
         await self._make_tables()
         tables = await together(
-            self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn)
+            self._unless_failed(
+                part, self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn)
+            )
             for part, files in fragments
+            if part.raw.id in self._parts
         )
         # One that only says where its capture goes on has not changed.
-        return tuple(table for table in tables if table.rows)
+        return tuple(table for table in tables if table is not None and table.rows)
 
     async def _make_tables(self) -> None:
         """Make the raw tables that are not there, without rows.
@@ -276,7 +334,10 @@ class DeltaEpochWriter:
         new = [part for part in self._parts.values() if not part.raw.log.exists]
         if new:
             await together(
-                self._lake.jobs.run(part.raw.make, part.table, part.schema) for part in new
+                self._unless_failed(
+                    part, self._lake.jobs.run(part.raw.make, part.table, part.schema)
+                )
+                for part in new
             )
             await self._lake.vouch()
 

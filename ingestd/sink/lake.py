@@ -10,12 +10,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
 from ingestd.allocation import Trimming
 from ingestd.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
-from ingestd.errors import OperatorError, TransientError
+from ingestd.errors import FolderError, OperatorError, TableError, TransientError
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.positions import Lsn
 from ingestd.recorded import (
@@ -32,7 +33,7 @@ from ingestd.schema import Table, TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability
 from ingestd.sink.epochs import EpochTable
-from ingestd.sink.faults import storage_faults
+from ingestd.sink.faults import storage_faults, table_fault
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.marker import read_marker, require_marker, write_marker
@@ -44,6 +45,7 @@ from ingestd.sink.registry import RegistryTable
 from ingestd.sink.store import open_store
 from ingestd.sink.writer import Writer
 
+T = TypeVar("T")
 WORKERS = 4
 """Tables committed at once on a disk."""
 FILE_WORKERS = min(32, (os.cpu_count() or 1) + 4)
@@ -115,6 +117,7 @@ class DeltaLake:
         self._epochs_lock = asyncio.Lock()
         self._registry_lock = asyncio.Lock()
         self._raw: dict[TableId, RawTable] = {}
+        self._damaged: dict[TableId, TableError] = {}
         self._held: dict[TableId, Held] = {}
         self._writers: list[DeltaEpochWriter] = []
         self._is_open = False
@@ -184,11 +187,11 @@ class DeltaLake:
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
         """Look through the raw table as it was when last read or committed."""
-        return await self.jobs.run(self.raw_table(table.id).unsent, table, since)
+        return await self.jobs.run((await self.usable(table.id)).unsent, table, since)
 
     async def has_marker(self, table: Table, point: Lsn) -> bool:
         """Look through the raw table as `unsent` does."""
-        return await self.jobs.run(self.raw_table(table.id).has_marker, point)
+        return await self.jobs.run((await self.usable(table.id)).has_marker, point)
 
     async def advance(self, position: Lsn) -> None:
         """Record, durably, that nothing captured lies between the last epoch and `position`."""
@@ -272,10 +275,31 @@ class DeltaLake:
     def raw_table(self, table: TableId) -> RawTable:
         """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
         if table not in self._raw:
-            folder, app_id = self.layout.raw(table), self.layout.app_id(table)
-            log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
-            self._raw[table] = RawTable(table, log)
+            self._raw[table] = self._new_raw(table)
         return self._raw[table]
+
+    def _new_raw(self, table: TableId) -> RawTable:
+        folder, app_id = self.layout.raw(table), self.layout.app_id(table)
+        log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
+        return RawTable(table, log)
+
+    async def usable(self, table: TableId) -> RawTable:
+        """Return the raw table; one that was found damaged is read again before.
+
+        Raises TableError if it still is, as `raw_table` does.
+        """
+        if table in self._damaged:
+            found = self._new_raw(table)
+            await self.jobs.run(self._read_again, found)
+            self._raw[table] = found
+            del self._damaged[table]
+        return self.raw_table(table)
+
+    def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
+        """Return the fault as the table's; before it is used again, it is read again."""
+        uri = self.store.uri(self.layout.raw(table))
+        self._damaged[table] = table_fault(fault, self.layout.source, table, uri)
+        return self._damaged[table]
 
     async def vouch(self) -> None:
         """Commit to `_epochs` without a row: it fails if another process has taken over."""
@@ -286,11 +310,17 @@ class DeltaLake:
         """Append the epoch's row, with the tables whose rows of it the lake held before."""
         tables = {t.table: t for t in epoch.tables}
         for table, held in self._held.items():
+            if table in self._damaged:
+                continue
             known = tables.get(table)
             version = self._raw[table].log.version if known is None else known.version
             tables[table] = TableInEpoch(table, version, held.rows + (known.rows if known else 0))
         whole = CommittedEpoch(
-            epoch.epoch, epoch.summary, epoch.committed_at, tuple(sorted(tables.values(), key=_id))
+            epoch.epoch,
+            epoch.summary,
+            epoch.committed_at,
+            tuple(sorted(tables.values(), key=_id)),
+            epoch.stopped,
         )
         async with self._epochs_lock:
             await self.jobs.run(self._epochs.append, whole)
@@ -329,18 +359,22 @@ class DeltaLake:
         self._epochs.load(never_refuse if mends else None)
         taken = self._taken_over()
         self._registry.load(self._do_without_registry if mends else None)
-        self._raw = {table: self.raw_table(table) for table in self._found()}
+        self._damaged = {}
+        self._raw = {table: self._new_raw(table) for table in self._found()}
+        self._each_usable(self._load_raw)
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
-            list(pool.map(self._load_raw, self._raw.values()))
             logs: list[tuple[AppendLog, TableId | None]] = [(own, None) for own in self._own_logs]
-            logs += [(raw.log, table) for table, raw in self._raw.items()]
-            told = [pool.submit(notices_of, log, self.layout.source, table) for log, table in logs]
+            told = [pool.submit(notices_of, log, self.layout.source, None) for log, _ in logs]
         notices = [notice for of_one in told for notice in of_one.result()]
+        for of_table in self._each_usable(
+            lambda raw: notices_of(raw.log, self.layout.source, raw.id)
+        ).values():
+            notices += of_table
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         self._refuse_if_missing()
         gone = self._gone()
+        self._held = self._beyond()
         watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
-        self._held = self._beyond(watermarks)
         if mends:
             for log in self._own_logs:
                 log.settle()
@@ -357,9 +391,45 @@ class DeltaLake:
             origin=self._epochs.origin,
             unlisted=_unlisted(self._held.values()),
             gone=gone,
+            damaged=dict(self._damaged),
             notices=tuple(notices if taken is None else [taken, *notices]),
             lake=self._lake,
         )
+
+    def _each_usable(self, work: Callable[[RawTable], T]) -> dict[TableId, T]:
+        """Do a piece of work with each raw table; leave those out at whose folder it fails (I8)."""
+
+        def attempt(raw: RawTable) -> T | FolderError:
+            try:
+                return work(raw)
+            except FolderError as error:
+                return error
+            except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+                return FolderError(
+                    f"lake table {raw.log.uri}: its log can't be read: {type(error).__name__}"
+                )
+
+        raws = [raw for table, raw in self._raw.items() if table not in self._damaged]
+        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
+            found = list(pool.map(attempt, raws))
+        results: dict[TableId, T] = {}
+        for raw, result in zip(raws, found, strict=True):
+            if isinstance(result, FolderError):
+                if not self._is_claimed:  # who only reads stops nothing
+                    raise result
+                self.set_damaged(raw.id, result)
+                del self._raw[raw.id]
+            else:
+                results[raw.id] = result
+        return results
+
+    def _read_again(self, raw: RawTable) -> None:
+        try:
+            self._load_raw(raw)
+            if raw.log.exists:
+                raw.log.fence()
+        except FolderError as error:
+            raise self.set_damaged(raw.id, error) from error
 
     def _taken_over(self) -> Notice | None:
         """Look who wrote last. Raises OperatorError if the lake was taken over from this one."""
@@ -381,7 +451,7 @@ class DeltaLake:
         """
         for log in self._own_logs:
             log.fence()
-        for table in set(self._found()) - self._raw.keys():
+        for table in set(self._found()) - self._raw.keys() - self._damaged.keys():
             made = AppendLog(self.store, self.layout.raw(table), self.layout.app_id(table))
             made.load()
             if made.exists:
@@ -408,9 +478,10 @@ class DeltaLake:
 
     def _refuse_if_missing(self) -> None:
         """Refuse what is left of a lake without its own tables: they are made before all others."""
-        if not self._epochs.exists and (self._raw or self._registry.exists):
+        if not self._epochs.exists and (self._raw or self._damaged or self._registry.exists):
             raise self._without(self.layout.epochs)
-        if not self._registry.exists and (self._raw or self._epochs.position is not None):
+        has_rows = self._raw or self._damaged or self._epochs.position is not None
+        if not self._registry.exists and has_rows:
             raise self._without(self.layout.tables)
 
     def _without(self, folder: str) -> OperatorError:
@@ -422,18 +493,22 @@ class DeltaLake:
         absent = [
             entry.table
             for entry in entries
-            if entry.table not in self._raw and (entry.state is TableState.LIVE or entry.progress)
+            if entry.table not in self._raw
+            and entry.table not in self._damaged
+            and (entry.state is TableState.LIVE or entry.progress)
         ]
         listed = self._epochs.listed() if absent else {}
         return frozenset(table for table in absent if str(table) in listed)
 
-    def _beyond(self, watermarks: Mapping[TableId, Lsn]) -> dict[TableId, Held]:
+    def _beyond(self) -> dict[TableId, Held]:
         """Look for rows of the next epoch, in tables that are complete up to the last one's end."""
         end, number = self._epochs.end_lsn, self._epochs.last_epoch + 1
-        raws = {t: self._raw[t] for t, w in watermarks.items() if end is None or w >= end}
-        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
-            found = pool.map(lambda raw: raw.held_of(number), raws.values())
-            return {t: held for t, held in zip(raws, found, strict=True) if held is not None}
+
+        def held(raw: RawTable) -> Held | None:
+            is_beyond = raw.watermark is not None and (end is None or raw.watermark >= end)
+            return raw.held_of(number) if is_beyond else None
+
+        return {t: found for t, found in self._each_usable(held).items() if found is not None}
 
     def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
         """Give it with what its raw table says: where to go on, the types of its columns.

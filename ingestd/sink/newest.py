@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from ingestd.sink.arrow_types import plain
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.read import BATCH_ROWS, conform, list_files
 from ingestd.sink.store import Store
@@ -97,7 +98,7 @@ class _Newest:
             for batch in parquet.iter_batches(
                 BATCH_ROWS, row_groups=[group], columns=list(order), use_threads=False
             ):
-                first, second = (batch.column(name).to_numpy() for name in order)
+                first, second = (plain(batch).column(name).to_numpy() for name in order)
                 for row in np.lexsort((second, first))[-self.limit :]:
                     place = (number, group, at + int(row))
                     self._take((int(first[row]), int(second[row]), place))
@@ -126,7 +127,7 @@ def _rows(
         ):
             inside = sorted(row for row in wanted if at <= row < at + batch.num_rows)
             if inside:
-                rows = pa.Table.from_batches([batch]).take([row - at for row in inside])
+                rows = plain(pa.Table.from_batches([batch])).take([row - at for row in inside])
                 for row, values in zip(inside, conform(rows, schema).to_pylist(), strict=True):
                     yield (number, group, row), values
             at += batch.num_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingestd.errors import OperatorError, reading_anew
+from ingestd.errors import FolderError, OperatorError, reading_anew
 from ingestd.recorded import Notice
 from ingestd.schema import TableId
 from ingestd.sink.commit_actions import appended_by_another
@@ -16,9 +16,9 @@ def never_refuse(_version: int) -> None:
     """
 
 
-def cut_short(log: TableLog, version: int) -> OperatorError:
+def cut_short(log: TableLog, version: int) -> FolderError:
     """Say that a commit is not whole which can't be done without."""
-    return OperatorError(
+    return FolderError(
         f"lake table {log.uri}: commit {version} is not whole, and what came after it was"
         " acknowledged: the disk lost what it had said to be durable",
         remedy=f"put _delta_log/{version:020}.json back from a copy; or remove the folder of this"

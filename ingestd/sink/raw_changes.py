@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ingestd.sink.arrow_types import plain
 from ingestd.sink.commit_tail import File
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.last_rows import NEEDED
@@ -52,7 +53,7 @@ def read_changes(
     ):
         names = [n for n in [*schema.names, "_cdc_epoch"] if n in parquet.schema_arrow.names]
         for group in range(parquet.num_row_groups):
-            rows = parquet.read_row_group(group, columns=list(dict.fromkeys(names)))
+            rows = plain(parquet.read_row_group(group, columns=list(dict.fromkeys(names))))
             if first <= after or last > epoch:
                 number = rows["_cdc_epoch"]
                 rows = rows.filter(pc.and_(pc.greater(number, after), pc.less_equal(number, epoch)))

@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.schema import TableId
+from ingestd.sink.arrow_types import conformed
 from ingestd.sink.commit_actions import parse_statistics
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.paths import Layout
@@ -167,24 +167,3 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
                 pa.chunked_array([conformed(c, field.type) for c in column.chunks], field.type)
             )
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def conformed(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Give the array this type: of structs, fields go by name, and missing ones become null."""
-    if array.type.equals(wanted):
-        return array
-    if pa.types.is_list(wanted) and pa.types.is_list(array.type):
-        values = conformed(array.values, wanted.value_type)
-        lists = pa.ListArray.from_arrays(array.offsets, values, wanted)
-        return lists if array.null_count == 0 else pc.if_else(pc.is_valid(array), lists, None)
-    if not pa.types.is_struct(wanted):
-        return array.cast(wanted)
-    fields = []
-    for field in wanted:
-        index = array.type.get_field_index(field.name)
-        fields.append(
-            pa.nulls(len(array), field.type)
-            if index < 0
-            else conformed(pc.struct_field(array, index), field.type)
-        )
-    return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=pc.is_null(array))

@@ -8,7 +8,6 @@ be read any more: that is added before, in a commit without data.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from ingestd.errors import TransientError
 from ingestd.ports import Fragment
 from ingestd.schema import TIMESTAMP_NTZ
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.commit_actions import actions_of
 from ingestd.sink.faults import storage_faults
 
 CONTENT = "ingestdContent"
@@ -96,7 +96,7 @@ class ReferenceLog(AppendLog):
         for number in range(self.version, max(-1, self.version - LOOK_BACK), -1):
             if not self.has_commit(number):
                 return None
-            actions = [json.loads(line) for line in self._commit_json(number).splitlines() if line]
+            actions = actions_of(self._commit_json(number))
             for action in actions:
                 found = action.get("commitInfo", {}).get(CONTENT)
                 if found is not None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.ports import Fragment, ReferenceState
 from ingestd.schema import TableId, delta_type, in_name_order
+from ingestd.sink.arrow_types import conformed
 from ingestd.sink.content_digest import ContentDigest
 from ingestd.sink.durable import Durability
 from ingestd.sink.faults import storage_faults
@@ -21,7 +22,7 @@ from ingestd.sink.jobs import Jobs
 from ingestd.sink.marker import read_marker
 from ingestd.sink.opening import never_refuse
 from ingestd.sink.paths import Layout
-from ingestd.sink.read import conform, conformed, list_files
+from ingestd.sink.read import conform, list_files
 from ingestd.sink.reference_changes import ReferenceChanges
 from ingestd.sink.reference_log import ReferenceLog
 from ingestd.sink.statistics import has_statistics

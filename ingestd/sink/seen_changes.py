@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ingestd.changes import TRUNCATE
+from ingestd.sink.arrow_types import plain
 from ingestd.sink.change_digests import BEFORE, UNCHANGED
 from ingestd.sink.commit_tail import File
 from ingestd.sink.faults import storage_faults
@@ -66,7 +67,7 @@ def batches_of(looked: Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]
             present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
             count = _batch_rows(file.metadata)
             for batch in file.iter_batches(count, columns=present, use_threads=False):
-                yield _seen(batch, looked)
+                yield _seen(plain(batch), looked)
 
 
 def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingestd.errors import OperatorError, TransientError
+from ingestd.errors import FolderError, OperatorError, TransientError
 from ingestd.sink.faults import storage_fault, storage_faults
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     ("error", "kind", "says"),
     [
         (OSError(28, "No space left on device"), OperatorError, "disk is full"),
-        (PermissionError(13, "Permission denied"), OperatorError, "permission denied"),
+        (PermissionError(13, "Permission denied"), FolderError, "permission denied"),
         (OSError("Generic error: Read-only file system (os error 30)"), OperatorError, "read-only"),
         (OSError("HTTP status 503 Slow Down"), TransientError, "503"),
         (OSError("operation timed out"), TransientError, "timed out"),
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
                 "Error performing GET http://a/b?c in 7ms - Server returned non-2xx status code 404"
                 " Not Found <Error><Code>NoSuchBucket</Code>\n<Message>No bucket b</Message>"
             ),
-            OperatorError,
+            FolderError,
             "lake /lake/x: NoSuchBucket: No bucket b",
         ),
         (
@@ -58,13 +58,13 @@ if TYPE_CHECKING:
             TransientError,
             "list response body",
         ),
-        (OSError("checksum of footer is wrong"), OperatorError, "footer"),
+        (OSError("checksum of footer is wrong"), FolderError, "footer"),
         (
             OSError("Generic error\n  \x1b[31m↳\x1b[0m bad magic\n"),
-            OperatorError,
+            FolderError,
             "error bad magic",
         ),
-        (OSError(""), OperatorError, "OSError"),
+        (OSError(""), FolderError, "OSError"),
     ],
 )
 def test_storage_fault(error: OSError, kind: type[Exception], says: str) -> None:

@@ -167,9 +167,10 @@ async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
     kept = newest(tmp_path, RAW).read_bytes()
     cut(newest(tmp_path, RAW), share)
     for _ in range(2):  # the first look changes nothing
-        with pytest.raises(OperatorError, match=f"{RAW}: commit 2 is not whole") as caught:
-            await found(tmp_path)
-        assert "back from a copy" in (caught.value.remedy or "")
+        told = await found(tmp_path)
+        assert f"{RAW}: commit 2 is not whole" in told.damaged[A.id].what
+        assert told.watermarks == {}
+        assert "then: ingestd snapshot shop" in (told.damaged[A.id].remedy or "")
     newest(tmp_path, RAW).write_bytes(kept)
     assert (await found(tmp_path)).watermarks == {A.id: 205}
 
@@ -234,7 +235,22 @@ async def test_one_of_the_sources_own_tables_that_is_gone_is_told(
     assert (await found(tmp_path)).position == 105
 
 
-@pytest.mark.parametrize("name", ["public/a", "_epochs", "_tables"])
+async def test_a_raw_table_that_goes_while_it_is_written_stops_alone(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+    (tmp_path / RAW).rename(tmp_path / "away")
+    writer = lake.begin()
+    await writer.append(inserts(A, 200, 2))
+    [error] = (await writer.commit(summary(200, 205))).stopped
+    assert error.table == A.id
+    assert "that was there is gone" in error.what
+    await lake.close()
+    told = await found(tmp_path)
+    assert told.tables[A.id].state is TableState.STOPPED
+    assert not (tmp_path / RAW).exists()
+
+
+@pytest.mark.parametrize("name", ["_epochs", "_tables"])
 async def test_a_table_that_goes_while_it_is_written_is_not_made_anew(
     tmp_path: Path, name: str
 ) -> None:

@@ -1,0 +1,68 @@
+"""The text of commits: odd characters in statistics, through every reader of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ingestd.sink.commit_actions import actions_of, is_whole, judge, resume_in, writer_of
+from ingestd.sink.commit_tail import CommitTail, commit_path
+from ingestd.sink.reference_log import CONTENT, ReferenceLog
+from ingestd.sink.store import open_store
+
+_ODD = [
+    *(chr(n) for n in (*range(0x20), *range(0x7F, 0xA1))),
+    *("\u2028", "\u2029", "\ufeff", "\ufffe", "\U0001f600", '"', "\\", "\\n", "'", "\ud800"),
+]
+
+
+def _commit(text: str, *, is_escaped: bool) -> str:
+    def line(action: object) -> str:
+        return json.dumps(action, ensure_ascii=is_escaped)
+
+    # The statistics are JSON inside JSON: deltalake writes neither with more escapes than it must.
+    inner = json.dumps({"numRecords": 1, "minValues": {"v": text}}, ensure_ascii=is_escaped)
+    info = {"commitInfo": {CONTENT: "d1", "ingestdWriter": "w", "ingestdResume": text}}
+    add = {"add": {"path": "f.parquet", "partitionValues": {}, "dataChange": True, "stats": inner}}
+    return "".join(f"{line(a)}\n" for a in (info, {"txn": {"appId": "a", "version": 1}}, add))
+
+
+@pytest.mark.parametrize("is_escaped", [False, True])
+def test_odd_characters_in_statistics_cut_no_commit(tmp_path: Path, *, is_escaped: bool) -> None:
+    store = open_store(str(tmp_path), None)
+    for number, character in enumerate(_ODD):
+        text = f"a{character}b"
+        if character == "\ud800" and not is_escaped:  # UTF-8 has no such character
+            continue
+        commit = _commit(text, is_escaped=is_escaped)
+        assert len(actions_of(commit)) == 3
+        assert is_whole(commit.encode())
+        assert writer_of(commit) == "w"
+        assert resume_in(commit, "a") == text
+        judge(commit, "t")
+        folder = tmp_path / str(number)
+        (folder / "_delta_log").mkdir(parents=True)
+        (folder / "f.parquet").touch()
+        (tmp_path / commit_path(str(number), 0)).touch()
+        (tmp_path / commit_path(str(number), 1)).write_bytes(commit.encode())
+        files = CommitTail(store, str(number), 0).files()
+        assert files == [("f.parquet", {"numRecords": 1, "minValues": {"v": text}})]
+        log = ReferenceLog(store, str(number), "a", lambda _: None)  # type: ignore[arg-type,return-value]
+        log._version = 1
+        assert log.content() == "d1"
+
+
+def test_no_commit_is_split_by_other_separators_of_lines() -> None:
+    """`str.splitlines` cuts at U+0085, U+2028 and others, which JSON has unescaped."""
+    root = Path(__file__).parents[3]
+    found = [
+        path.name
+        for path in (root / "ingestd/sink").rglob("*.py")
+        if re.search(r"\.splitlines\(", path.read_text())
+    ]
+    assert found == []
+    commits = (root / "spark_jobs/commits.py").read_text()
+    assert ".splitlines(" not in commits
