@@ -50,7 +50,7 @@ def test_odd_characters_in_statistics_cut_no_commit(tmp_path: Path, *, is_escape
         (tmp_path / commit_path(str(number), 1)).write_bytes(commit.encode())
         files = CommitTail(store, str(number), 0).files()
         assert files == [("f.parquet", {"numRecords": 1, "minValues": {"v": text}})]
-        log = ReferenceLog(store, str(number), "a", lambda _: None)  # type: ignore[arg-type,return-value]
+        log = ReferenceLog(store, str(number), "a", lambda _: None)
         log._version = 1
         assert log.content() == "d1"
 
