@@ -24,7 +24,7 @@ from tests.faults.test_lake_faults import (
 )
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
-from tests.harness.lake_faults import IMPATIENT
+from tests.harness.lake_faults import IMPATIENT, bound_by_permissions, close_folder
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def _overwrite(folder: Path) -> None:
 
 AT_START: dict[str, Callable[[Path], None]] = {"garbage commit": _garble}
 RUNNING: dict[str, Callable[[Path], None]] = {
+    "locked": close_folder,
     "folder removed": shutil.rmtree,
     "foreign append": _append,
     "foreign overwrite": _overwrite,
@@ -74,7 +75,7 @@ def test_a_damaged_raw_table_stops_alone_and_its_remedy_has_it_go_on(
     shop: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     daemon = make_daemon(config(shop, lake))
-    daemon.program = IMPATIENT
+    daemon.program = bound_by_permissions(IMPATIENT)
     daemon.start_ready()
     assert_equal(shop, lake)
     for name, damage in RUNNING.items():
@@ -103,7 +104,9 @@ def _goes_on_alone(name: str, shop: Database, daemon: Daemon, lake: Path, before
     shop.execute("INSERT INTO visits (note) VALUES ('goes on')")
     write(shop)
     assert_lake_equals_source(shop, lake, tables=[VISITS], slot=slot_of(shop), limit_s=LIMIT_S)
-    if orders(lake).is_dir():
+    if name == "locked":
+        close_folder(orders(lake), yes=False)
+    elif orders(lake).is_dir():
         shutil.rmtree(orders(lake))
     else:
         orders(lake).unlink(missing_ok=True)
