@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ import pytest
 
 from ingestd.demo.comparison import await_caught_up
 from ingestd.failpoints import VARIABLE
-from ingestd.recorded import GONE
 from ingestd.schema import TableId
+from tests.harness.command_line import run_command
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
     epochs,
-    registry,
 )
 from tests.harness.config import wal_config
 from tests.harness.flaky_network import FlakyNetwork
@@ -261,15 +261,17 @@ def test_exactly_once_through_power_cuts_that_leave_the_newest_commit_cut_short(
     daemon.sigkill()
     cut(newest(lake / "shop/public/visits"), 0.5)
     daemon.start()
-    said = await_until(lambda: failures(daemon, 0, "public/visits: commit"), LIMIT_S, daemon.tail)
-    assert said[0]["state"] == "stopped"
-    assert "back from a copy" in said[0]["remedy"]
+    [event] = await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
+    assert "public/visits: commit" in event["reason"]
     answer = daemon.get("/readyz")
     assert answer is not None
     assert answer[0] == HTTPStatus.SERVICE_UNAVAILABLE
     shutil.rmtree(lake / "shop/public/visits")
-    goes_on("source.lake_lost", 1)
-    assert GONE in [row["reason"] for row in registry(lake) if row["table"] == "public.visits"]
+    command = shlex.split(event["remedy"].rpartition("then: ")[2])
+    done = run_command(daemon.config_path, *command[1:])
+    assert done.returncode == 0, done.stderr
+    daemon.await_ready(LIMIT_S)
+    assert_equal(shop, lake)
     assert daemon.sigterm() == 0
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 PLAIN = (
     "CREATE TABLE {t} (id int PRIMARY KEY, n int, note text)",
     "INSERT INTO {t} SELECT i, i, 'a' FROM generate_series(1, 9) i",
@@ -424,8 +424,8 @@ BY_SCHEMA = (
     ("publication", "way"),
     [
         ("managed", "running"),
-        pytest.param("managed", "down", marks=pytest.mark.thorough),
-        pytest.param("schema", "running", marks=pytest.mark.thorough),
+        pytest.param("managed", "down", marks=pytest.mark.long),
+        pytest.param("schema", "running", marks=pytest.mark.long),
         pytest.param("schema", "down", marks=pytest.mark.thorough),
     ],
 )
@@ -488,5 +488,5 @@ def settle(database: Database, lake: Path, daemon: Daemon) -> None:
             return [str(c) for c in compare_source(connection, str(lake), "shop") if not c.is_equal]
 
         # What the stream tells at the end of a backlog is judged right after it.
-        await_until(lambda: not differences(), 20.0, lambda: "\n".join(differences()))
+        await_until(lambda: not differences(), LIMIT_S, lambda: "\n".join(differences()))
     daemon.await_ready(LIMIT_S)
