@@ -13,7 +13,7 @@ from ingestd.observe.recent import note_error
 from ingestd.observe.status import SnapshotOutcome, SourceStatus
 from ingestd.ports import Discovery
 from ingestd.positions import Lsn
-from ingestd.recorded import Notice, TableEvent, TableState
+from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import TableId
 
 
@@ -44,7 +44,6 @@ class TableWatch:
         self._now = now
         self._refused: frozenset[str] = frozenset()
         self._partial: set[str] = set()
-        self._told_notices: frozenset[Notice] = frozenset()
         self.kept: frozenset[str] = frozenset()
         self.listeners: list[Callable[[], None]] = []
 
@@ -54,14 +53,10 @@ class TableWatch:
         self._refused = frozenset(str(r.table.id) for r in discovery.refused)
         for notice in self._status.attend(discovery.notices):
             self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
+            note_error(self._status.last_errors, self._now(), notice.what, notice.remedy)
         for name in set(self._status.tables) - offered - self._refused - self.kept:
             del self._status.tables[name]
             self._metrics.forget_table(self.source, name)
-        for notice in discovery.notices:
-            if notice not in self._told_notices:
-                self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
-                note_error(self._status.last_errors, self._now(), notice.what, notice.remedy)
-        self._told_notices = frozenset(discovery.notices)
 
     def _forget_requests(self) -> None:
         """Say which snapshots were asked for and went with their pipeline.

@@ -581,10 +581,10 @@ async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_no
 
     open_slot = DrainSlot.open
 
-    async def open_late(*args: Any, lineage: str) -> DrainSlot:
+    async def open_late(*args: Any, **how: Any) -> DrainSlot:
         if when == "copied":
             await asyncio.to_thread(meddle)
-        return await open_slot(*args, lineage=lineage)
+        return await open_slot(*args, **how)
 
     monkeypatch.setattr(DrainSlot, "open", open_late)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")

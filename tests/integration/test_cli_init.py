@@ -300,4 +300,4 @@ def test_an_empty_database_gets_a_config_for_tables_to_come(
     assert '"public.*"' in (tmp_path / "ingestd.toml").read_text()
     checked = check(tmp_path / "ingestd.toml")
     assert checked.exit_code == 0, checked.output
-    assert "no table matches 'public.*' yet" in checked.stdout
+    assert "no table matches 'public.*' in `tables`" in checked.stdout

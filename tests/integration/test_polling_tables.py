@@ -597,7 +597,7 @@ async def test_check_names_what_fails_and_what_matches_nothing(
         f'GRANT SELECT ON "public"."t" TO "{stranger}";'
     )
     assert by_subject(lines, "table public.gone").level == "fail"
-    assert by_subject(lines, "tables").detail == "no table matches 'other.*' yet"
+    assert by_subject(lines, "tables").detail == "no table matches 'other.*' in `tables`"
 
 
 async def test_check_says_that_clocks_are_apart(
