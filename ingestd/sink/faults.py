@@ -83,6 +83,10 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 """What an S3 store says, at the end of a text that begins with the request."""
 
 
+_UNREADABLE = re.compile(r"json|metadata|protocol|checkpoint", re.IGNORECASE)
+"""What deltalake says of a log that it can't make sense of."""
+
+
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
     """Return the fault of a raw table's folder as that table's own (I8)."""
     again = reading_anew(source, table)
@@ -116,7 +120,9 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
         )
     if _CUT_SHORT.search(said):
         return cut_short(uri, said)
-    return FolderError(
+    # What is not known may be of the lake as a whole: it is not taken for a fault of one table.
+    kind = FolderError if _UNREADABLE.search(said) else OperatorError
+    return kind(
         f"lake {uri}: {said}",
         remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
                 "Error performing GET http://a/b?c in 7ms - Server returned non-2xx status code 404"
                 " Not Found <Error><Code>NoSuchBucket</Code>\n<Message>No bucket b</Message>"
             ),
-            FolderError,
+            OperatorError,
             "lake /lake/x: NoSuchBucket: No bucket b",
         ),
         (
@@ -58,13 +58,13 @@ if TYPE_CHECKING:
             TransientError,
             "list response body",
         ),
-        (OSError("checksum of footer is wrong"), FolderError, "footer"),
+        (OSError("checksum of footer is wrong"), OperatorError, "footer"),
         (
             OSError("Generic error\n  \x1b[31m↳\x1b[0m bad magic\n"),
-            FolderError,
+            OperatorError,
             "error bad magic",
         ),
-        (OSError(""), FolderError, "OSError"),
+        (OSError(""), OperatorError, "OSError"),
     ],
 )
 def test_storage_fault(error: OSError, kind: type[Exception], says: str) -> None:
