@@ -47,7 +47,9 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
           JOIN pg_catalog.pg_constraint k ON k.conrelid = i.indrelid AND k.contype = 'n'
            AND NOT k.convalidated AND k.conkey <@ (i.indkey::int2[])[0:i.indnkeyatts - 1]
          WHERE i.indrelid = c.oid AND i.indisreplident AND c.relreplident = 'i'
-         ORDER BY 1 LIMIT 1) AS not_validated
+         ORDER BY 1 LIMIT 1) AS not_validated,
+       (SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] FROM pg_catalog.pg_index i
+         WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid) AS declared_key
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_catalog.pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary AND pk.indisvalid
@@ -142,7 +144,8 @@ class TableRow:
     """A table as pg_class has it. `numbered`: its columns, dropped ones too.
 
     `primary_key_by`, `identity_by`: see `KeyMark`. `not_validated`: the NOT NULL constraint for
-    whose sake the identity's index is none.
+    whose sake the identity's index is none. `declared_key`: the primary key, deferrable or not: at
+    the end of a transaction it holds.
     `readable`: all of it; if not, `unreadable` names what is not: columns, xmin among them.
     """
 
@@ -161,6 +164,7 @@ class TableRow:
     primary_key_by: int = 0
     identity_by: int = 0
     not_validated: str | None = None
+    declared_key: tuple[int, ...] | None = None
 
     @property
     def id(self) -> TableId:
@@ -196,6 +200,7 @@ async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
                 unreadable=tuple(row.unreadable),
                 primary_key=_hashable(row.primary_key),
                 identity_key=_hashable(row.identity_key),
+                declared_key=_hashable(row.declared_key),
             )
             for row in await cursor.fetchall()
         ]

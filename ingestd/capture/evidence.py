@@ -86,7 +86,7 @@ def judge(oid: int, then: Storage, now: Storage) -> Iterator[Proven | Doubt]:
         yield Proven("what the stream showed was not judged before the daemon ended")
     for reason in (
         _filtered(then, now),
-        reassigned(then, now),
+        _reassigned(then, now),
         _rekeyed(then, now),
         _moved(then, now),
         _parted(oid, then, now),
@@ -204,6 +204,14 @@ def _has_forgotten(then: Storage, now: Storage) -> bool:
     """Return whether constant defaults were written into the rows, as every rewrite does."""
     present = {c.number for c in now.columns if not c.has_missing}
     return any(c.has_missing and c.number in present for c in then.columns)
+
+
+def _reassigned(then: Storage, now: Storage) -> str | None:
+    """Return the same as `reassigned`, or that it came with a rewrite."""
+    reason = reassigned(then, now)
+    common = then.files.keys() & now.files.keys()
+    is_rewrite = any(then.files[f] != now.files[f] for f in common) and is_altered(then, now)
+    return REWRITTEN if reason is not None and is_rewrite else reason
 
 
 def reassigned(then: Storage, now: Storage) -> str | None:

@@ -28,7 +28,7 @@ def key_of(
     guarantees it, where a column may be null, is left out or masked with null.
     """
     if settings.key is None:
-        key = row.primary_key
+        key = row.declared_key
         if key is None:
             raise _no_key(row.id, columns, indexes)
     else:
