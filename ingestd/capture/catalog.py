@@ -45,7 +45,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        coalesce(ric.oid, ri.indexrelid, pkc.oid, pk.indexrelid, 0)::int8 AS identity_by,
        (SELECT k.conname::text FROM pg_catalog.pg_index i
           JOIN pg_catalog.pg_constraint k ON k.conrelid = i.indrelid AND k.contype = 'n'
-           AND NOT k.convalidated AND k.conkey <@ (i.indkey::int2[])[0:i.indnkeyatts - 1]
+           AND NOT k.convalidated AND k.conkey OPERATOR(pg_catalog.<@) (i.indkey::int2[])[0:i.indnkeyatts - 1]
          WHERE i.indrelid = c.oid AND i.indisreplident AND c.relreplident = 'i'
          ORDER BY 1 LIMIT 1) AS not_validated,
        (SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] FROM pg_catalog.pg_index i
@@ -60,7 +60,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        AND ri.indimmediate AND c.relreplident = 'i' AND NOT EXISTS (
          SELECT FROM pg_catalog.pg_constraint k
           WHERE k.conrelid = c.oid AND k.contype = 'n' AND NOT k.convalidated
-            AND k.conkey <@ (ri.indkey::int2[])[0:ri.indnkeyatts - 1])
+            AND k.conkey OPERATOR(pg_catalog.<@) (ri.indkey::int2[])[0:ri.indnkeyatts - 1])
   LEFT JOIN pg_catalog.pg_constraint ric ON ric.conrelid = c.oid AND ric.contype IN ('p', 'u')
        AND ric.conindid = ri.indexrelid
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'

@@ -6,8 +6,8 @@ What is compared, in this order, and what it says:
                                                       LSNs would tell nothing
     nothing at all in the lake, and a slot that was   LakeLost
     read
-    rows of another server, or by polling, and a      LakeLost: another source's lake
-    slot here that was read
+    rows of another server, and a slot here that was  LakeLost: another source's lake
+    read
     a slot that was read beyond the lake              LakeLost: an older copy
     nothing in the lake needs continuity              Fresh
     another system identifier                         Lost: another server
@@ -129,9 +129,9 @@ def _not_the_lake(found: Standing, settings: WalSettings, committed: Committed) 
         )
     if position is None or not committed.needs_continuity or slot.is_lost:
         return None
-    foreign = _foreign(committed.origin or found.server.origin, found.server)
-    if foreign is not None:
-        return f"{foreign}; and {read} here: it is another source's lake"
+    other = _other_server(committed.origin or found.server.origin, found.server)
+    if other is not None:
+        return f"{other}; and {read} here: it is another source's lake"
     if (slot.confirmed_lsn or ZERO) > position:
         return (
             f"{read}, and the lake ends at {position}: it is an older copy of the lake, or somebody"
@@ -144,9 +144,11 @@ def _gap(found: Standing, settings: WalSettings, committed: Committed, position:
     """Say why the server may not have all that follows the lake; None if it has."""
     server = found.server
     origin = committed.origin or server.origin
-    foreign = _foreign(origin, server)
-    if foreign is not None:
-        return foreign
+    other = _other_server(origin, server)
+    if other is not None:
+        return other
+    if "/" in origin.partition("/")[2]:
+        return "the lake's rows came by another kind of capture, of which the slot knows nothing"
     timeline = origin.partition("/")[2]
     if timeline != str(server.timeline):
         reached = max(position, committed.floor or ZERO)
@@ -159,16 +161,14 @@ def _gap(found: Standing, settings: WalSettings, committed: Committed, position:
     return gap_before(found.slot, settings.slot, position)
 
 
-def _foreign(origin: str, server: Server) -> str | None:
-    """Say why the lake's rows are not this server's, or not by its slot; None if they are."""
-    system, _, rest = origin.partition("/")
+def _other_server(origin: str, server: Server) -> str | None:
+    """Say why the lake's rows are not this server's; None if they are."""
+    system = origin.partition("/")[0]
     if system != server.system_identifier:
         return (
             f"this is another server (system identifier {server.system_identifier}) than the one "
             f"that the lake's rows came from ({system})"
         )
-    if "/" in rest:
-        return "the lake's rows came by another kind of capture, of which the slot knows nothing"
     return None
 
 
