@@ -45,7 +45,8 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        coalesce(ric.oid, ri.indexrelid, pkc.oid, pk.indexrelid, 0)::int8 AS identity_by,
        (SELECT k.conname::text FROM pg_catalog.pg_index i
           JOIN pg_catalog.pg_constraint k ON k.conrelid = i.indrelid AND k.contype = 'n'
-           AND NOT k.convalidated AND k.conkey OPERATOR(pg_catalog.<@) (i.indkey::int2[])[0:i.indnkeyatts - 1]
+           AND NOT k.convalidated
+           AND k.conkey OPERATOR(pg_catalog.<@) (i.indkey::int2[])[0:i.indnkeyatts - 1]
          WHERE i.indrelid = c.oid AND i.indisreplident AND c.relreplident = 'i'
          ORDER BY 1 LIMIT 1) AS not_validated,
        (SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] FROM pg_catalog.pg_index i

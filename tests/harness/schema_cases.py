@@ -609,6 +609,7 @@ UNNAMED = (
             (FILL_UNNAMED,),
         ),
         RANGES,
+        is_read_anew=None,  # if it had rows when the catalog was read
     ),
 )
 PARTITIONS = (
@@ -699,6 +700,7 @@ IDENTIFIED = (
             "CREATE TABLE {t} (id int PRIMARY KEY, code int NOT NULL, note text)",
             "CREATE UNIQUE INDEX {s}_code ON {t} (code)",
         ),
+        is_read_anew=True,
     ),
     Case(
         "replica_identity_nothing",
@@ -712,6 +714,7 @@ IDENTIFIED = (
         "key_moved",
         (("ALTER TABLE {t} DROP CONSTRAINT {s}_pkey, ADD PRIMARY KEY (code)",),),
         ("CREATE TABLE {t} (id int PRIMARY KEY, code int NOT NULL, note text)",),
+        is_read_anew=True,
     ),
     Case(
         "key_moved_with_rows",
@@ -726,6 +729,7 @@ IDENTIFIED = (
             ),
         ),
         ("CREATE TABLE {t} (id int PRIMARY KEY, code int NOT NULL, note text)",),
+        is_read_anew=True,
     ),
 )
 IN_TRANSACTIONS = (

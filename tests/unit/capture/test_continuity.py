@@ -109,7 +109,6 @@ OTHER_SERVER = replace(FOUND, server=replace(SERVER, system_identifier="8"))
         ),
         (replace(PROMOTED, slot=slot(confirmed="0/800")), lake(), "older copy"),
         (OTHER_SERVER, lake(), "another source's lake"),
-        (FOUND, lake(origin="7/1/polling"), "another source's lake"),
     ],
 )
 @pytest.mark.parametrize("who", ["ours", "theirs, and read", "theirs, and never read"])
