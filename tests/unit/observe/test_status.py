@@ -99,6 +99,8 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
         "reason": None,
         "remedy": None,
         "since": "2026-01-02T03:05:05.000+00:00",
+        "lake_lost": False,
+        "notices": [],
         "claim": "",
         "lag_bytes": 32,
         "lag_seconds": 0.1,
