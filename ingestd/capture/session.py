@@ -216,7 +216,8 @@ async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool 
     """
     name = _server_encoding(connection)
     if name == "SQL_ASCII" or encoding_of(name) is not None:
-        await connection.execute(f"SET client_encoding TO '{name if yes else 'UTF8'}'")
+        encoding = sql.Literal(name if yes else "UTF8")
+        await connection.execute(sql.SQL("SET client_encoding TO {}").format(encoding))
 
 
 def sent_encoding(connection: AsyncConnection[Any]) -> Encoding | None:

@@ -15,6 +15,16 @@ MEANT = {
     ("ingestd/capture/pushdown.py", "kind.held or 'true'"): "a LiteralString of the module",
     ("ingestd/capture/pushdown.py", "predicate.operator"): "one of `ingestd.predicates.Operator`",
     ("ingestd/capture/wal/stream.py", "str(after)"): "an LSN: hexadecimal digits and a slash",
+    (
+        "ingestd/capture/control.py",
+        "connection.pgconn",
+    ): "a generator of psycopg's, not a statement",
+    ("ingestd/capture/copy_out.py", "query_bytes(self._connection, query)"): "composed, as bytes",
+    ("ingestd/capture/key_splits.py", "query_bytes(connection, query)"): "composed, as bytes",
+    (
+        "ingestd/capture/polling/key_pages.py",
+        "query_bytes(connection, query)",
+    ): "composed, as bytes",
     ("ingestd/capture/wal/libpq_reader.py", "command"): "what stream.py composed, as bytes",
 }
 """Arguments that are not literal, and why they may be given."""

@@ -46,7 +46,9 @@ class Plain:
         kind = reader.take("c")[0].decode()
         if kind == "B":
             lsn, ts, xid = reader.take("QqI")
-            self.begin, self.seq = (lsn, ts + EPOCH_US, xid), 0
+            # To the nearest time of the years 1 to 9999.
+            at = min(max(ts + EPOCH_US, -62_135_596_800_000_000), 253_402_300_799_999_999)
+            self.begin, self.seq = (lsn, at, xid), 0
         elif kind == "C":
             _, _, end, _ = reader.take("BQQq")
             self.position = max(self.position, end)
