@@ -296,7 +296,8 @@ class ServerWorld:
 
     async def leftovers(self) -> Sequence[object]:
         query = """SELECT array_agg(application_name || ': ' || query) FROM pg_stat_activity
-                    WHERE datname = current_database() AND pg_catalog.starts_with(application_name, 'ingestd')"""
+                    WHERE datname = current_database()
+                      AND pg_catalog.starts_with(application_name, 'ingestd')"""
         slots = "SELECT array_agg(slot_name) FROM pg_replication_slots WHERE temporary"
         return [*(await self._value(query) or ()), *(await self._value(slots) or ())]
 

@@ -202,7 +202,6 @@ class SourceTables:
             if then is None:  # the next start has to know by which entry it was published
                 ours[table] = now
                 self._is_told = False
-                self._replaced.add(now.entry)
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
                 self._is_told = False
@@ -338,9 +337,7 @@ class SourceTables:
         sent, was_sent = catalog.published.get(table.id), self._catalog.published.get(table.id)
         if sent is None:
             return "the publication lacked it"
-        # Older lakes have 0 where it was not known; else it was not published at that reading.
-        unknown = {now.membership} if then is None or then.key is not None else {0, now.membership}
-        is_another = then is not None and then.membership not in unknown
+        is_another = then is not None and then.membership not in {0, now.membership}
         is_another &= now.membership not in self._replaced
         if is_another or (was_sent is not None and was_sent.entry != sent.entry):
             return "the publication lacked it for a time"
