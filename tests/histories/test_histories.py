@@ -30,45 +30,6 @@ DDL_LOG = ["catalog"] + [
     pytest.param("event_trigger", marks=pytest.mark.thorough) for _ in range(int(KNOWS_DDL_LOG))
 ]
 """Of the source under test."""
-FAIL_TODAY = frozenset(
-    f"{name}-{weather}"
-    for name, found in {
-        "rows_came_in_a_subtransaction": DAEMON,
-        "rows_came_after_a_savepoint": DAEMON,
-        "rows_came_from_another_session": DAEMON,
-        "rows_came_of_a_prepared_transaction": DAEMON,
-        "rows_that_came_are_updated": DAEMON,
-        "reloaded_and_granted": ("killed",),
-        "reloaded_and_vacuumed": DAEMON,
-        "reloaded_and_clustered": DAEMON,
-        "reloaded_and_set": DAEMON,
-        "reloaded_with_a_trigger": DAEMON,
-        "reloaded_after_a_savepoint": DAEMON,
-        "deferrable_key_shifted": DAEMON,
-        "deferrable_key_swapped": DAEMON,
-        "key_dropped_and_added": DAEMON,
-        "key_dropped_and_added_at_once": DAEMON,
-        "key_dropped_loaded_and_added": DAEMON,
-        "attached_and_detached": ("killed",),
-        "label_added_used_and_renamed": DAEMON,
-        "label_renamed_there_and_back": DAEMON,
-        "partition_unlogged_for_a_time": DAEMON,
-        "relation_of_a_value_renamed": DAEMON,
-        "type_of_a_value_renamed": DAEMON,
-        "identity_moved": DAEMON,
-        "key_moved": DAEMON,
-        "typmod_of_a_key": DAEMON,
-        "schema_there_and_back": DAEMON,
-        "left_the_publication_and_returned": ("killed",),
-        "changes_before_a_drop": ("killed",),
-        "null_in_an_identity": DAEMON,
-    }.items()
-    for weather in found
-)
-"""What no check of the catalog notices today: to be emptied, and then taken out.
-
-(Those of one weather only are noticed in the other by chance, as something else had it checked.)
-"""
 
 
 @pytest.fixture(scope="module")
