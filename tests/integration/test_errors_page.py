@@ -388,6 +388,7 @@ def _as_an_example(world: World, text: str) -> str:
         (re.escape(str(world.folder)) + r"(/daemon_\d+)?", "/srv/ingestd"),
         (rf"\b{world.server.port}\b", "5432"),
         (r"127\.0\.0\.1:\d+", "127.0.0.1:8080"),
+        (r"\bpid \d+", "pid 4711"),
         (r"\b[0-9A-F]+/[0-9A-F]{3,8}\b", "0/1A2B3C8"),
         (r"\[Errno -\d\] [A-Za-z ]+", "[Errno -2] Name or service not known "),  # the resolver's
         (r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)?", "2026-11-22T12:00:00Z"),

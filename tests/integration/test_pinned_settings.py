@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 PINNED = {
     "DateStyle": "ISO, MDY", "TimeZone": "UTC", "IntervalStyle": "iso_8601",
     "extra_float_digits": "3", "bytea_output": "hex", "quote_all_identifiers": "off",
-    "standard_conforming_strings": "on", "transform_null_equals": "off", "array_nulls": "on",
+    "search_path": '"$user", public', "lc_monetary": "C", "standard_conforming_strings": "on",
+    "transform_null_equals": "off", "array_nulls": "on",
     "row_security": "off", "idle_in_transaction_session_timeout": "0",
     "default_transaction_read_only": "off", "default_transaction_deferrable": "off",
     "default_transaction_isolation": "read committed", "jit": "off", "geqo": "on",
@@ -48,6 +49,7 @@ PINNED = {
 OTHERWISE = {
     "DateStyle": "German", "TimeZone": "Asia/Tokyo", "IntervalStyle": "sql_standard",
     "extra_float_digits": "0", "bytea_output": "escape", "quote_all_identifiers": "on",
+    "search_path": "public", "lc_monetary": "C.UTF-8",
     "standard_conforming_strings": "off", "transform_null_equals": "on", "array_nulls": "off",
     "row_security": "on", "idle_in_transaction_session_timeout": "9h",
     "default_transaction_read_only": "on", "default_transaction_deferrable": "on",
