@@ -258,6 +258,8 @@ class CommitsAhead:
             return
         assert self._given is not None
         kept = types != ORIGIN
+        if not kept.all():  # only the first segment has it, before all else
+            yield buffer, starts[~kept], ends[~kept]
         if not kept.any():
             return
         messages = without_xids(buffer, starts[kept], ends[kept], types[kept], 0, last=self._last)

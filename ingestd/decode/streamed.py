@@ -175,9 +175,9 @@ class StreamCommit:
         _, *fields = COMMIT_FORM.unpack(message)
         return cls(*fields)
 
-    def begin(self) -> Stretch:
-        """Give the Begin of the ordinary form."""
-        return _joined(_ORDINARY_BEGIN.pack(b"B", self.lsn, self.time, self.xid))
+    def begin(self, *origin: bytes) -> Stretch:
+        """Return the Begin of the ordinary form, and the ORIGIN message if there is one."""
+        return _joined(_ORDINARY_BEGIN.pack(b"B", self.lsn, self.time, self.xid), *origin)
 
     def end(self, newer: Sequence[bytes]) -> Stretch:
         """Give the RELATION messages to repeat, and the Commit of the ordinary form."""
@@ -193,6 +193,7 @@ class CommitOrder:
         self._segment: int | None = None
         self._open: set[int] = set()
         self._last: dict[int, int] = {}
+        self._origins: dict[int, bytes] = {}
         self._sent = 0
         self._newest = NewestRelations()
 
@@ -234,6 +235,8 @@ class CommitOrder:
             yield buffer, starts, ends
             return
         with_xid = types != ORIGIN
+        for i in np.flatnonzero(~with_xid).tolist():
+            self._origins[self._segment] = buffer[int(starts[i]) : int(ends[i])]
         if with_xid.any():
             starts, ends, types = starts[with_xid], ends[with_xid], types[with_xid]
             last = self._last.get(self._segment)
@@ -266,7 +269,7 @@ class CommitOrder:
         _, xid, is_first = START_FORM.unpack(message)
         if is_first:
             self._spool.drop(xid)
-            self._last.pop(xid, None)
+            self._close(xid)
             self._open.add(xid)
         elif xid not in self._open:
             msg = f"a segment of transaction {xid}, which has not begun"
@@ -285,7 +288,8 @@ class CommitOrder:
         if commit.xid not in self._open:
             msg = f"commit of transaction {commit.xid}, which has not begun"
             raise ProtocolError(msg)
-        yield commit.begin()
+        origin = self._origins.get(commit.xid)
+        yield commit.begin(*([] if origin is None else [origin]))
         told: Told = {}
         for messages in self._spool.take(commit.xid):
             told |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
@@ -297,6 +301,7 @@ class CommitOrder:
     def _close(self, xid: int) -> None:
         self._open.discard(xid)
         self._last.pop(xid, None)
+        self._origins.pop(xid, None)
         if not self._open:  # whatever begins from here on tells of its relations later than all
             self._newest.clear()
 

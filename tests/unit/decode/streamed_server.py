@@ -52,6 +52,7 @@ class Transaction:
     made: list[Change] = field(default_factory=list)
     streamed: set[int] = field(default_factory=set)
     touched: set[int] = field(default_factory=set)
+    is_replicated: bool = False
 
     @property
     def xid(self) -> int:
@@ -64,12 +65,16 @@ class Transaction:
 
 
 class Server:
-    """Writes `steps` random steps' worth of messages to `wire`; `committed` is what they mean."""
+    """Writes `steps` random steps' worth of messages to `wire`; `committed` is what they mean.
+
+    `replicated`: the commit LSNs of those that have a replication origin.
+    """
 
     def __init__(self, rng: random.Random, first_xid: int) -> None:
         self.rng = rng
         self.wire: list[bytes] = []
         self.committed: list[tuple[int, list[Change]]] = []
+        self.replicated: list[int] = []
         self.open: list[Transaction] = [Transaction() for _ in range(3)]
         self.entries = {oid: Entry() for oid in OIDS}
         self.versions = dict.fromkeys(OIDS, 0)
@@ -159,8 +164,8 @@ class Server:
             return
         is_first = not transaction.is_streamed
         self.wire.append(struct.pack(">cIB", b"S", transaction.xid, is_first))
-        if is_first and self.rng.random() < 0.2:
-            self.wire.append(b"O" + bytes(8) + b"origin\0")
+        if is_first:
+            self.tell_origin(transaction)
         for change in transaction.pending:
             self.send(change, transaction)
             transaction.streamed.add(change.xid)
@@ -168,6 +173,11 @@ class Server:
         transaction.pending = []
         self.wire.append(b"E")
         self.forget_altered(transaction)
+
+    def tell_origin(self, transaction: Transaction) -> None:
+        if self.rng.random() < 0.2:
+            self.wire.append(b"O" + bytes(8) + b"origin\0")
+            transaction.is_replicated = True
 
     def commit(self, transaction: Transaction) -> None:
         while len(transaction.levels) > 1:
@@ -182,11 +192,13 @@ class Server:
                 entry.streamed.discard(transaction.xid)
         elif transaction.made:
             self.wire.append(pgoutput.begin(lsn, ts=lsn, xid=transaction.xid))
+            self.tell_origin(transaction)
             for change in transaction.pending:
                 self.send(change, None)
             self.wire.append(pgoutput.commit(lsn, lsn + 8, ts=lsn))
         if transaction.is_streamed or transaction.made:
             self.committed.append((lsn, transaction.made))
+            self.replicated += [lsn] * transaction.is_replicated
         self.forget_altered(transaction)
         self.versions |= transaction.levels[0].altered
         self.replace(transaction)

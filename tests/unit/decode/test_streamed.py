@@ -90,6 +90,10 @@ def transactions(messages: list[bytes]) -> list[tuple[int, list[str]]]:
 def assert_as_committed(server: Server, messages: list[bytes]) -> None:
     expected = [(lsn, [c.text for c in made]) for lsn, made in server.committed]
     assert transactions(messages) == expected
+    begun = [n for n, message in enumerate(messages) if message[:1] == b"B"]
+    replicated = [messages[n] for n in begun if messages[n + 1][:1] == b"O"]
+    assert [Reader(m[1:]).take("QqI")[0] for m in replicated] == server.replicated
+    assert sum(m[:1] == b"O" for m in messages) == len(replicated)
 
 
 @settings(max_examples=100, deadline=None)
