@@ -228,11 +228,6 @@ async def _check(
         return CheckLine(source, subject, "ok", f"read every {every_s:g} s")
     if kind == "manual":
         return CheckLine(source, subject, "ok", "read when asked for")
-    [row] = [r for r in await list_tables(connection) if r.id == name]
-    has_key = row.primary_key or row.identity_key or getattr(settings.controls(name), "key", None)
-    if not has_key:
-        remedy = 'give it a primary key, or set reference = "snapshot_only"'
-        return CheckLine(source, subject, "fail", "has no key to tell its rows apart by", remedy)
     return CheckLine(source, subject, "ok", "kept by its changes")
 
 

@@ -170,13 +170,16 @@ class Followed:
 
     async def _advance(self, source: ReferenceTableSource) -> None:
         began = self._monotonic()
-        has_begun_anew = False
+        has_begun_anew = was_replaced = False
         while True:
             if not source.is_snapshot_complete():
+                was_replaced = True
                 self._state = await self._replace(source)
                 self._watch.current(self._table, self._state, self._monotonic() - began)
             changes = await source.poll_changes()
             if changes is None:
+                if was_replaced and not source.key:  # each change has all be folded: after a pause
+                    return
                 continue
             state = self._state
             if state is None or not _fits(changes, state):

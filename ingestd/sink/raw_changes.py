@@ -66,9 +66,12 @@ def read_changes(
 
 
 def change_rows_schema(definition: ReferenceDefinition, columns: Sequence[str]) -> pa.Schema:
-    """Give the schema of change rows with these columns of the raw table, and what a fold needs."""
+    """Return the schema of change rows with these columns of the raw table, and what a fold needs.
+
+    Without a key `_cdc_before` has all columns.
+    """
     types = {c.raw: c.type for c in definition.columns}
-    before = pa.struct([(n, types[n]) for n in definition.key])
+    before = pa.struct([(n, types[n]) for n in definition.key or types])
     kinds = {
         **{f.name: f.type for f in POSITION},
         "_cdc_before": before,

@@ -39,7 +39,8 @@ class ReferenceColumn:
 class ReferenceDefinition:
     """A table as recorded last. `is_live`: the fold of its raw table is the table.
 
-    `key`: names, in the raw table, of the columns that changes find their rows by.
+    `key`: names, in the raw table, of the columns that changes find their rows by; empty: by whole
+    rows.
     `key_since_lsn`: changes below may name them by others.
     """
 
@@ -115,10 +116,7 @@ def _choose(mask: pa.ChunkedArray, value: pa.Array, column: pa.ChunkedArray) -> 
 
 
 def read_definition(table: TableId, events: Sequence[Mapping[str, Any]]) -> ReferenceDefinition:
-    """Read a table's own rows of `_tables`, in the order of their times; at least one.
-
-    Raises TableError for a table without a key.
-    """
+    """Return what a table's own rows of `_tables` say, in the order of their times."""
     described = [e for e in events if e["columns"]]
     if not described:
         return ReferenceDefinition(table, False, (), (), 0)  # noqa: FBT003
@@ -131,13 +129,6 @@ def read_definition(table: TableId, events: Sequence[Mapping[str, Any]]) -> Refe
         ],
         {},
     )
-    key = _key(newest)
-    if not key:
-        raise TableError(
-            table,
-            "has no key to tell its rows apart by",
-            remedy='give it a primary key, or set reference = "snapshot_only"',
-        )
     return ReferenceDefinition(
         table=table,
         is_live=events[-1]["state"] == TableState.LIVE,
@@ -152,7 +143,7 @@ def read_definition(table: TableId, events: Sequence[Mapping[str, Any]]) -> Refe
             )
             for c, own in zip(columns, names, strict=True)
         ),
-        key=key,
+        key=_key(newest),
         key_since_lsn=_key_since(described),
     )
 

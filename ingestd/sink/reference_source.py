@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ingestd.changes import TRUNCATE, field_of
 from ingestd.errors import TableError, TransientError, reading_anew
@@ -37,6 +38,7 @@ from ingestd.sink.reference_definition import ReferenceDefinition, read_definiti
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
 from ingestd.sink.store import open_store
 from ingestd.sink.table_log import TableLog
+from ingestd.sink.whole_rows import WholeRows
 
 MEMORY_BYTES = 64 << 20
 """Arrow bytes of change rows folded at once: it takes some three times as much for a moment."""
@@ -62,7 +64,7 @@ class RawReferenceSource:
     """See above. `uri`: the lake's. It only reads, and may run beside the source's daemon.
 
     Raises TransientError (``not_whole``) from `poll_snapshot` while the table's own snapshot is not
-    complete; TableError for a table without a key, or with a value that its column can't hold.
+    complete; TableError for a table with a value that its column can't hold.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class RawReferenceSource:
 
     @property
     def key(self) -> Sequence[str]:
-        """The replica identity's columns, or the primary key's where that is FULL."""
+        """The replica identity's columns, or the primary key's where that is FULL; maybe none."""
         return () if self._definition is None else self._definition.own_key
 
     @property
@@ -223,7 +225,8 @@ class RawReferenceSource:
         nbytes = self._nbytes(definition, files, epoch)
         passes = self._resumed or max(1, -(-nbytes // self._memory_bytes))
         self._resumed = None
-        linked = self._linked(definition, files, epoch, above) if passes > 1 else None
+        has_key = passes > 1 and bool(definition.key)
+        linked = self._linked(definition, files, epoch, above) if has_key else None
         return _Plan(definition, epoch, files, above, passes, linked, self._raw.version, reach)
 
     def _marks(self, files: Sequence[File], epoch: int) -> tuple[Position, Position]:
@@ -263,31 +266,49 @@ class RawReferenceSource:
         """Fold share by share. An empty batch first: it tells the columns."""
         definition = plan.definition
         yield pa.RecordBatch.from_pylist([], definition.schema)
-        wanted = change_rows_schema(definition, [c.raw for c in definition.columns])
+        names = [c.raw for c in definition.columns]
         linked = None
         if plan.linked is not None:
             linked = np.unique(key_hashes(plan.linked, definition.key))
         for share in range(plan.passes):
-            parts = []
-            for file in plan.files:
-                for rows in read_changes(self._raw, file, wanted, plan.epoch, plan.above):
-                    own = rows.filter(
-                        pa.array(is_in_share(rows, definition.key, share, plan.passes, linked))
-                    )
-                    if own.num_rows:
-                        parts.append(own)
-            if not parts:
+            if definition.key:
+                current = self._last_rows(plan, share, linked)
+            else:
+                current = self._whole_rows(plan, share)
+            if not len(current):
                 continue
-            rows = definition.with_missing(pa.concat_tables(parts))
-            del parts
-            current = last_rows(rows, definition.key, definition.refusal)
-            del rows
-            current = current.filter(pc.equal(current["_cdc_op"], "u"))
             # In an order that does not depend on that of the files: `restore` counts batches.
-            order = np.argsort(key_hashes(current, definition.key), kind="stable")
-            current = current.select([c.raw for c in definition.columns]).take(pa.array(order))
+            order = np.argsort(key_hashes(current, definition.key or names), kind="stable")
+            current = current.select(names).take(pa.array(order))
             whole = current.rename_columns(definition.schema.names).cast(definition.schema)
             yield from whole.to_batches(max_chunksize=self._batch_rows)
+
+    def _last_rows(self, plan: _Plan, share: int, linked: NDArray[np.uint64] | None) -> pa.Table:
+        """Return the current rows whose keys are in a share."""
+        definition = plan.definition
+        parts = [change_rows_schema(definition, [c.raw for c in definition.columns]).empty_table()]
+        for rows in self._changes_of(plan):
+            is_own = is_in_share(rows, definition.key, share, plan.passes, linked)
+            parts.append(rows.filter(pa.array(is_own)))
+        rows = definition.with_missing(pa.concat_tables(parts))
+        del parts
+        current = last_rows(rows, definition.key, definition.refusal)
+        return current.filter(pc.equal(current["_cdc_op"], "u"))
+
+    def _whole_rows(self, plan: _Plan, share: int) -> pa.Table:
+        """Return the current rows that are in a share, of a table without a key."""
+        whole = WholeRows(plan.definition, share, plan.passes)
+        names = [c.raw for c in plan.definition.columns]
+        whole.add(change_rows_schema(plan.definition, names).empty_table())
+        for rows in self._changes_of(plan):
+            whole.add(rows)
+        return whole.rows()
+
+    def _changes_of(self, plan: _Plan) -> Iterator[pa.Table]:
+        names = [c.raw for c in plan.definition.columns]
+        wanted = change_rows_schema(plan.definition, names)
+        for file in plan.files:
+            yield from read_changes(self._raw, file, wanted, plan.epoch, plan.above)
 
     # --- changes (blocking) -------------------------------------------------------------------
 
@@ -324,7 +345,7 @@ class RawReferenceSource:
                 if nbytes > self._memory_bytes:
                     return None
         rows = pa.concat_tables(parts)
-        if not self._only_adds(rows):
+        if not self._only_adds(rows) or (rows.num_rows and not definition.key):
             return None
         changes = self._changes(definition, rows)
         if rows.num_rows:

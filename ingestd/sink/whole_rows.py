@@ -1,0 +1,124 @@
+"""The current rows of a table without a key, found with arrays (design section 2).
+
+Each `u` and `d` has the whole old row and takes one equal row away, as in `ingestd.sink.fold`. So
+their order does not count, only how many there are of each. Rows are told apart by a 64-bit hash
+of their values (`ingestd.value_hashes`), as `verify` does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ingestd.changes import DELETE
+from ingestd.sink.raw_changes import key_hashes
+from ingestd.sink.reference_definition import ReferenceDefinition
+
+_RAW = "_cdc_raw_name"
+"""The first of a row's columns that can't hold its value."""
+_OF_BEFORE = "_cdc_before."
+
+
+class WholeRows:
+    """Counts the rows of one share, in whatever order they are added."""
+
+    def __init__(self, definition: ReferenceDefinition, share: int, shares: int) -> None:
+        self._definition = definition
+        self._names = [c.raw for c in definition.columns]
+        self._share, self._shares = share, shares
+        self._came: list[pa.Table] = []
+        self._came_hashes: list[NDArray[np.uint64]] = []
+        self._went: list[NDArray[np.uint64]] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Add change rows, in the form of `change_rows_schema`; no `t` may be among them."""
+        rows = rows.combine_chunks()
+        is_delete = pc.equal(rows["_cdc_op"], DELETE)
+        has_before = rows["_cdc_before"].is_valid()
+        came, hashes = self._own(rows.filter(pc.invert(is_delete)), is_new=True)
+        self._came.append(came)
+        self._came_hashes.append(hashes)
+        for gone in (
+            self._before(rows.filter(has_before)),
+            rows.filter(pc.and_(is_delete, pc.invert(has_before))),
+        ):
+            self._went.append(self._own(gone, is_new=False)[1])
+
+    def rows(self) -> pa.Table:
+        """Return the rows that are left, in an order that depends on nothing but their values.
+
+        Raises TableError if a column can't hold one of their values.
+        """
+        came = pa.concat_tables(self._came)
+        hashes = np.concatenate(self._came_hashes)
+        both = np.concatenate([hashes, *self._went])
+        _, numbers = np.unique(both, return_inverse=True)
+        own = numbers[: len(hashes)]
+        count = int(numbers.max(initial=-1)) + 1
+        left = np.bincount(own, minlength=count) - np.bincount(
+            numbers[len(hashes) :], minlength=count
+        )
+        order = np.argsort(own, kind="stable")
+        ranked = own[order]
+        rank = np.arange(len(ranked)) - np.searchsorted(ranked, ranked)
+        found = came.take(pa.array(order[rank < left[ranked]]))
+        refused = found[_RAW].drop_null()
+        if len(refused):
+            raise self._definition.refusal(refused[0].as_py())
+        return found.select(self._names)
+
+    def _own(self, rows: pa.Table, *, is_new: bool) -> tuple[pa.Table, NDArray[np.uint64]]:
+        """Return the rows of this share with their hashes."""
+        if is_new:
+            rows = _filled(rows, self._names)
+        raw = self._raw_names(rows["_cdc_raw"])
+        rows = self._definition.with_missing(rows).select(self._names).append_column(_RAW, raw)
+        hashes = key_hashes(rows, rows.column_names)
+        if self._shares > 1:
+            is_own = hashes % np.uint64(self._shares) == self._share
+            rows, hashes = rows.filter(pa.array(is_own)), hashes[is_own]
+        return rows, hashes
+
+    def _before(self, rows: pa.Table) -> pa.Table:
+        """Return the old rows as rows."""
+        before = rows["_cdc_before"].combine_chunks()
+        columns = {name: pc.struct_field(before, name) for name in self._names}
+        raw = [_of_before(texts) for texts in rows["_cdc_raw"].to_pylist()]
+        columns["_cdc_lsn"] = rows["_cdc_lsn"]
+        columns["_cdc_raw"] = pa.array(raw, rows.schema.field("_cdc_raw").type)
+        return pa.table(columns)
+
+    def _raw_names(self, raw: pa.ChunkedArray) -> pa.Array:
+        if raw.null_count == len(raw):
+            return pa.nulls(len(raw), pa.string())
+        names = set(self._names)
+        found = [next((n for n, _ in texts or () if n in names), None) for texts in raw.to_pylist()]
+        return pa.array(found, pa.string())
+
+
+def _of_before(texts: list[tuple[str, str]] | None) -> list[tuple[str, str]] | None:
+    """Return the texts of the old row's values."""
+    if texts is None:
+        return None
+    return [(n.removeprefix(_OF_BEFORE), t) for n, t in texts if n.startswith(_OF_BEFORE)]
+
+
+def _filled(rows: pa.Table, names: list[str]) -> pa.Table:
+    """Put in what was not sent because it did not change: the old row has it."""
+    lists = rows["_cdc_unchanged"]
+    if lists.null_count == len(lists):
+        return rows
+    lists = lists.combine_chunks()
+    of, unchanged = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
+    before = rows["_cdc_before"].combine_chunks()
+    for name in set(unchanged.to_pylist()) & set(names):
+        index = rows.schema.get_field_index(name)
+        own = rows.column(index).combine_chunks()
+        places = np.arange(len(rows))
+        lacking = of[pc.equal(unchanged, name).to_numpy(zero_copy_only=False)]
+        places[lacking] = len(rows) + lacking
+        both = pa.concat_arrays([own, pc.struct_field(before, name)])
+        rows = rows.set_column(index, rows.schema.field(index), both.take(pa.array(places)))
+    return rows
