@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.catalog import (
-    TableRow,
     list_columns,
     list_generated,
     list_tables,
@@ -32,6 +31,7 @@ from ingestd.capture.columns import controlled
 from ingestd.capture.faults import classify
 from ingestd.capture.pages import TablePages
 from ingestd.capture.patterns import missing_tables
+from ingestd.capture.rewrites import keep_shared
 from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error, splits_seen
 from ingestd.capture.views import ExportedView, Place
@@ -140,7 +140,8 @@ class CopiedReferenceSource:
     async def _read(self) -> AsyncGenerator[pa.RecordBatch, None]:
         keeper = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
         self._keeper = keeper
-        await keeper.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # So that the snapshot is taken when it is exported, after the lock.
+        await keeper.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ ONLY")
         await self._lock(keeper)
         table = await describe(keeper, self._settings, self._id)
         columns = [c.lake_name for c in table.columns]
@@ -164,11 +165,9 @@ class CopiedReferenceSource:
             self.progress = done / total if total else 1.0
 
     async def _lock(self, connection: AsyncConnection[Any]) -> None:
-        """Lock the table, if it is there: before the snapshot, which is that of what comes next."""
-        name = sql.Identifier(self._id.schema, self._id.name)
-        lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(name)
+        """Lock the table, if it is there."""
         try:
-            await connection.execute(lock)
+            await keep_shared(connection, sql.Identifier(self._id.schema, self._id.name))
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             await connection.rollback()  # `describe` says it better
         except psycopg.errors.InsufficientPrivilege as error:
@@ -191,9 +190,12 @@ async def describe(
     columns = (await list_columns(connection, [row.oid], generated)).get(row.oid, ())
     types = {**BUILT_IN, **await list_types(connection, {c.type_oid for c in columns})}
     table = _without_identity(table_of(row, columns, types))
-    _refuse(row, table, await _role(connection))
     controls, key = settings.controls(name), settings.mask_key_bytes
     table = controlled(table, controls, key, types, strict=True)
+    readable = replace(row, persistence="p")  # unlogged tables can be read
+    refused = refusal(readable, table, await _role(connection))
+    if refused is not None:
+        raise refused.error
     return replace(table, columns=allocate(table.columns, {}))
 
 
@@ -235,19 +237,6 @@ def _without_identity(table: Table) -> Table:
     """Nothing finds a row by its identity here: any column may be masked or left out."""
     columns = tuple(replace(c, identity=False) for c in table.columns)
     return replace(table, columns=columns, replica_identity="n", key=())
-
-
-def _refuse(row: TableRow, table: Table, role: str) -> None:
-    refused = refusal(replace(row, persistence="p"), table, role)  # unlogged tables can be read
-    if refused is None and not row.readable:
-        # The lock needs the right to read all of it, and here it comes before the snapshot.
-        grant = sql.SQL("GRANT SELECT ON {} TO {};").format(
-            sql.Identifier(row.schema, row.name), sql.Identifier(role)
-        )
-        what = "no right to read all its columns, which a reference table takes"
-        raise TableError(row.id, what, remedy=grant.as_string(None))
-    if refused is not None:
-        raise refused.error
 
 
 async def _role(connection: AsyncConnection[Any]) -> str:

@@ -6,9 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 from psycopg.conninfo import make_conninfo
 
 from ingestd.schema import TableId
+from ingestd.sink.paths import Layout
 from tests.harness.command_line import run_command
 from tests.harness.compare import raw_rows, registry
 from tests.harness.config import polling_config, wal_config
@@ -102,3 +105,42 @@ def test_reading_the_captured_columns_suffices(
     verified = run_command(daemon.config_path, "verify", "shop")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     daemon.close()
+
+
+def test_reading_the_kept_columns_suffices_for_a_reference_table(
+    database: Database, role: str, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    sections = SECTIONS.replace("]\nex", ']\nreference = "snapshot_only"\nrefresh = "500ms"\nex')
+    config = wal_config(
+        lake=lake,
+        dsn=make_conninfo(database.dsn, user=role),
+        source_extra=f'slot = "{database.name}"\npublication = "{database.name}"\nmanage = false',
+        extra=sections,
+    )
+    database.execute(
+        "CREATE TABLE captured (id int PRIMARY KEY)",
+        f"GRANT SELECT ON captured TO {role}",
+        f"ALTER PUBLICATION {database.name} SET TABLE captured",
+        f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+    )
+    daemon = make_daemon(config)
+    said = json.loads(run_command(daemon.config_path, "check", "--json").stdout)["checks"]
+    grants = [c["remedy"] for c in said if c["subject"].startswith("reference table")]
+    assert grants == [
+        f'GRANT SELECT ("id", "name") ON "public"."{table}" TO "{role}";'
+        for table in ("people", "parts")
+    ]
+    database.execute(*grants)
+    daemon.start()
+
+    def rows() -> int:
+        try:
+            found = DeltaTable(str(lake / Layout("shop").reference(PARTS))).to_pyarrow_table()
+        except TableNotFoundError:
+            return 0
+        assert found.column_names == ["id", "name"]
+        return int(found.num_rows)
+
+    await_until(lambda: rows() == 200, LIMIT_S, daemon.tail)
+    database.execute("DELETE FROM parts WHERE id = 150")
+    await_until(lambda: rows() == 199, LIMIT_S, daemon.tail)
