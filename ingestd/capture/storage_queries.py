@@ -5,7 +5,7 @@ Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_inherits, pg_d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -73,6 +73,11 @@ SELECT c.relkind = 'r' AND c.relfilenode = c.oid
            AND a.xmin = s.xmin AND a.cmin = s.cmin AND a.xmax = 0 AND a.attinhcount > 0
          WHERE s.attrelid = p.inhrelid AND s.attname = 'tableoid' AND s.attnum < 0 AND s.xmax = 0)))
   FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+"""
+# Nothing alters the rows of pg_attribute for the system's columns.
+_MAKERS = """
+SELECT attrelid::int8, xmin::text::int8 FROM pg_catalog.pg_attribute
+ WHERE attrelid = ANY(%s::oid[]) AND attname = 'tableoid' AND attnum < 0
 """
 _NEVER_A_PARTITION = """
 SELECT NOT EXISTS (
@@ -168,6 +173,13 @@ async def _holds(connection: AsyncConnection[Any], doubt: Doubt) -> bool:
         cursor = await connection.execute(_NEVER_A_PARTITION, of)
     row = await cursor.fetchone()
     return row is not None and bool(row[0])
+
+
+async def read_makers(connection: AsyncConnection[Any], tables: Collection[int]) -> dict[int, int]:
+    """Return the ids of the (sub)transactions that created these tables, by OID."""
+    if not tables:
+        return {}
+    return dict(await (await connection.execute(_MAKERS, (list(tables),))).fetchall())
 
 
 async def _has_older_row(connection: AsyncConnection[Any], table: int, ended: int) -> bool:

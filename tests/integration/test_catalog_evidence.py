@@ -47,6 +47,8 @@ MORE = "INSERT INTO {t} VALUES (10, 10, 'more')"
 NEW_PART = "CREATE TABLE {t}_3 (LIKE {t} INCLUDING ALL)"
 NEW_ROWS = "INSERT INTO {t}_3 SELECT i, i, repeat('loaded', 2000) FROM generate_series(301, 305) i"
 ATTACH = "ALTER TABLE {t} ATTACH PARTITION {t}_3 FOR VALUES FROM (300) TO (400)"
+MADE = "CREATE TABLE {t}_3 PARTITION OF {t} FOR VALUES FROM (300) TO (400)"
+NEW_ROW = "INSERT INTO {t}_3 VALUES (306, 306, 'kept')"
 RELOAD = "INSERT INTO {t}_1 SELECT i, 0, 'reloaded' FROM generate_series(1, 5) i"
 GRANT = "GRANT SELECT ON {t} TO PUBLIC"
 
@@ -108,6 +110,21 @@ ATTACHED = (
             ("TRUNCATE {t}_3",),
         ),
         is_read=True,
+    ),
+    *(
+        Case(f"part_made_{name}", PARTED, (steps,), is_read=True)
+        for name, steps in {
+            "emptied_at_once": (MADE, NEW_ROWS, "TRUNCATE {t}_3"),
+            "reloaded_at_once": (MADE, NEW_ROWS, "TRUNCATE {t}_3", NEW_ROW),
+            "in_savepoint": ("SAVEPOINT a", MADE, "RELEASE a", NEW_ROWS, "TRUNCATE {t}_3", NEW_ROW),
+            "with_parts": (
+                f"{MADE} PARTITION BY RANGE (id)",
+                "CREATE TABLE {t}_3a PARTITION OF {t}_3 FOR VALUES FROM (300) TO (350)",
+                NEW_ROWS,
+                "TRUNCATE {t}_3",
+                NEW_ROW,
+            ),
+        }.items()
     ),
     Case(
         "part_came_and_went",

@@ -17,6 +17,7 @@ from ingestd.capture.patterns import is_named, missing_tables, unmatched_notices
 from ingestd.capture.published import Publication, was_altered
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
+from ingestd.capture.storage_queries import read_makers
 from ingestd.capture.streamed_texts import read_at
 from ingestd.capture.wal.ddl_log import DdlEvent
 from ingestd.capture.wal.ddl_script import DdlLogFault, ddl_log_fault
@@ -38,14 +39,16 @@ Known = Mapping[TableId, RegisteredTable]
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """Partitions with another file of which the stream has to bring nothing, up to `lsn`.
+    """Partitions of which the stream has to tell up to `lsn`, before they count as they were found.
 
-    `files`: those that they had. `ended`: as when they were found to be empty (`Storage`).
+    `files`: those that they had before another one. `ended`: as when they were found to be empty
+    (`Storage`). `new`: the partitions that came.
     """
 
     lsn: Lsn
     files: Mapping[int, int]
     ended: int
+    new: frozenset[int] = frozenset()
 
 
 class SourceTables:
@@ -103,6 +106,7 @@ class SourceTables:
                     interrupted[row.id] = gap
                 now = _first(now, known.get(row.id)) if then is None else now.after(then)
                 now = told.without_changed(row.oid, await comparison.with_empty(now))
+                await self._watch_new(connection, row.oid, then, now)
                 quiet = self._quiet(row.oid, then, now, catalog)
                 reason = by_ddl.get(row.oid) if row.id in known else None
                 reason = reason or _rekeyed(found, then, known.get(row.id))
@@ -110,6 +114,7 @@ class SourceTables:
                 reason = reason or await comparison.difference(row.oid, then, now)
                 reason = reason or told.difference(row.oid, now, then)
                 reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
+                reason = reason or self.told.loaded_when_made(row.oid)
                 if reason is not None:
                     rewritten[row.id] = reason
                     self._rewritten.add(row.oid)
@@ -158,7 +163,7 @@ class SourceTables:
             catalog != self._catalog
             or self.texts.has_news(catalog.seen)
             or any(
-                told.has_news(row.oid, last)
+                told.has_news(row.oid, last) or self.told.loaded_when_made(row.oid) is not None
                 for row in catalog.rows
                 if (last := self._looks.last(row.oid, None)) is not None
             )
@@ -254,6 +259,13 @@ class SourceTables:
             self.told.recorded(row.oid, names, last)
         return last
 
+    async def _watch_new(
+        self, connection: AsyncConnection[Any], oid: int, then: Storage | None, now: Storage
+    ) -> None:
+        """Have the stream tell whether new partitions were filled as they were created."""
+        new = now.files.keys() - then.files.keys() - {oid} if then is not None else frozenset[int]()
+        self.told.expect_made(oid, await read_makers(connection, new))
+
     def _quiet(
         self, oid: int, then: Storage | None, now: Storage, catalog: Catalog
     ) -> dict[int, int]:
@@ -272,12 +284,14 @@ class SourceTables:
         for leaf in quiet:
             self.told.expect_quiet(leaf, oid, catalog.seen)
         awaited = self._awaited.get(oid)
-        if quiet and then is not None:
+        new = now.files.keys() - then.files.keys() - {oid} if then is not None else frozenset[int]()
+        if (quiet or new) and then is not None:
             files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}
             ended = now.ended
             if awaited is not None:
                 files, ended = {**files, **awaited.files}, awaited.ended
-            self._awaited[oid] = _Awaited(catalog.lsn, files, ended)
+                new = new | awaited.new
+            self._awaited[oid] = _Awaited(catalog.lsn, files, ended, frozenset(new))
         elif awaited is not None and awaited.lsn <= self._reached:
             del self._awaited[oid]
         return quiet
@@ -292,8 +306,12 @@ class SourceTables:
         awaited = self._awaited.get(oid)
         if awaited is None:
             return now
-        files = {leaf: file for leaf, file in awaited.files.items() if leaf in now.files}
-        return replace(now, files={**now.files, **files}, ended=awaited.ended)
+        files = {
+            leaf: awaited.files.get(leaf, file)
+            for leaf, file in now.files.items()
+            if leaf not in awaited.new
+        }
+        return replace(now, files=files, ended=awaited.ended)
 
     def _rows_to_describe(self, catalog: Catalog) -> Iterator[TableRow]:
         """Yield the tables but those without columns that only a pattern asks for."""

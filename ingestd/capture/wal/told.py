@@ -110,8 +110,9 @@ class Tellings:
     recorded as empty; `_quiet`: those that were empty at two looks although their file was replaced
     in between, with the second look; `_emptied`: those of them that changed before it. `_labels`:
     by the table's OID, labels of enums that no look had seen, each with the last transaction that
-    wrote it. `texts`: those of values that refer to objects. `ddl`:
-    what event triggers told.
+    wrote it. `_first`: by partition and table, the transaction whose change of it came first;
+    `_makers`: the (sub)transactions that created partitions. `texts`: those of values that refer to
+    objects. `ddl`: what event triggers told.
     """
 
     ddl: DdlLog = field(default_factory=DdlLog)
@@ -125,6 +126,8 @@ class Tellings:
     _quiet: dict[tuple[int, int], Visibility] = field(default_factory=dict)
     _emptied: set[tuple[int, int]] = field(default_factory=set)
     _labels: dict[int, dict[str, int]] = field(default_factory=dict)
+    _first: dict[tuple[int, int], int] = field(default_factory=dict)
+    _makers: dict[tuple[int, int], int] = field(default_factory=dict)
     texts: StreamedTexts = field(default_factory=StreamedTexts)
 
     def columns(self, relation: Relation, last: Storage | None) -> None:
@@ -175,6 +178,10 @@ class Tellings:
         if quiet is not None and _sees(quiet, {xid}) and not self._is_void(table, lsn, xid):
             self._emptied.add((oid, table))
             return True
+        if not self._is_void(table, lsn, xid):
+            self._first.setdefault((oid, table), xid)
+            if self._is_loaded_when_made((oid, table)):
+                return True
         is_filled = (oid, table) in self._empty
         if self._is_void(table, lsn, xid) or (had is not None and _sees(had, {xid})):
             return is_filled
@@ -187,6 +194,27 @@ class Tellings:
         One that comes, and that the look sees, was undone by a TRUNCATE.
         """
         self._quiet.setdefault((oid, table), seen)
+
+    def expect_made(self, table: int, makers: Mapping[int, int]) -> None:
+        """Watch for changes of new partitions by the transactions that created them."""
+        self._makers |= {(oid, table): xid for oid, xid in makers.items()}
+
+    def loaded_when_made(self, table: int) -> str | None:
+        """Return why a table is read again of which a transaction created and filled a partition.
+
+        TRUNCATE by that transaction keeps the file, and is not sent: nothing tells of it.
+        """
+        loaded = any(self._is_loaded_when_made(pair) for pair in self._makers if pair[1] == table)
+        return "a partition was created and filled by one transaction" if loaded else None
+
+    def _is_loaded_when_made(self, pair: tuple[int, int]) -> bool:
+        """Return whether the change that came first is by the transaction that created it.
+
+        A subtransaction has a higher id than the transaction that it belongs to. So one with a
+        higher id than the creator's is another. What is read as older than it may be the same.
+        """
+        first, maker = self._first.get(pair), self._makers.get(pair)
+        return first is not None and maker is not None and (maker - first) % (1 << 32) < 1 << 31
 
     def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
         """Take labels that no look has seen, each with the last transaction that wrote it.
@@ -221,7 +249,8 @@ class Tellings:
         """Return the tables of which the stream showed something that is still to be judged."""
         came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
         emptied = {table for _, table in self._emptied}
-        told = {*self._columns, *came, *emptied, *self._labels}
+        loaded = {pair[1] for pair in self._makers if self._is_loaded_when_made(pair)}
+        told = {*self._columns, *came, *emptied, *loaded, *self._labels}
         return frozenset(told | self.texts.unjudged() | self.ddl.unjudged())
 
     def forget(
@@ -243,7 +272,10 @@ class Tellings:
         self._quiet = {p: s for p, s in self._quiet.items() if p not in done}
         self._empty = {(leaf, oid) for oid, now in looked_at.items() for leaf in now.empty}
         self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
+        voided = frozenset(voided)
         self._voided |= dict.fromkeys(voided, seen)
+        self._makers = {p: xid for p, xid in self._makers.items() if p[1] not in voided}
+        self._first = {p: xid for p, xid in self._first.items() if p[1] not in voided}
         judged = {(oid, table) for table, oids in taken.partitions.items() for oid in oids}
         self._partitions = {
             p: xid
