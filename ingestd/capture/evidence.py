@@ -19,9 +19,13 @@ What is evidence, and what it shows:
 - The OID of a constraint or of a publication's entry is the same: it was not dropped.
 
 A row is older than a reading if its xmin is below the id under which all transactions had ended at
-that reading: whoever wrote a new file since has a higher one. That is the only order of transaction
-ids that is used. Ids are ordered neither by time nor by commit, so they never decide whether one
-thing came before another.
+that reading: whoever wrote a new file since has a higher one. Ids are ordered neither by time nor
+by commit, so they never decide whether one thing came before another.
+
+One thing leaves no trace in the catalog: TRUNCATE of a partition by the transaction that created it
+keeps the file, and the stream does not bring it. So a new partition has its table read again unless
+another transaction was the first to write to it, by the stream: one with a higher id than the
+creator's, for a subtransaction's id is higher than those of the transactions that it belongs to.
 
 Nothing here reads: `judge` says which questions about the rows are left, and what it means if the
 answer is no. `ingestd.capture.storage_queries` asks them.

@@ -176,6 +176,14 @@ class Storage:
         files = other.files if are_same else self.files
         return is_stale or replace(self, files=files) != other
 
+    def partitions_since(self, then: Storage | None, oid: int) -> frozenset[int]:
+        """Return the partitions of table `oid` that came since an earlier reading."""
+        return (
+            frozenset()
+            if then is None
+            else frozenset(self.files.keys() - then.files.keys() - {oid})
+        )
+
     def after(self, then: Storage) -> Storage:
         """Give it with what columns were called before."""
         present = {c.name for c in self.columns}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-READY_LIMIT_S = 30.0
+READY_LIMIT_S = 90.0
 TERM_LIMIT_S = 15.0
 _TAIL_CHARS = 4000
 

@@ -101,20 +101,19 @@ class SourceTables:
                     refused.append(found)
                     continue
                 then, now = last[row.oid], catalog.storage(row)
-                gap = self._gap(found, catalog, then, now, known.get(row.id))
-                if gap is not None:
+                if gap := self._gap(found, catalog, then, now, known.get(row.id)):
                     interrupted[row.id] = gap
                 now = _first(now, known.get(row.id)) if then is None else now.after(then)
                 now = told.without_changed(row.oid, await comparison.with_empty(now))
-                await self._watch_new(connection, row.oid, then, now)
-                quiet = self._quiet(row.oid, then, now, catalog)
+                makers = await read_makers(connection, now.partitions_since(then, row.oid))
+                quiet = self._quiet(row.oid, then, now, catalog, makers)
                 reason = by_ddl.get(row.oid) if row.id in known else None
                 reason = reason or _rekeyed(found, then, known.get(row.id))
                 then = then and replace(then, files={**then.files, **quiet})
                 reason = reason or await comparison.difference(row.oid, then, now)
                 reason = reason or told.difference(row.oid, now, then)
-                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
                 reason = reason or self.told.loaded_when_made(row.oid)
+                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
                 if reason is not None:
                     rewritten[row.id] = reason
                     self._rewritten.add(row.oid)
@@ -259,22 +258,21 @@ class SourceTables:
             self.told.recorded(row.oid, names, last)
         return last
 
-    async def _watch_new(
-        self, connection: AsyncConnection[Any], oid: int, then: Storage | None, now: Storage
-    ) -> None:
-        """Have the stream tell whether new partitions were filled as they were created."""
-        new = now.files.keys() - then.files.keys() - {oid} if then is not None else frozenset[int]()
-        self.told.expect_made(oid, await read_makers(connection, new))
-
     def _quiet(
-        self, oid: int, then: Storage | None, now: Storage, catalog: Catalog
+        self,
+        oid: int,
+        then: Storage | None,
+        now: Storage,
+        catalog: Catalog,
+        makers: Mapping[int, int],
     ) -> dict[int, int]:
         """Return the files of partitions that were as empty as they are, with another file.
 
         VACUUM FULL leaves that, and a TRUNCATE of rows that came since. The stream tells which: it
         brings the rows. Until it has come as far as the catalog was read, the file that `_tables`
-        has stays.
+        has stays, and it has none of a new partition. `makers`: who created these.
         """
+        self.told.expect_made(oid, makers)
         both = then.empty & now.empty if then is not None else frozenset()
         quiet = {
             leaf: now.files[leaf]
@@ -284,14 +282,13 @@ class SourceTables:
         for leaf in quiet:
             self.told.expect_quiet(leaf, oid, catalog.seen)
         awaited = self._awaited.get(oid)
-        new = now.files.keys() - then.files.keys() - {oid} if then is not None else frozenset[int]()
-        if (quiet or new) and then is not None:
+        if (quiet or makers) and then is not None:
             files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}
-            ended = now.ended
+            ended, new = now.ended, frozenset(makers)
             if awaited is not None:
                 files, ended = {**files, **awaited.files}, awaited.ended
-                new = new | awaited.new
-            self._awaited[oid] = _Awaited(catalog.lsn, files, ended, frozenset(new))
+                new |= awaited.new
+            self._awaited[oid] = _Awaited(catalog.lsn, files, ended, new)
         elif awaited is not None and awaited.lsn <= self._reached:
             del self._awaited[oid]
         return quiet
