@@ -72,6 +72,7 @@ MEANINGS: Mapping[str, str] = {
     "slot.not_moved": "The server has no connection free by which the slot would be moved on while a"
     " backlog is drained; it keeps more WAL until then. Once, until it moves.",
     "source.discovered": "What lake and source have, at each start of a source.",
+    "source.encoding": "The database has values in an encoding that only the server converts.",
     "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
     " person must act). Once for each change of state.",
     "source.held": "What is kept for a paused source, in bytes of WAL: when it is paused, then every"

@@ -13,6 +13,7 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import args_row, class_row
 
+from ingestd.capture.names import refused_name
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.decode.types import BUILT_IN, Attribute, PgType, Types, lake_type
 from ingestd.errors import TableError
@@ -349,6 +350,9 @@ def refusal(
     `table`: as it is captured, so what is left out need not be readable. `also_read`: what is read
     of it beside its columns.
     """
+    odd = refused_name(row.oid, row.schema, row.name, (c.name for c in table.columns))
+    if odd is not None:
+        return Refused(table, TableError(row.id, odd[0], remedy=odd[1]))
     name = qualified(row.id)
     reserved = [c.name for c in table.columns if c.name.startswith(RESERVED_PREFIX)]
     if reserved:

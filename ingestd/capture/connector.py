@@ -48,7 +48,7 @@ class PostgresConnector(ABC):
     async def demand(self) -> Demand:
         """Ask the server."""
         try:
-            async with await connect(self._dsn) as connection:
+            async with await connect(self._dsn, reads_names=True) as connection:
                 return await self._demand(connection)
         except psycopg.Error as error:
             raise classify(error, f"source {self._source}, check", self._dsn) from error

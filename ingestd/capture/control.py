@@ -52,7 +52,7 @@ class Control:
         self.ensure_claimed()
         if self._connection is None or self._connection.closed:
             with self.errors("connect"):
-                self._connection = await connect(self._dsn)
+                self._connection = await connect(self._dsn, reads_names=True)
         return self._connection
 
     async def claim(self, name: str, *, taken: str, remedy: str) -> None:

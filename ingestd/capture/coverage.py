@@ -35,7 +35,7 @@ async def coverage_of(
     try:
         async with (
             asyncio.timeout(timeout_s),
-            await connect(dsn, statement_timeout_s=timeout_s) as connection,
+            await connect(dsn, statement_timeout_s=timeout_s, reads_names=True) as connection,
         ):
             return await look(connection, known)
     except TimeoutError as error:

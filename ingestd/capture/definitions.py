@@ -168,7 +168,9 @@ async def read_catalog(settings: PostgresSettings) -> Catalog:
     unnoticed. Raises psycopg.Error.
     """
     dsn = settings.dsn.get_secret_value()
-    async with await connect(dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+    async with await connect(
+        dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
+    ) as connection:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         return await _read_catalog(connection, settings)
 

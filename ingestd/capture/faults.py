@@ -118,6 +118,11 @@ _CLIENT_CERTIFICATE = _Operator(
     "server's ssl_ca_file; the key readable by nobody else (chmod 600)"
 )
 
+_NO_UTF8 = _Operator(
+    "the server can't convert the database's encoding to UTF-8: copy it into one in UTF-8 (values "
+    "in MULE_INTERNAL by way of another encoding: pg_dump -E EUC_JP, or the one of its language)"
+)
+
 _OPERATOR_CODES = {
     "28000": _REFUSED,
     "28P01": _PASSWORD,
@@ -159,6 +164,7 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"certificate verify failed|root certificate file \S+ does not exist", _UNKNOWN_CA),
     (r"server does not support SSL", _NO_TLS),
     (r"certificate|SSL error|unsupported protocol", _TLS),
+    (r"conversion between UTF8 and \S+ is not supported", _NO_UTF8),
     (r"Connection refused|No such file or directory", "unreachable"),
     (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
     (r"failed to resolve host|could not translate host name", "unreachable"),

@@ -33,7 +33,7 @@ async def least_privilege(
     """
     dsn = settings.dsn.get_secret_value()
     try:
-        async with await connect(dsn) as connection:
+        async with await connect(dsn, reads_names=True) as connection:
             return await _statements(connection, settings, role, tables)
     except psycopg.Error as error:
         raise classify(error, where, dsn) from error

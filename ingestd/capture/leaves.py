@@ -7,12 +7,13 @@ Functions".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
+from ingestd.capture.names import name_bytes, name_from, odd_names
 from ingestd.errors import TableChangedError, TableError
 from ingestd.schema import Table, TableId
 
@@ -24,7 +25,7 @@ WITH RECURSIVE tree AS (
   SELECT i.inhrelid FROM tree t
     JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
     JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
-SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS name,
+SELECT c.oid::int8 AS oid, {schema} AS schema_bytes, {name} AS name_bytes,
        c.relkind::text AS kind, c.oid = %(oid)s::oid AS is_root,
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AS is_readable,
        coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::int8 AS file,
@@ -40,6 +41,7 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS name,
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  ORDER BY c.oid
 """
+_QUERY = sql.SQL(_TREE).format(schema=name_bytes("n.nspname"), name=name_bytes("c.relname"))
 _TABLE, _PARTITIONED = "r", "p"
 
 
@@ -52,8 +54,8 @@ class _Relation:
     """
 
     oid: int
-    schema: str
-    name: str
+    schema_bytes: bytes
+    name_bytes: bytes
     kind: str
     is_root: bool
     is_readable: bool | None
@@ -62,6 +64,8 @@ class _Relation:
     nbytes: int | None
     toast_bytes: int | None
     is_sent_as_stored: bool
+    schema: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,27 @@ async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf
     Raises TableChangedError for what is not there any more, TableError for what is no table.
     """
     async with connection.cursor(row_factory=class_row(_Relation)) as cursor:
-        await cursor.execute(_TREE, {"oid": table.oid})
-        return _leaves(table.id, await cursor.fetchall())
+        await cursor.execute(_QUERY, {"oid": table.oid})
+        found = await cursor.fetchall()
+    relations = [
+        replace(
+            r,
+            schema=name_from(connection, r.schema_bytes),
+            name=name_from(connection, r.name_bytes),
+        )
+        for r in found
+    ]
+    return _leaves(table.id, relations)
+
+
+def _can_be_read(partition: _Relation) -> bool:
+    """Whether a partition can be read by itself.
+
+    Not a foreign one, which has no blocks, nor one that no query can name; and who may read the
+    root may not always read its partitions.
+    """
+    is_named = not odd_names(partition.schema, partition.name)
+    return partition.kind == _TABLE and bool(partition.is_readable) and is_named
 
 
 def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
@@ -102,9 +125,7 @@ def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
     if root.kind not in {_TABLE, _PARTITIONED}:
         raise TableError(table, "is not a table", remedy="take it out of `tables`")
     leaves = [r for r in relations if r.kind != _PARTITIONED]
-    if root.kind == _PARTITIONED and not all(r.kind == _TABLE and r.is_readable for r in leaves):
-        # A foreign partition has no blocks; and who may read the root may not always read its
-        # partitions.
+    if root.kind == _PARTITIONED and not all(_can_be_read(r) for r in leaves):
         leaves = []
     if not leaves:
         nbytes = sum(r.nbytes or 0 for r in relations)

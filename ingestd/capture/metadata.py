@@ -122,7 +122,10 @@ class PostgresMetadata:
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await connect(
-                    self._dsn, autocommit=False, statement_timeout_s=self._timeout_s
+                    self._dsn,
+                    autocommit=False,
+                    statement_timeout_s=self._timeout_s,
+                    reads_names=True,
                 )
                 async with connection:
                     yield connection

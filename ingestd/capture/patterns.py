@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ingestd.config import SourceSettings, included
 from ingestd.errors import TableError
@@ -25,9 +25,9 @@ def missing_tables(settings: SourceSettings, present: Iterable[TableId]) -> list
     return [_missing(table, sorted(map(str, tables))) for table in missing]
 
 
-def is_named(settings: SourceSettings, table: TableId) -> bool:
-    """Whether `tables` has a table's name, so that it is missed where it can't be captured."""
-    return any(
+def is_left_out(settings: SourceSettings, table: TableId, columns: Sequence[object]) -> bool:
+    """Whether a table has no columns, and only a pattern asks for it: nobody misses it."""
+    return not columns and not any(
         not p.startswith("!") and not set(p) & _WILD and TableId.parse(p) == table
         for p in settings.tables
     )

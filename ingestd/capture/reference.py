@@ -206,7 +206,7 @@ async def check_references(source: str, settings: SourceSettings) -> list[CheckL
         return []
     dsn = settings.dsn.get_secret_value()
     try:
-        async with await connect(dsn, autocommit=False) as connection:
+        async with await connect(dsn, autocommit=False, reads_names=True) as connection:
             return [await _check(connection, source, settings, t, names[t]) for t in names]
     except psycopg.Error as error:
         fault = classify(error, f"source {source}, reference tables", dsn)

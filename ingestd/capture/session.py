@@ -16,6 +16,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.claiming import member_lock
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import is_understood
+from ingestd.capture.names import read_names
 from ingestd.capture.pinned import (
     ENCODING,
     SETTINGS,
@@ -65,6 +66,7 @@ async def connect(
     statement_timeout_s: float = 0,
     lock_timeout_s: float = 0,
     claim: str | None = None,
+    reads_names: bool = False,
 ) -> WatchedConnection:
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
@@ -73,7 +75,8 @@ async def connect(
     pooler that takes no `options` there gets them by statement alone, if the session is ours alone.
     Raises psycopg.Error, for `classify`; OperatorError if the DSN can't be read, for a pooler in
     transaction mode, and where a setting does not hold. `claim`: the holder of the claim of that
-    name connects; who holds it next ends the session, if it is still there.
+    name connects; who holds it next ends the session, if it is still there. `reads_names`: for the
+    catalog, whose names may have any bytes (`ingestd.capture.names`), not for rows of tables.
     """
     parameters = parameters_of(dsn)
     settings = {
@@ -89,6 +92,8 @@ async def connect(
     is_pooled = not (own or replication)
     connection = await _open(parameters, own, settings, claim, is_pooled=is_pooled)
     try:
+        if reads_names:
+            await read_names(connection)
         await connection.set_autocommit(autocommit)
     except BaseException:
         await connection.close()

@@ -7,9 +7,11 @@ Source: src/backend/utils/mb/Unicode of PostgreSQL; documentation, "Character Se
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +45,12 @@ _SINGLE = {
     "WIN874": "cp874",
     **{f"WIN{n}": f"cp{n}" for n in range(1250, 1259)},
 }
-_MULTIPLE = {"EUC_CN": "gb2312", "EUC_JP": "euc_jp", "EUC_KR": "euc_kr"}
+_MULTIPLE = {
+    "EUC_CN": "gb2312",
+    "EUC_JIS_2004": "euc_jis_2004",
+    "EUC_JP": "euc_jp",
+    "EUC_KR": "euc_kr",
+}
 _MORE = {
     "EUC_JP": {
         "ada1": (
@@ -76,6 +83,13 @@ _MORE = {
 }
 """Characters that the codec lacks: from a code (hex) on, one for each code."""
 _OTHERS = {
+    "EUC_JIS_2004": {
+        "a1b1": "\u203e",
+        "a1bd": "\u2014",
+        "a1ef": "\u00a5",
+        "a2d6": "\uff5f",
+        "a2d7": "\uff60",
+    },
     "EUC_JP": {
         "a1c1": "\uff5e",
         "a1c2": "\u2225",
@@ -84,11 +98,14 @@ _OTHERS = {
         "a1f2": "\uffe1",
         "a2cc": "\uffe2",
         "8fa2c3": "\uffe4",
-    }
+    },
 }
 """Characters that the codec converts to another one."""
-_NONE = {"EUC_JP": b"\x8f\xa2\xb7"}
-"""A code that the codec converts and the server does not; no other has its first byte in it."""
+_NONE = {
+    "EUC_JIS_2004": re.compile(rb"\x8f[\xa2\xa6\xa7\xa9-\xab\xb0-\xed]"),
+    "EUC_JP": re.compile(rb"\x8f\xa2\xb7"),
+}
+"""Codes that the codec converts and the server does not; no other has their first byte in it."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +125,8 @@ class Encoding:
     def decode(self, value: bytes) -> str:
         """Return the text of a value. Raises UnicodeDecodeError where the server can't convert."""
         none = _NONE.get(self.name)
-        if none is not None and none in value:
-            at = value.index(none)
-            raise UnicodeDecodeError(self.codec, value, at, at + len(none), "no character")
+        if none is not None and (found := none.search(value)) is not None:
+            raise UnicodeDecodeError(self.codec, value, *found.span(), "no character")
         text = value.decode(self.codec, f"ingestd_{self.name}" if self.more else "strict")
         return text.translate(self.others) if self.others else text
 
@@ -118,7 +134,14 @@ class Encoding:
         """Return the bytes of a text. Raises UnicodeEncodeError."""
         if text.isascii():
             return text.encode("ascii")
-        return b"".join(self._codes.get(c) or c.encode(self.codec) for c in text)
+        # In runs: some codes are of two characters, of which the second has none of its own.
+        runs = groupby(text, self._codes.__contains__)
+        return b"".join(
+            b"".join(map(self._codes.__getitem__, run))
+            if has_code
+            else "".join(run).encode(self.codec)
+            for has_code, run in runs
+        )
 
     @cached_property
     def _codes(self) -> dict[str, bytes]:
@@ -165,6 +188,9 @@ def _made(name: str, codec: str) -> Encoding:
 
 _ENCODINGS = {name: _made(name, codec) for name, codec in (_SINGLE | _MULTIPLE).items()}
 
+KNOWN = tuple(_ENCODINGS)
+"""The encodings that `encoding_of` has, by Postgres' names."""
+
 
 def encoding_of(server_encoding: str) -> Encoding | None:
     """Return the encoding that values of such a database are read in and converted from here.
@@ -172,6 +198,17 @@ def encoding_of(server_encoding: str) -> Encoding | None:
     None where the server sends them as UTF-8, or (SQL_ASCII) as the bytes that they are.
     """
     return _ENCODINGS.get(server_encoding)
+
+
+def name_of(name: bytes, encoding: Encoding | None) -> tuple[str, bool]:
+    r"""Return a name of the catalog, and whether it has bytes that are no characters, as `\xff`.
+
+    `encoding`: what it is in; None for UTF-8, and where the database has none.
+    """
+    try:
+        return name.decode() if encoding is None else encoding.decode(name), False
+    except UnicodeDecodeError:
+        return name.decode("ascii", "backslashreplace"), True
 
 
 def recoded(texts: Texts) -> tuple[Texts, Flags]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
-from ingestd.decode.encodings import Encoding
+from ingestd.decode.encodings import Encoding, name_of
 from ingestd.decode.types import BUILT_IN, lake_type
 from ingestd.errors import ProtocolError
 from ingestd.positions import ZERO, Lsn
@@ -92,12 +92,7 @@ def _parse(message: bytes, encoding: Encoding | None) -> Relation:
 
 def _name(message: bytes, at: int, encoding: Encoding | None) -> tuple[str, int]:
     end = message.index(b"\0", at)
-    name = message[at:end]
-    try:
-        text = name.decode() if encoding is None else encoding.decode(name)
-    except UnicodeDecodeError:
-        text = name.decode("ascii", "backslashreplace")
-    return text, end + 1
+    return name_of(message[at:end], encoding)[0], end + 1
 
 
 def table_of(relation: Relation) -> Table:

@@ -266,8 +266,8 @@ class ChangeCapture(Protocol):
     ) -> frozenset[TableId]:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
 
-        Gives those that it can't stream yet, because somebody holds a lock: prepare them later.
-        Raises TransientError (``table_gone``) if one is not there any more: discover again.
+        Gives those that it can't stream yet: somebody holds a lock, or dropped one, or the source
+        refuses it, which the next discovery tells (`Discovery.refused`). Prepare them later.
 
         While `live` runs: from its return on, `live` takes these tables' changes and no others'.
         With `renew` a position that was kept is given up and a new one begins: only after

@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
-from ingestd.capture.catalog import ColumnRow, TableRow, qualified, table_of
+from ingestd.capture.catalog import NO_COLUMNS, ColumnRow, TableRow, qualified, table_of
 from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import classify
 from ingestd.capture.findings import Findings, column_notes, lasting, sized
 from ingestd.capture.indexes import IndexRow
 from ingestd.capture.metadata import PostgresMetadata
-from ingestd.capture.patterns import missing_tables, unmatched_notices
+from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
 from ingestd.capture.polling.cursors import at, is_indexed, likely_cursors
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.server import (
@@ -58,7 +58,9 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
     try:
         found.add(check_line(source, read_dsn(dsn)))
         await detect_transaction_pooler(dsn)
-        async with await connect(dsn, statement_timeout_s=TIMEOUT_S) as connection:
+        async with await connect(
+            dsn, statement_timeout_s=TIMEOUT_S, reads_names=True
+        ) as connection:
             await _look(connection, source, settings, found)
     except IngestdError as error:
         found.fault("connection", error)
@@ -83,6 +85,9 @@ async def _look(
     await definitions.take(connection, catalog, {})
     sizes = await _sizes(settings)
     for row in catalog.rows:
+        if is_left_out(settings, row.id, catalog.columns.get(row.oid, ())):
+            found.note(f"table {row.id}", "ok", f"{NO_COLUMNS}: left out")
+            continue
         polled = describe(row, catalog, definitions, settings, server.role)
         if isinstance(polled, Refused):
             found.note(f"table {row.id}", "fail", polled.error.reason, polled.error.remedy)

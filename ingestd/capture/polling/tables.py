@@ -12,7 +12,7 @@ from ingestd.capture.alterations import Looks, is_wider, to_record
 from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.faults import identifier
-from ingestd.capture.patterns import is_named, missing_tables, unmatched_notices
+from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
 from ingestd.capture.polling.cursors import cursor_of, named
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.seen import Progress
@@ -60,7 +60,7 @@ class PolledTables:
         interrupted, rewritten, seen = {}, {}, {}
         async with self._looks.looking() as comparison:
             for row in catalog.rows:
-                if not (catalog.columns.get(row.oid) or is_named(self._settings, row.id)):
+                if is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
                     continue
                 found = describe(row, catalog, self._definitions, self._settings, server.role)
                 if isinstance(found, Refused):

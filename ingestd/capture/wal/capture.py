@@ -32,6 +32,7 @@ from ingestd.capture.wal.continuity import continuity_of
 from ingestd.capture.wal.delivery import Delivery
 from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.open_transactions import SpoolPolicy
+from ingestd.capture.wal.publication import is_locked
 from ingestd.capture.wal.publishing import prepare_publication
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server, inspect_server, server_notices
@@ -180,9 +181,11 @@ class WalCapture:
         self._relations.keep(tables, self._tables.departed)
         self._delivery.resolve_again()
         with self._control.errors("prepare"):
-            busy = await prepare_publication(
+            unpublished = await prepare_publication(
                 control, self._settings, tables, is_live=self._is_live, where=self._where
             )
+            busy = frozenset(unpublished)
+            self._tables.suspect(t for t, error in unpublished.items() if not is_locked(error))
             if await self._tables.take_publication():
                 self._relations.noticed.set()
             if self._is_live:
@@ -215,7 +218,9 @@ class WalCapture:
         able = [t for t in tables if can_be_chunked(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
         with self._control.errors("sizes"):
-            async with await connect(self._dsn, lock_timeout_s=SIZE_PATIENCE_S) as connection:
+            async with await connect(
+                self._dsn, lock_timeout_s=SIZE_PATIENCE_S, reads_names=True
+            ) as connection:
                 if await is_standby(connection):
                     return frozenset()
                 found = await sizes(connection, able)
@@ -308,7 +313,7 @@ class WalCapture:
         """Ask pg_replication_slots."""
         with self._control.errors("lag"):
             if self._monitor is None or self._monitor.closed:
-                self._monitor = await connect(self._dsn)
+                self._monitor = await connect(self._dsn, reads_names=True)
             slot = await find_slot(self._monitor, self._slot)
         if slot is None:
             raise self._without_slot()

@@ -324,7 +324,9 @@ class ChunkedSnapshot:
 
     async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
         try:
-            async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+            async with await connect(
+                self._dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
+            ) as connection:
                 leaves = await leaves_of(connection, table)
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error

@@ -183,10 +183,14 @@ class Delivery:
                     return
         except (OperatorError, ProtocolError) as error:
             if is_unsendable(error.__cause__):
-                raise OperatorError(error.what, remedy=self._past_it()) from error.__cause__
+                what = "its large column"
+                raise OperatorError(error.what, remedy=self._past_it(what)) from error.__cause__
             # Servers to 18 fail at some transactions with DDL and savepoints, each time they send
             # them while open, and not after (could not map filenode ... to relation OID).
             if not takes_open:
+                if isinstance(error.__cause__, psycopg.DataError):
+                    remedy = f"correct it in its table; or {self._past_it('its column')}"
+                    raise OperatorError(error.what, remedy=remedy) from error.__cause__
                 raise
             self._spool.is_refused = True
             raise TransientError(
@@ -408,10 +412,10 @@ class Delivery:
         log = structlog.get_logger("ingestd")
         log.warning("catch_up.refused", source=self._source, reason=reason, remedy=remedy)
 
-    def _past_it(self) -> str:
+    def _past_it(self, what: str) -> str:
         """Say how a row is got past that can't be sent: which table's is not known here."""
         return (
-            "leave its large column out (`exclude_columns`), or its table. What is in the WAL is "
+            f"leave {what} out (`exclude_columns`), or its table. What is in the WAL is "
             "sent as it was written, so then: stop ingestd, SELECT pg_drop_replication_slot("
             f"'{self._slot}'); and start it: all tables are read anew"
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +15,9 @@ from ingestd.capture.catalog import TableRow, refusal, table_of
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.departed import Departed, find_departed
 from ingestd.capture.identity import incomplete
-from ingestd.capture.patterns import is_named, missing_tables, unmatched_notices
+from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
 from ingestd.capture.published import Publication, was_altered
+from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
 from ingestd.capture.storage_queries import read_makers
@@ -22,7 +25,7 @@ from ingestd.capture.streamed_texts import read_at
 from ingestd.capture.wal.ddl_log import DdlEvent
 from ingestd.capture.wal.ddl_script import DdlLogFault, ddl_log_fault
 from ingestd.capture.wal.labels import EnumColumns, enum_columns, unknown_labels
-from ingestd.capture.wal.publication import add_statement
+from ingestd.capture.wal.publication import add_statement, column_lists, kept_out
 from ingestd.capture.wal.server import Server
 from ingestd.capture.wal.told import Tellings
 from ingestd.changes import Chunk
@@ -34,6 +37,8 @@ from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Notice, RegisteredTable
 from ingestd.schema import Table, TableId
 
+TRY_AGAIN_S = 60.0
+"""When a table is tried again that the server refused to publish: as stopped sources are."""
 Known = Mapping[TableId, RegisteredTable]
 
 
@@ -75,6 +80,13 @@ class SourceTables:
         self._enums: dict[int, EnumColumns] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._reached = ZERO
+        self._suspected: set[TableId] = set()
+        self._kept_out: dict[TableId, TableError] = {}
+        self._tried_at_s = 0.0
+
+    def suspect(self, tables: Iterable[TableId]) -> None:
+        """Take that the server refused to publish these: the next discovery finds out why."""
+        self._suspected.update(tables)
 
     async def discover(
         self, connection: AsyncConnection[Any], server: Server, known: Known
@@ -92,6 +104,7 @@ class SourceTables:
         self.told.ddl.read(read_at(known.values()))
         # As it is now: what is told while tables are looked at is for the next look.
         told, by_ddl = self.told.by(catalog.seen), self.told.ddl.by(catalog.seen)
+        await self._try_to_publish(catalog)
         accepted, refused = [], missing_tables(self._settings, catalog.present)
         interrupted, rewritten, seen = {}, {}, {}
         async with self._looks.looking() as comparison:
@@ -129,8 +142,12 @@ class SourceTables:
         looked_at = {t.oid: (t.id, seen[t.oid]) for t in accepted}
         self.told.ddl.looked(looked_at, catalog.seen, voided)
         self._ddl_fault = await self._find_ddl_fault(catalog, connection)
-        texts = {oid: now.texts for oid, now in seen.items()}
-        self.texts.read(texts, catalog.seen, voided, read_at(known.values()))
+        self.texts.read(
+            {oid: now.texts for oid, now in seen.items()},
+            catalog.seen,
+            voided,
+            read_at(known.values()),
+        )
         self._catalog, self.departed = catalog, departed
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
@@ -153,6 +170,8 @@ class SourceTables:
         Or whether it lacks something that the stream told of.
         """
         if not self._is_told or any(a.lsn <= self._reached for a in self._awaited.values()):
+            return True
+        if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
         catalog = await read_catalog(self._settings)
         told = self.told.by(catalog.seen)
@@ -313,7 +332,7 @@ class SourceTables:
     def _rows_to_describe(self, catalog: Catalog) -> Iterator[TableRow]:
         """Yield the tables but those without columns that only a pattern asks for."""
         for row in catalog.rows:
-            if catalog.columns.get(row.oid) or is_named(self._settings, row.id):
+            if not is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
                 yield row
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
@@ -338,7 +357,31 @@ class SourceTables:
             unpublishable = _unpublishable(settings, row, catalog.publication)
             if unpublishable is not None:
                 return Refused(table, unpublishable)
+        if row.id in self._kept_out:
+            return Refused(table, self._kept_out[row.id])
         return table
+
+    async def _try_to_publish(self, catalog: Catalog) -> None:
+        """Find out which tables the server refuses to publish, of those that it refused before."""
+        tables = [row for row in catalog.rows if row.id in self._suspected]
+        self._suspected.clear()
+        self._kept_out.clear()
+        if not tables:
+            return
+        described = []
+        for row in tables:
+            with contextlib.suppress(TableError):  # refused for that
+                described.append(self._definitions.table(row, catalog.columns.get(row.oid, ())))
+        dsn = self._settings.dsn.get_secret_value()
+        async with await connect(dsn, reads_names=True) as connection:
+            self._kept_out = await kept_out(
+                connection,
+                self._settings.publication,
+                [t.id for t in described],
+                column_lists(described, self._settings, connection.info.server_version),
+            )
+        self._suspected.update(self._kept_out)
+        self._tried_at_s = time.monotonic()
 
     def _gap(
         self,

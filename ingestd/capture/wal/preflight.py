@@ -22,7 +22,7 @@ from ingestd.capture.identity import (
     only_keys,
     whole_rows,
 )
-from ingestd.capture.patterns import is_named, missing_tables, unmatched_notices
+from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
 from ingestd.capture.published import find_publication, published
 from ingestd.capture.read_probe import LOCK_TIMEOUT_S, read_fault
 from ingestd.capture.row_filters import MAY_STOP, may_lack_values, with_toast
@@ -35,6 +35,7 @@ from ingestd.capture.wal.publication import (
     add_statement,
     check_publication,
     column_lists,
+    kept_out,
     outdated,
     owned_by_others,
     owners_statement,
@@ -63,7 +64,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     dsn = settings.dsn.get_secret_value()
     try:
         found.add(check_line(source, read_dsn(dsn)))
-        async with await connect(dsn) as connection:
+        async with await connect(dsn, reads_names=True) as connection:
             await _look(connection, source, settings, found)
     except IngestdError as error:
         found.fault("connection", error)
@@ -180,7 +181,7 @@ async def _tables(
         plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)
         sent = catalog.published.get(row.id)
         subject = f"table {row.id}"
-        if not (catalog.columns.get(row.oid) or is_named(settings, row.id)):
+        if is_left_out(settings, row.id, catalog.columns.get(row.oid, ())):
             found.note(subject, "ok", f"{NO_COLUMNS}: left out")
             continue
         try:
@@ -284,20 +285,25 @@ async def _publication(
     elif others:
         listed = ", ".join(map(str, others))
         found.note(subject, "fail", f"not the owner of {listed}", by_owner)
-    elif publication is None:
-        found.note(subject, "ok", f"will be created, {len(absent)} to be added")
     else:
-        _sent(subject, sent, settings, found, "" if not absent else f", {len(absent)} to be added")
+        refused = await kept_out(connection, name, absent + changing, lists)
+        for table, error in refused.items():
+            found.note(f"table {table}", "fail", error.reason, error.remedy)
+        more = f", {len(absent)} to be added" if absent else ""
+        _sent(subject, None if publication is None else sent, settings, found, more)
 
 
 def _sent(
     subject: str,
-    sent: Iterable[TableId],
+    sent: Iterable[TableId] | None,
     settings: WalSettings,
     found: Findings,
     more: str = "",
 ) -> None:
-    """Say what a publication sends, and what of that is left out."""
+    """Say what a publication sends, and what of that is left out. None: there is none yet."""
+    if sent is None:
+        found.note(subject, "ok", f"will be created{more}")
+        return
     tables = sorted(sent)
     unasked = [t for t in tables if not settings.includes(t.schema, t.name)]
     detail = f"{len(tables)} tables{more}"

@@ -6,6 +6,7 @@ Source: PostgreSQL documentation, CREATE PUBLICATION and ALTER PUBLICATION, "Col
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -19,9 +20,10 @@ from ingestd.capture.published import (
     find_publication,
     published,
 )
+from ingestd.capture.said import said
 from ingestd.capture.wal.failing import cut_off
 from ingestd.config import SourceSettings, TableSettings
-from ingestd.errors import OperatorError
+from ingestd.errors import OperatorError, TableError
 from ingestd.failpoints import reach_async
 from ingestd.schema import Table, TableId
 
@@ -142,8 +144,7 @@ async def keep_publication(
         else:
             if not found.is_complete:
                 # First: while it has partitions by themselves, it is not told to have the table.
-                set_ = sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")")
-                await connection.execute(set_.format(sql.Identifier(name)))
+                await connection.execute(complete_statement(name))
             statements = await _alterations(connection, name, found, set(tables), lists)
         if statements:
             await reach_async("capture.publication.before", cut_off)
@@ -153,36 +154,86 @@ async def keep_publication(
         await reach_async("capture.publication.after", cut_off)
 
 
-async def keep_what_is_free(
+async def keep_each(
     connection: AsyncConnection[Any],
     name: str,
     tables: Sequence[TableId],
     lists: ColumnLists = WHOLE,
-) -> frozenset[TableId]:
-    """Add tables one by one, for when one is locked (an index is built on it, say).
+    *,
+    is_trial: bool = False,
+) -> dict[TableId, psycopg.Error]:
+    """Add tables one by one, where the server refuses them together; return which, and why.
 
-    Gives those that are: what the publication has of them stays as it is. Tables that are not
-    wanted any more stay as well.
+    A table that somebody has locked (an index is built on it, say) is refused for the moment. What
+    the publication has of the refused stays as it is. Tables that are not wanted any more stay as
+    well. `is_trial`: nothing is changed, all of it is rolled back.
     """
-    if await find_publication(connection, name) is None:
-        await connection.execute(create_statement(name, ()))
-    await connection.execute(f"SET lock_timeout = '{ONE_LOCK_TIMEOUT}'")
-    present = await published(connection, name, connection.info.server_version)
-    lists = await possible_lists(connection, name, lists)
-    stale = outdated(present, tables, lists)
-    locked = set()
-    for table in tables:
-        if table in present and table not in stale:
-            continue
-        filters = {table: present[table].row_filter} if table in present else {}
-        try:
-            async with connection.transaction():
-                if table in stale:
-                    await connection.execute(_drop_statement(name, [table]))
-                await connection.execute(add_statement(name, [table], lists, filters))
-        except psycopg.errors.LockNotAvailable:
-            locked.add(table)
-    return frozenset(locked)
+    async with connection.transaction(force_rollback=True) if is_trial else nullcontext():
+        found = await find_publication(connection, name)
+        if found is None:
+            await connection.execute(create_statement(name, ()))
+        elif not found.is_complete:
+            await connection.execute(complete_statement(name))
+        await connection.execute(f"SET lock_timeout = '{ONE_LOCK_TIMEOUT}'")
+        present = await published(connection, name, connection.info.server_version)
+        lists = await possible_lists(connection, name, lists)
+        stale = outdated(present, tables, lists)
+        refused: dict[TableId, psycopg.Error] = {}
+        for table in tables:
+            if table in present and table not in stale:
+                continue
+            filters = {table: present[table].row_filter} if table in present else {}
+            try:
+                async with connection.transaction(force_rollback=is_trial):
+                    if table in stale:
+                        await connection.execute(_drop_statement(name, [table]))
+                    await connection.execute(add_statement(name, [table], lists, filters))
+            except psycopg.Error as error:
+                if connection.closed:
+                    raise
+                refused[table] = error
+    return refused
+
+
+async def kept_out(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
+) -> dict[TableId, TableError]:
+    """Return why the server refuses to publish which of these tables; changes nothing.
+
+    Not those that are locked: they can be published later. Raises psycopg.Error where the
+    publication itself can't be made or altered.
+    """
+    if not tables:
+        return {}
+    refused = await keep_each(connection, name, tables, lists, is_trial=True)
+    return {
+        table: TableError(
+            table,
+            f"the server refuses to put it into publication {name!r}: {said(error)}",
+            remedy=f"{add_statement(name, [table], lists).as_string(None)};  -- as a superuser, or "
+            "when what the server names is put right; it is tried again every minute",
+        )
+        for table, error in refused.items()
+        if not is_locked(error)
+    }
+
+
+def is_locked(error: psycopg.Error) -> bool:
+    """Whether the server refused a table only because somebody has it locked."""
+    return isinstance(
+        error,
+        psycopg.errors.LockNotAvailable
+        | psycopg.errors.DeadlockDetected
+        | psycopg.errors.QueryCanceled,
+    )
+
+
+def complete_statement(name: str) -> sql.Composed:
+    """Write the ALTER PUBLICATION that has it send all changes, partitions' as their root's."""
+    return sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")").format(sql.Identifier(name))
 
 
 def _drop_statement(name: str, tables: Iterable[TableId]) -> sql.Composed:
@@ -261,9 +312,9 @@ def check_publication(
     if partitioned and not found.via_root:
         lacks.append(f"changes of {partitioned[0]} under its partitions' names")
     if lacks:
-        alter = sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")").format(sql.Identifier(name))
         return OperatorError(
-            f"publication {name!r} sends {' and '.join(lacks)}", remedy=alter.as_string(None) + ";"
+            f"publication {name!r} sends {' and '.join(lacks)}",
+            remedy=complete_statement(name).as_string(None) + ";",
         )
     return None
 

@@ -16,8 +16,8 @@ from ingestd.capture.wal.publication import (
     check_publication,
     column_lists,
     create_statement,
+    keep_each,
     keep_publication,
-    keep_what_is_free,
     owners_statement,
     partitioned_of,
 )
@@ -38,11 +38,12 @@ async def prepare_publication(
     *,
     is_live: bool,
     where: str,
-) -> frozenset[TableId]:
-    """Make, alter or check it; give the tables that are locked: they have to wait.
+) -> dict[TableId, psycopg.Error]:
+    """Make, alter or check it; return the tables that the server refuses, and why.
 
-    `is_live`: the stream runs. `where` begins an error's text. Raises psycopg.Error, OperatorError,
-    TransientError (``publication_lost``, ``table_gone``).
+    They are locked, or dropped, or refused for good (`publication.kept_out`). `is_live`: the stream
+    runs. `where` begins an error's text. Raises psycopg.Error, OperatorError, TransientError
+    (``publication_lost``).
     """
     name = settings.publication
     names = [t.id for t in tables]
@@ -60,28 +61,19 @@ async def prepare_publication(
         fault = check_publication(name, found, names, lists, partitioned)
         if fault is not None:
             raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
-        return frozenset()
+        return {}
     try:
         # Not on the connection that answers the decoder: a lock may take its time.
         dsn = settings.dsn.get_secret_value()
-        async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+        async with await connect(
+            dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
+        ) as connection:
             return await _keep(connection, name, names, lists)
     except psycopg.errors.ReadOnlySqlTransaction as error:
         statement = create_statement(name, names, lists).as_string(None)
         raise OperatorError(
             f"{where}: publication {name!r} does not exist, and a standby can't make it",
             remedy=f"{statement};  -- on the primary",
-        ) from error
-    except (  # or taken out by its owner, or put in
-        psycopg.errors.UndefinedTable,
-        psycopg.errors.InvalidSchemaName,
-        psycopg.errors.UndefinedObject,
-        psycopg.errors.DuplicateObject,
-    ) as error:
-        raise TransientError(
-            f"{where}: a table went while it was put into publication {name!r}: "
-            f"{error.diag.message_primary}",
-            reason="table_gone",
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         statement = await owners_statement(control, name, names, lists)
@@ -93,9 +85,12 @@ async def prepare_publication(
 
 async def _keep(
     connection: AsyncConnection[Any], name: str, names: Sequence[TableId], lists: ColumnLists
-) -> frozenset[TableId]:
+) -> dict[TableId, psycopg.Error]:
+    """Publish all at once, or one by one where the server refuses that: whatever for (I8)."""
     try:
         await keep_publication(connection, name, names, lists)
-    except psycopg.errors.LockNotAvailable:
-        return await keep_what_is_free(connection, name, names, lists)
-    return frozenset()
+    except psycopg.Error:
+        if connection.closed:
+            raise
+        return await keep_each(connection, name, names, lists)
+    return {}

@@ -126,12 +126,28 @@ class Server:
         return found
 
 
+def _encoding_notices(encoding: str) -> tuple[Notice, ...]:
+    """Return a notice where values are in an encoding that only the server can convert."""
+    if encoding != "EUC_TW":
+        return ()
+    return (
+        Notice(
+            "source.encoding",
+            "the database's encoding is EUC_TW, which only the server converts: the stream stops "
+            "at a value that has no character in UTF-8",
+            "correct such a value before it is changed again; or move to a database in UTF-8: "
+            "pg_dump -E UTF8 fails at such values",
+        ),
+    )
+
+
 def server_notices(server: Server, dsn: str) -> tuple[Notice, ...]:
     """Return what an operator should know of the server. Of a standby nobody's commits wait."""
+    found = _encoding_notices(server.encoding)
     if server.in_recovery:
-        return ()
+        return found
     application = stream_name(parameters_of(dsn)["application_name"])
-    return synchronous_notices(server.synchronous_names, application)
+    return (*found, *synchronous_notices(server.synchronous_names, application))
 
 
 async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:

@@ -34,12 +34,12 @@ def texts(values: Sequence[bytes | None], encoding: Encoding | None) -> Texts:
 
 
 def sequences(encoding: Encoding) -> list[bytes]:
-    """Each byte, each pair in multi-byte encodings, triples of EUC_JP's third set; in words too."""
+    """Each byte, each pair in multi-byte encodings, triples of a third set; in words too."""
     high = range(0x80, 0x100)
     found = [bytes([n]) for n in range(1, 0x100)]
     if not encoding.is_single:
         found += [bytes(pair) for pair in product(high, high)]
-    if encoding.name == "EUC_JP":
+    if encoding.name in {"EUC_JP", "EUC_JIS_2004"}:
         found += [bytes([0x8F, *pair]) for pair in product(range(0xA1, 0xFF), range(0xA1, 0xFF))]
     return found + [b"a" + value + b"z" for value in found[0x7F:0xFF]]
 
