@@ -166,14 +166,9 @@ class TableInEpoch:
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """An epoch whose raw tables and `_epochs` row are durable.
-
-    `stopped`: tables that could not be committed, which `_tables` has as stopped since before the
-    epoch's row: none of their rows counts as delivered.
-    """
+    """An epoch whose raw tables and `_epochs` row are durable."""
 
     epoch: int
     summary: EpochSummary
     committed_at: datetime
     tables: tuple[TableInEpoch, ...]
-    stopped: tuple[TableError, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -21,7 +21,7 @@ from ingestd.changes import (
 )
 from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.keys import key_columns
-from ingestd.ports import EpochWriter, Fragment
+from ingestd.ports import EpochWriter, Fragment, Stop
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, RegisteredTable, TableEvent, Unlisted, registered
 from ingestd.schema import Table, TableId
@@ -62,6 +62,8 @@ class MemoryDisk:
     commits: int = 0
     """Who has not seen the last one loses the next."""
     fences: int = 0
+    damage: set[TableId] = field(default_factory=set)
+    """Raw tables that can be neither read nor written."""
 
 
 def _go_on(_step: str) -> None:
@@ -98,7 +100,9 @@ class MemoryLake:
         epoch = last.epoch if last else 0
         self._seen, self._fences = disk.commits, disk.fences
         self.watermarks = {
-            t: m.watermark for t, m in disk.tables.items() if m.watermark is not None
+            t: m.watermark
+            for t, m in disk.tables.items()
+            if m.watermark is not None and t not in disk.damage
         }
         self.held = {
             table: _rows_of(disk.tables[table].rows(), epoch + 1)
@@ -114,12 +118,22 @@ class MemoryLake:
             {name: self._as_it_is(entry) for name, entry in disk.registered.items()},
             disk.origin,
             _unlisted([disk.tables[table].rows() for table in self.held], epoch + 1),
+            damaged={table: damaged_table(table) for table in disk.damage},
             lake=disk.lake,
         )
 
+    def require_usable(self, table: TableId) -> None:
+        """Raise TableError if the raw table is damaged."""
+        if table in self.disk.damage:
+            raise damaged_table(table)
+        held = self.disk.tables.get(table)
+        if held is not None and held.watermark is not None and self._is_open:
+            self.watermarks.setdefault(table, held.watermark)
+
     def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
         held = self.disk.tables.get(entry.table)
-        return entry if held is None else replace(entry, resume=held.resume)
+        is_usable = held is not None and entry.table not in self.disk.damage
+        return replace(entry, resume=held.resume) if held is not None and is_usable else entry
 
     async def mark(self, lake: str | None = None) -> str:
         """Give the disk an id, if it has none."""
@@ -129,13 +143,14 @@ class MemoryLake:
     async def ensure_there(self) -> None:
         """Nothing can take the disk away."""
 
-    async def fence(self) -> None:
+    async def fence(self) -> Mapping[TableId, TableError]:
         """Have all others see a commit that they had not, also if this one has not seen theirs."""
         is_stale = self.disk.commits != self._seen or self.disk.fences != self._fences
         self.disk.fences = self._fences = self.disk.fences + 1
         self.disk.commits = self._seen = self.disk.commits + 1
         if is_stale:
             raise _claimed("fence")
+        return {}
 
     async def adopt(self, origin: str) -> None:
         """Record the origin."""
@@ -166,6 +181,7 @@ class MemoryLake:
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
         """Look through the rows."""
+        self.require_usable(table.id)
         held = self.disk.tables.get(table.id)
         if held is None:
             return []
@@ -177,6 +193,7 @@ class MemoryLake:
 
     async def has_marker(self, table: Table, point: Lsn) -> bool:
         """Look through the rows."""
+        self.require_usable(table.id)
         held = self.disk.tables.get(table.id)
         if held is None:
             return False
@@ -250,6 +267,7 @@ class MemoryEpochWriter:
     async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
         """Take rows."""
         self._refuse_if_closed()
+        self._lake.require_usable(batch.table.id)
         table, rows = batch.table.id, pa.Table.from_batches([batch.rows])
         self._taken[table] = self._taken.get(table, 0) + rows.num_rows
         watermark = self._lake.watermarks.get(table)
@@ -269,7 +287,7 @@ class MemoryEpochWriter:
         self._batches.pop(table, None)
         self._resumes.pop(table, None)
 
-    async def commit(self, summary: EpochSummary) -> CommittedEpoch:
+    async def commit(self, summary: EpochSummary, stop: Stop | None = None) -> CommittedEpoch:
         """Put the rows on the disk, table by table, then the epoch."""
         self._refuse_if_closed()
         if self.rows == 0 and not self._lake.held:
@@ -278,7 +296,12 @@ class MemoryEpochWriter:
         self.is_committing = True
         try:
             await self._wait_for_previous()
-            committed = self._commit(summary)
+            rows, errors = self._commit_tables(summary)
+            if errors:
+                if stop is None:
+                    raise errors[0]
+                await stop(errors)
+            committed = self._commit(summary, rows)
             self.is_committed = True
         finally:
             self._over.set()
@@ -313,16 +336,24 @@ class MemoryEpochWriter:
             if not previous.is_committed:
                 raise TransientError("the epoch before failed", reason="storage")
 
-    def _commit(self, summary: EpochSummary) -> CommittedEpoch:
+    def _commit_tables(self, summary: EpochSummary) -> tuple[dict[TableId, int], list[TableError]]:
         lake, disk = self._lake, self._lake.disk
-        rows = dict(lake.held)
+        rows = {table: count for table, count in lake.held.items() if table not in disk.damage}
+        errors = []
         for table, batches in self._batches.items():
             lake.swap(str(table))
+            if table in disk.damage:
+                errors.append(damaged_table(table))
+                continue
             stored = disk.tables.setdefault(table, MemoryTable())
             stored.versions.append(pa.concat_tables(batches, promote_options="default"))
             stored.watermark = summary.end_lsn
             stored.resume = self._resumes.get(table, stored.resume)
             rows[table] = rows.get(table, 0) + stored.versions[-1].num_rows
+        return rows, errors
+
+    def _commit(self, summary: EpochSummary, rows: Mapping[TableId, int]) -> CommittedEpoch:
+        lake, disk = self._lake, self._lake.disk
         tables = tuple(
             TableInEpoch(table, disk.tables[table].version, count)
             for table, count in sorted(rows.items())
@@ -370,6 +401,11 @@ class MemoryPageSink:
         if self._is_over:
             msg = "the page sink is finished"
             raise RuntimeError(msg)
+
+
+def damaged_table(table: TableId) -> TableError:
+    """Return the fault of a raw table that can't be used."""
+    return TableError(table, "its raw table is damaged", remedy="put it right")
 
 
 def _claimed(step: str) -> TransientError:

@@ -55,6 +55,7 @@ from ingestd.ports.sink import (
     MaintainedTable,
     PageSink,
     Sink,
+    Stop,
 )
 
 __all__ = [
@@ -92,6 +93,7 @@ __all__ = [
     "Split",
     "SplitManager",
     "SplitRead",
+    "Stop",
     "TableInfo",
     "TableRead",
 ]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 from ingestd.ports.change_log import ChangeLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Sequence
+    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     import pyarrow as pa
 
     from ingestd.changes import CommittedEpoch, EpochSummary, TableBatch
-    from ingestd.errors import IngestdError
+    from ingestd.errors import IngestdError, TableError
     from ingestd.positions import Lsn
     from ingestd.recorded import Committed, TableEvent
     from ingestd.schema import Table, TableId
@@ -46,6 +46,12 @@ class PageSink(Protocol):
         ...
 
 
+class Stop(Protocol):
+    """Records tables as stopped, and takes nothing more of them."""
+
+    async def __call__(self, errors: Sequence[TableError], /) -> None: ...
+
+
 class EpochWriter(Protocol):
     """One epoch being filled. `commit` or `abort`, once."""
 
@@ -71,11 +77,15 @@ class EpochWriter(Protocol):
         ...
 
     async def discard(self, table: TableId) -> None:
-        """Forget the table's rows of this epoch: it was stopped."""
+        """Forget the table's rows of this epoch: it was stopped. Files that stay are orphans."""
         ...
 
-    async def commit(self, summary: EpochSummary) -> CommittedEpoch:
+    async def commit(self, summary: EpochSummary, stop: Stop | None = None) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs`.
+
+        `stop` is called before that row is written, if the raw tables of some can't be written:
+        it records them in `_tables` as stopped, since the row confirms their changes too (I8).
+        None of their rows is listed. Without `stop` the first such TableError is raised.
 
         Closed to `append` from the call on, before its first await.
         Epochs are committed in the order of their numbers; the next may be filled meanwhile, and
@@ -151,12 +161,13 @@ class Sink(ChangeLog, Protocol):
         """Raise LakeLostError if the marker that `open` or `mark` saw is not there any more."""
         ...
 
-    async def fence(self) -> None:
+    async def fence(self) -> Mapping[TableId, TableError]:
         """Have every commit fail of whoever opened this lake before: TransientError (``claimed``).
 
         Once after `open`, before anything is written and before the source is asked where it
         stands: what `open` gave stays true. Raises TransientError if somebody committed since; who
-        then opens it again, and fences, finds nothing new.
+        then opens it again, and fences, finds nothing new. Returns the tables whose raw table can't
+        be written, which are now as those in `Committed.damaged`.
         """
         ...
 

@@ -202,20 +202,13 @@ class Intake:
         except TableError as error:
             await self.stop_table(epoch, error)
 
-    async def stop_damaged(
-        self, errors: Iterable[TableError], position: Lsn, *, is_recorded: bool
-    ) -> None:
-        """Take nothing more of tables whose raw tables can't be used, and record why."""
-        events = [
-            stopped(self._book.stop(error.table), error, _now(), position)
-            for error in errors
-            if self._book.is_present(error.table)
-        ]
-        if is_recorded:
-            self._book.note(events)
-            self._watch.tables_changed(events)
-        else:
-            await self.record(events)
+    async def stop_damaged(self, errors: Iterable[TableError], position: Lsn) -> None:
+        """Take nothing more of tables whose raw tables can't be used, and record why.
+
+        In this order: nothing else that is recorded of them from here on has them live.
+        """
+        tables = [(self._book.stop(error.table), error) for error in errors]
+        await self.record([stopped(table, error, _now(), position) for table, error in tables])
 
     async def stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
         """Take nothing more of a table, and record why."""

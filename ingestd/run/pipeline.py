@@ -248,7 +248,8 @@ class Pipeline:
         gone = [table for table in discovery.tables if table.id in committed.gone]
         book.explain((table.id for table in gone), GONE)
         await intake.enter(gone, TableState.SNAPSHOTTING, self._durable)
-        await intake.stop_damaged(committed.damaged.values(), self._durable, is_recorded=False)
+        damaged = [e for e in committed.damaged.values() if book.is_present(e.table)]
+        await intake.stop_damaged(damaged, self._durable)
         await intake.record(book.departures(datetime.now(UTC), self._durable))
         renew = isinstance(verdict, Lost)
         preparing = self._capture.prepare(discovery.tables, renew=renew)
@@ -306,8 +307,8 @@ class Pipeline:
         self._known.is_found(await self._sink.mark(None if is_new else self._known.lake))
         self._root.say(self._watch.source, None)
         self._watch.lake_found()
-        await self._sink.fence()
-        return committed
+        not_fenced = await self._sink.fence()
+        return replace(committed, damaged={**committed.damaged, **not_fenced})
 
     def _give_up_lake(self, why: str) -> None:
         """Take that the lake is not what it was, if that was agreed to. Raises LakeLostError."""
@@ -395,6 +396,7 @@ class Pipeline:
             while not stop.is_set():
                 await self._wait(epoch, getter)
                 if getter.done():
+                    await self._discard_stopped(epoch)
                     await intake.take(epoch, getter.result())
                     getter = asyncio.create_task(work.get())
                     self._gate.move(epoch.position)
@@ -460,16 +462,22 @@ class Pipeline:
     async def _commit_epoch(self, epoch: FillingEpoch, intake: Intake) -> None:
         started = self._monotonic()
         self._committing = epoch
-        committed = await epoch.writer.commit(epoch.summary())
+
+        async def stop(errors: Sequence[TableError]) -> None:
+            self._stopped += errors  # before anything of them is recorded, or asked for
+            await intake.stop_damaged(errors, epoch.position)
+
+        committed = await epoch.writer.commit(epoch.summary(), stop)
         self._committing = None
         self._watch.committed(committed, epoch, self._monotonic() - started)
-        await intake.stop_damaged(committed.stopped, epoch.position, is_recorded=True)
-        self._stopped += committed.stopped
         await intake.durable(epoch)
         await self._confirm(epoch.position)
 
     async def _discard_stopped(self, epoch: FillingEpoch) -> None:
-        """Forget rows that came, while the epoch before was committed, of tables it stopped."""
+        """Forget rows that came, while the epoch before was committed, of tables it stopped.
+
+        Before anything else is taken: of such a table it may be of the reading that follows.
+        """
         errors, self._stopped = self._stopped, []
         for error in errors:
             await epoch.discard(error.table)

@@ -311,7 +311,7 @@ class AppendLog(TableLog):
         except IngestdError as error:
             self._fault = error
         except BaseException as error:  # noqa: BLE001 - a panic of deltalake's is no Exception
-            self._fault = OperatorError(f"lake table {self.uri}: no checkpoint: {error!r}")
+            self._fault = FolderError(f"lake table {self.uri}: no checkpoint: {error!r}")
 
     def checkpoint(self) -> None:
         """Make the newest version one that is read without the commits before it."""

@@ -80,10 +80,14 @@ def is_whole(content: bytes, *, makes_table: bool = False) -> bool:
     return bool(actions) and (stated is None or int(stated) == held)
 
 
+def is_ours(commit_json: str) -> bool:
+    """Whether a program of ours made it."""
+    return any(TOKEN in a.get("commitInfo", {}) for a in actions_of(commit_json))
+
+
 def appended_by_another(commit_json: str) -> bool:
     """Whether it changes rows, and no program of ours made it."""
-    actions = actions_of(commit_json)
-    return has_data(actions) and not any(TOKEN in a.get("commitInfo", {}) for a in actions)
+    return has_data(actions_of(commit_json)) and not is_ours(commit_json)
 
 
 def actions_of(commit_json: str) -> list[dict[str, Any]]:

@@ -83,8 +83,11 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 """What an S3 store says, at the end of a text that begins with the request."""
 
 
-_UNREADABLE = re.compile(r"json|metadata|protocol|checkpoint", re.IGNORECASE)
-"""What deltalake says of a log that it can't make sense of."""
+_UNREADABLE = re.compile(
+    r"json|metadata|protocol|checkpoint|unsupported|not supported|contiguous|delta kernel",
+    re.IGNORECASE,
+)
+"""What deltalake says of a log that it can't make sense of, or whose protocol it does not have."""
 
 
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:

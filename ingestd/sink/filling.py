@@ -20,9 +20,8 @@ from ingestd.changes import (
     TableInEpoch,
 )
 from ingestd.errors import FolderError, IngestdError, TableError, TransientError
-from ingestd.ports import Fragment
+from ingestd.ports import Fragment, Stop
 from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import Table, TableId
 from ingestd.sink.fragments import FragmentSink, FragmentWriter
 from ingestd.sink.jobs import Jobs, together
@@ -65,10 +64,6 @@ class OwningLake(Protocol):
         """Return the fault as the table's; before it is used again, it is read again."""
         ...
 
-    async def record(self, events: Sequence[TableEvent]) -> None:
-        """Append to `_tables`."""
-        ...
-
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
         """Append the epoch's row."""
         ...
@@ -99,7 +94,7 @@ class DeltaEpochWriter:
         self._previous = previous
         self._parts: dict[TableId, _Part] = {}
         self._taken: dict[TableId, int] = {}
-        self._failed: list[tuple[Table, TableError]] = []
+        self._failed: list[TableError] = []
         self._unchecked_bytes = 0
         self._over = asyncio.Event()
         self.is_committing = False
@@ -152,9 +147,10 @@ class DeltaEpochWriter:
         self._taken.pop(table, None)
         part = self._parts.pop(table, None)
         if part is not None:
-            await part.sink.abort()
+            with contextlib.suppress(FolderError):  # files that no log names: VACUUM removes them
+                await part.sink.abort()
 
-    async def commit(self, summary: EpochSummary) -> CommittedEpoch:
+    async def commit(self, summary: EpochSummary, stop: Stop | None = None) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs` (I1)."""
         self._refuse_if_closed()
         if self.rows == 0 and not self._lake.has_unlisted:
@@ -165,10 +161,10 @@ class DeltaEpochWriter:
             fragments = await self._finish_or_remove()
             await self._wait_for_previous()
             tables = await self._commit_tables(fragments, summary)
-            await self._record_stopped(summary.end_lsn)
-            stopped = tuple(error for _, error in self._failed)
+            if self._failed:
+                await _refuse_or_stop(self._failed, stop)
             committed = await self._lake.close_epoch(
-                CommittedEpoch(self._number, summary, self._lake.now(), tables, stopped)
+                CommittedEpoch(self._number, summary, self._lake.now(), tables)
             )
             self.is_committed = True
         finally:
@@ -265,31 +261,12 @@ class DeltaEpochWriter:
         try:
             return await self._of_table(part, work)
         except TableError as error:
-            self._failed.append((part.table, error))
+            self._failed.append(error)
             self._parts.pop(part.raw.id, None)
             self._taken.pop(part.raw.id, None)
             with contextlib.suppress(IngestdError):  # the first one is why
                 await part.sink.abort()
             return None
-
-    async def _record_stopped(self, end_lsn: Lsn) -> None:
-        """Record which tables stopped before the epoch's row, which confirms their rows too (I1).
-
-        After a kill between the two they are read anew, and so after one behind both.
-        """
-        await self._lake.record(
-            [
-                TableEvent(
-                    table,
-                    TableState.STOPPED,
-                    self._lake.now(),
-                    end_lsn,
-                    reason=error.reason,
-                    remedy=error.remedy,
-                )
-                for table, error in self._failed
-            ]
-        )
 
     async def _finish_or_remove(self) -> list[tuple[_Part, Sequence[Fragment]]]:
         """Finish the fragments; if that fails (a full disk) leave none behind."""
@@ -347,6 +324,12 @@ class DeltaEpochWriter:
         self._lake.before_commit(str(part.raw.id))
         version = part.raw.commit(part.table, part.schema, fragments, end_lsn, part.resume)
         return TableInEpoch(part.raw.id, version, part.sink.rows)
+
+
+async def _refuse_or_stop(errors: Sequence[TableError], stop: Stop | None) -> None:
+    if stop is None:
+        raise errors[0]
+    await stop(errors)
 
 
 async def _abort(parts: Iterable[_Part]) -> None:

@@ -37,7 +37,13 @@ from ingestd.sink.faults import storage_faults, table_fault
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.marker import read_marker, require_marker, write_marker
-from ingestd.sink.opening import cut_short, missing, never_refuse, notices_of
+from ingestd.sink.opening import (
+    cut_short,
+    missing,
+    never_refuse,
+    notices_of,
+    refuse_foreign,
+)
 from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.read import read_batches
@@ -115,6 +121,7 @@ class DeltaLake:
         self._epochs = EpochTable(self._own_logs[0], before_commit)
         self._registry = RegistryTable(self._own_logs[1], before_commit)
         self._epochs_lock = asyncio.Lock()
+        self._reading_lock = asyncio.Lock()
         self._registry_lock = asyncio.Lock()
         self._raw: dict[TableId, RawTable] = {}
         self._damaged: dict[TableId, TableError] = {}
@@ -146,13 +153,15 @@ class DeltaLake:
         """Read the marker."""
         await self.jobs.run(require_marker, self.store, self._lake)
 
-    async def fence(self) -> None:
+    async def fence(self) -> Mapping[TableId, TableError]:
         """Have all others who opened the lake before be refused, whatever they commit (I5).
 
         Raises TransientError if one of them committed since `open`.
         """
         async with self._epochs_lock, self._registry_lock:
+            before = set(self._damaged)
             await self.jobs.run(self._fence)
+        return {table: error for table, error in self._damaged.items() if table not in before}
 
     async def adopt(self, origin: str) -> None:
         """Record the server that the rows come from; make `_epochs` and `_tables`."""
@@ -289,10 +298,12 @@ class DeltaLake:
         Raises TableError if it still is, as `raw_table` does.
         """
         if table in self._damaged:
-            found = self._new_raw(table)
-            await self.jobs.run(self._read_again, found)
-            self._raw[table] = found
-            del self._damaged[table]
+            async with self._reading_lock:  # a log has one handle here
+                if table in self._damaged:
+                    found = self._new_raw(table)
+                    await self.jobs.run(self._read_again, found)
+                    self._raw[table] = found
+                    del self._damaged[table]
         return self.raw_table(table)
 
     def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
@@ -320,7 +331,6 @@ class DeltaLake:
             epoch.summary,
             epoch.committed_at,
             tuple(sorted(tables.values(), key=_id)),
-            epoch.stopped,
         )
         async with self._epochs_lock:
             await self.jobs.run(self._epochs.append, whole)
@@ -366,6 +376,8 @@ class DeltaLake:
             logs: list[tuple[AppendLog, TableId | None]] = [(own, None) for own in self._own_logs]
             told = [pool.submit(notices_of, log, self.layout.source, None) for log, _ in logs]
         notices = [notice for of_one in told for notice in of_one.result()]
+        if mends:
+            self._each_usable(lambda raw: refuse_foreign(raw.log))
         for of_table in self._each_usable(
             lambda raw: notices_of(raw.log, self.layout.source, raw.id)
         ).values():
@@ -460,8 +472,7 @@ class DeltaLake:
                     reason="claimed",
                     remedy="nothing to do: the lake is read again",
                 )
-        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
-            list(pool.map(lambda raw: raw.log.fence(), self._raw.values()))
+        self._each_usable(lambda raw: raw.log.fence())
         self._writer.has_fenced = True
 
     # --- what is missing at a start ---------------------------------------------------------

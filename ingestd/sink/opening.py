@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingestd.errors import FolderError, OperatorError, reading_anew
 from ingestd.recorded import Notice
 from ingestd.schema import TableId
-from ingestd.sink.commit_actions import appended_by_another
+from ingestd.sink.append_log import ForeignCommitError
 from ingestd.sink.table_log import TableLog
 
 
@@ -26,6 +26,16 @@ def cut_short(log: TableLog, version: int) -> FolderError:
     )
 
 
+def refuse_foreign(log: TableLog) -> None:
+    """Raise ForeignCommitError if another program changed the rows since ingestd's last commit."""
+    version = log.foreign_version()
+    if version is not None:
+        raise ForeignCommitError(
+            f"lake table {log.uri}: another writer made version {version}, which changes rows",
+            remedy="stop whoever writes there",
+        )
+
+
 def notices_of(log: TableLog, source: str, table: TableId | None) -> list[Notice]:
     """Say what was found of a log at its opening that a person should know. Blocks.
 
@@ -40,8 +50,8 @@ def notices_of(log: TableLog, source: str, table: TableId | None) -> list[Notice
         )
         for name in set_aside
     ]
-    newest = log.newest_commit()
-    if newest is not None and appended_by_another(newest):
+    version = log.foreign_version()
+    if version is not None:
         remedy = "stop whoever writes there"
         if table is not None:
             again = reading_anew(source, table)
@@ -49,7 +59,7 @@ def notices_of(log: TableLog, source: str, table: TableId | None) -> list[Notice
         found.append(
             Notice(
                 "lake.foreign_commit",
-                f"lake table {log.uri}: another writer made version {log.version}",
+                f"lake table {log.uri}: another writer made version {version}",
                 remedy,
             )
         )

@@ -14,7 +14,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ingestd.errors import OperatorError
-from ingestd.sink.commit_actions import is_whole, resume_in, writer_of
+from ingestd.sink.commit_actions import (
+    appended_by_another,
+    is_ours,
+    is_whole,
+    resume_in,
+    writer_of,
+)
 from ingestd.sink.faults import cut_short, storage_fault, storage_faults
 from ingestd.sink.store import Store
 from ingestd.sink.torn import set_aside_torn
@@ -123,6 +129,16 @@ class TableLog:
         if not is_whole(found.encode()):
             raise cut_short(self.uri)
         return found
+
+    def foreign_version(self) -> int | None:
+        """Return the newest version of another program's that changes rows, above all of ours."""
+        commit, number = self.newest_commit(), self._version
+        while commit is not None and not is_ours(commit):
+            if appended_by_another(commit):
+                return number
+            number -= 1
+            commit = self._commit_json(number) if self.has_commit(number) else None
+        return None
 
     def newest_writer(self) -> str | None:
         """Say who signed the newest signed commit: OPTIMIZE and ALTER sign none."""

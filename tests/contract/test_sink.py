@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +47,12 @@ class Lake(Protocol):
 
     def files(self) -> set[str]: ...
 
+    def displace(self, table: TableId) -> None: ...
+
+    def garble(self, table: TableId) -> None: ...
+
+    def put_right(self, table: TableId) -> None: ...
+
 
 @dataclass
 class MemoryKind:
@@ -70,6 +77,15 @@ class MemoryKind:
 
     def files(self) -> set[str]:
         return {str(t) for t in self.disk.tables}
+
+    def displace(self, table: TableId) -> None:
+        self.disk.damage.add(table)
+
+    def garble(self, table: TableId) -> None:
+        self.disk.damage.add(table)
+
+    def put_right(self, table: TableId) -> None:
+        self.disk.damage.discard(table)
 
 
 @dataclass
@@ -96,6 +112,25 @@ class DeltaKind:
 
     def files(self) -> set[str]:
         return {str(p) for p in self.root.rglob("*.parquet")}
+
+    def _folder(self, table: TableId) -> Path:
+        return self.root / "shop" / table.schema / table.name
+
+    def displace(self, table: TableId) -> None:
+        self._folder(table).rename(self.root / f"away_{table.name}")
+        self._folder(table).write_text("a file in place of the folder")
+
+    def garble(self, table: TableId) -> None:
+        shutil.copytree(self._folder(table), self.root / f"away_{table.name}")
+        for commit in (self._folder(table) / "_delta_log").glob("*.json"):
+            commit.write_text("}{")
+
+    def put_right(self, table: TableId) -> None:
+        if self._folder(table).is_file():
+            self._folder(table).unlink()
+        else:
+            shutil.rmtree(self._folder(table))
+        (self.root / f"away_{table.name}").rename(self._folder(table))
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:
@@ -429,6 +464,72 @@ async def test_isolated_discard_forgets_one_table(lake: Lake) -> None:
     assert writer.rows == 1
     await writer.commit(summary(100, 105))
     assert lake.epochs()[0]["tables"] == [("public.b", 1, 1)]
+
+
+async def test_isolated_a_table_that_can_not_be_committed_stops_before_the_epochs_row(
+    lake: Lake,
+) -> None:
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,), b=(1,))
+    writer = sink.begin()
+    for table in (A, B):
+        await writer.append(inserts(table, 200, 2))
+    lake.displace(A.id)
+    told: list[tuple[TableId, int]] = []
+
+    async def stop(errors: Sequence[TableError]) -> None:
+        told.extend((error.table, len(lake.epochs())) for error in errors)
+
+    epoch = await writer.commit(summary(200, 205), stop)
+    assert told == [(A.id, 1)]
+    assert [t.table for t in epoch.tables] == [B.id]
+    await commit(sink, 300, b=(3,))
+    assert ids(lake, B) == [1, 2, 3]
+
+    writer = sink.begin()
+    with pytest.raises(TableError) as refused:
+        await writer.append(inserts(A, 400, 4))
+    assert refused.value.table == A.id
+    assert refused.value.remedy
+    await writer.discard(A.id)
+    lake.put_right(A.id)
+    await writer.append(inserts(A, 400, 5))
+    await writer.commit(summary(400, 405))
+    assert ids(lake, A) == [1, 5]
+    await sink.close()
+
+
+async def test_isolated_without_stop_a_damaged_table_is_raised(lake: Lake) -> None:
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,), b=(1,))
+    writer = sink.begin()
+    await writer.append(inserts(A, 200, 2))
+    lake.displace(A.id)
+    with pytest.raises(TableError):
+        await writer.commit(summary(200, 205))
+    assert len(lake.epochs()) == 1
+    await sink.close()
+
+
+async def test_isolated_a_damaged_table_is_found_at_the_opening(lake: Lake) -> None:
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,), b=(1,))
+    await sink.close()
+    lake.garble(A.id)
+    sink = lake.sink()
+    committed = await sink.open()
+    assert set(committed.damaged) == {A.id}
+    assert set(committed.watermarks) == {B.id}
+    assert await sink.fence() == {}
+    for ask in (sink.unsent, sink.has_marker):
+        with pytest.raises(TableError):
+            await ask(A, Lsn(0))
+    await commit(sink, 200, b=(2,))
+    lake.put_right(A.id)
+    assert not any(await asyncio.gather(*(sink.has_marker(A, Lsn(0)) for _ in range(3))))
+    await commit(sink, 300, a=(3,), b=(3,))
+    assert (ids(lake, A), ids(lake, B)) == ([1, 3], [1, 2, 3])
+    await sink.close()
 
 
 async def test_isolated_another_type_is_refused_for_its_table(lake: Lake) -> None:
