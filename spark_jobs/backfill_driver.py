@@ -117,10 +117,10 @@ class Backfill:
         if wanted:
             await self._lake.adopt(first.origin)
             read_to = await self._read_to(wanted, committed)
-            busy = await capture.prepare(first.tables, read_to=read_to)
+            prepared = await capture.prepare(first.tables, read_to=read_to)
             self._reached("prepared")
             discovery = await capture.discover(committed.tables)  # as the publication has it now
-            tables, failed = self._begin(wanted, discovery, busy)
+            tables, failed = self._begin(wanted, discovery, prepared.locked)
             await self._reading.take_up(capture, committed, (first, discovery), tables)
             await self._reading.read(capture, committed, discovery.origin, tables)
             failed += [table.error for table in tables if table.error is not None]

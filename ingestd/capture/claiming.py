@@ -64,9 +64,8 @@ _PEERS = """
    AND l.database = (SELECT oid FROM pg_catalog.pg_database
                       WHERE datname = pg_catalog.current_database())
    AND (pg_catalog.pg_has_role(r.oid, session_user, 'MEMBER') OR r.rolreplication
-        OR EXISTS (SELECT FROM pg_catalog.pg_auth_members m
-                     JOIN pg_catalog.pg_roles g ON g.oid = m.roleid
-                    WHERE m.member = r.oid AND g.rolname = 'rds_replication'))
+        OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = 'rds_replication'
+                      AND pg_catalog.pg_has_role(r.oid, g.oid, 'MEMBER')))
 """
 # The second form is that of versions before, which have no other.
 _HOLDERS = sql.SQL(
@@ -115,8 +114,19 @@ class Claimed:
 async def take_claim(connection: AsyncConnection[Any], name: str) -> Claimed:
     """Take the claim of that name for the session, if no one has it. Raises psycopg.Error.
 
-    From then on the session has to be heard of every `LEASE_S`. One round trip.
+    From then on the session has to be heard of every `LEASE_S`. One round trip, and another where
+    the holder let go just then: the claim is held only if the lock is.
     """
+    while True:
+        is_announced, found = await _try_claim(connection, name)
+        if is_announced and found.holders:
+            await release_claim(connection)
+        if is_announced or found.holders:
+            return found
+
+
+async def _try_claim(connection: AsyncConnection[Any], name: str) -> tuple[bool, Claimed]:
+    """Return whether the session has the lock of the claim, and who else has one."""
     holders = _holders(name)
     announce = _ANNOUNCE.format(
         name=_half("claim", name), own=secrets.randbits(31), key=claim_key(name), holders=holders
@@ -130,9 +140,9 @@ async def take_claim(connection: AsyncConnection[Any], name: str) -> Claimed:
         if not cursor.nextset():
             break
     _, announced, found, left = results
-    if found and announced:
-        await release_claim(connection)
-    return Claimed(tuple(Holder(*row) for row in found), tuple(pid for (pid,) in left))
+    is_announced = bool(announced) and announced[0][0]
+    claimed = Claimed(tuple(Holder(*row) for row in found), tuple(pid for (pid,) in left))
+    return is_announced, claimed
 
 
 async def claim_holder(connection: AsyncConnection[Any], name: str) -> Holder | None:

@@ -200,6 +200,9 @@ async def _say_something(connection: WatchedConnection) -> None:
     """
     loop = asyncio.get_running_loop()
     async with connection.lock:
+        if connection.closed:  # a cancelled statement that has no answer has psycopg close it
+            connection.why_lost = connection.why_lost or "its connection ended in a statement"
+            raise psycopg.OperationalError(connection.why_lost)
         why = f"no answer comes to its heartbeat for {GIVES_UP_S:g} s"
         timer = loop.call_later(GIVES_UP_S, connection.cut, why)
         try:

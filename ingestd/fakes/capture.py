@@ -11,7 +11,17 @@ from ingestd.errors import TransientError
 from ingestd.fakes.database import RECORD_BYTES, FakeChange, FakeDatabase, FakeTransaction
 from ingestd.fakes.rows import numbered, stream_batches
 from ingestd.fakes.snapshot import FakeSnapshot, Reach, left_of
-from ingestd.ports import Continuity, Discovery, Fresh, Lag, LakeLost, Lost, Resumed, Snapshot
+from ingestd.ports import (
+    Continuity,
+    Discovery,
+    Fresh,
+    Lag,
+    LakeLost,
+    Lost,
+    Prepared,
+    Resumed,
+    Snapshot,
+)
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
 from ingestd.schema import Table, TableId
@@ -95,14 +105,14 @@ class FakeCapture:
 
     async def prepare(
         self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
-    ) -> frozenset[TableId]:
+    ) -> Prepared:
         """Make the slot."""
         del read_to
         locked = frozenset(t.id for t in tables if t.id in self._database.locked)
         self._tables = {t.id: t for t in tables if t.id not in locked}
         if renew or self._database.slot is None:
             self._database.slot = self._database.current
-        return locked
+        return Prepared(locked)
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
         """All that have a key, or none."""

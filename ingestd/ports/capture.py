@@ -29,6 +29,18 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the source was made ready for.
+
+    `locked`: tables that it can't stream yet, because somebody holds a lock: prepare them later.
+    `storages`: what `_tables` is to have of tables that it has begun to send (`Table.storage`).
+    """
+
+    locked: frozenset[TableId] = frozenset()
+    storages: Mapping[TableId, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Discovery:
     """What the source offers of what the config asks for.
 
@@ -263,11 +275,12 @@ class ChangeCapture(Protocol):
 
     async def prepare(
         self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
-    ) -> frozenset[TableId]:
+    ) -> Prepared:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
 
-        Gives those that it can't stream yet: somebody holds a lock, or dropped one, or the source
-        refuses it, which the next discovery tells (`Discovery.refused`). Prepare them later.
+        `Prepared.locked` has those that it can't stream yet: somebody holds a lock, or dropped one,
+        or the source refuses it, which the next discovery tells (`Discovery.refused`). Prepare them
+        later.
 
         While `live` runs: from its return on, `live` takes these tables' changes and no others'.
         With `renew` a position that was kept is given up and a new one begins: only after

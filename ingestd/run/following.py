@@ -187,7 +187,7 @@ class Follower:
         self._watch.offered(discovery)
         await self._intake.record(self._book.departures(_now(), self._reached()))
         try:
-            self._book.postpone(await self._capture.prepare(discovery.tables))
+            self._book.prepared(await self._capture.prepare(discovery.tables))
         except TransientError as error:
             self._hold_up(error)
             self._book.postpone([table.id for table in self._book.to_read()])

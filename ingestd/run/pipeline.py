@@ -255,7 +255,7 @@ class Pipeline:
         preparing = self._capture.prepare(discovery.tables, renew=renew)
         names = [table.id for table in discovery.tables]
         # Where a slot is made, that begins when all who write now have ended.
-        book.postpone(await patiently(preparing, lambda: self._watch.reading_waits(names)))
+        book.prepared(await patiently(preparing, lambda: self._watch.reading_waits(names)))
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         epoch.start = self._durable

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import NoReturn
 
 from ingestd.errors import OperatorError, TableError
-from ingestd.ports import Discovery
+from ingestd.ports import Discovery, Prepared
 from ingestd.positions import Lsn
 from ingestd.recorded import (
     Committed,
@@ -165,6 +165,13 @@ class TableBook:
         """The tables whose rows are to be read."""
         found = self._entries.values()
         return [e.table for e in found if e.is_wanted and not (e.is_stopped or e.is_postponed)]
+
+    def prepared(self, found: Prepared) -> None:
+        """Take what the source was made ready for."""
+        for name, storage in found.storages.items():
+            entry = self._entries[name]
+            entry.table = replace(entry.table, storage=storage)
+        self.postpone(found.locked)
 
     def postpone(self, names: Iterable[TableId]) -> None:
         """Take that the source can't send these yet: until the next discovery."""

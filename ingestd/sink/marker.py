@@ -7,6 +7,7 @@ is for a person to judge.
 
 from __future__ import annotations
 
+import errno
 import json
 import uuid
 
@@ -38,9 +39,11 @@ def read_marker(store: Store) -> str | None:
         except FileNotFoundError:
             return None  # it was removed meanwhile
         except OSError as error:
-            if NAME not in store.folders(""):
-                raise
-            raise _damaged(store, "it is a folder") from error
+            if NAME in store.folders(""):
+                raise _damaged(store, "it is a folder") from error
+            if error.errno == errno.EINVAL:
+                raise _damaged(store, "it is no regular file") from error
+            raise
     return _lake_in(store, content)
 
 

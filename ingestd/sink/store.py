@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,7 +191,9 @@ class LocalStore:
         return True
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading."""
+        """Open a file for reading. Raises OSError for what is none: a pipe would never answer."""
+        if not stat.S_ISREG((self.root / path).stat().st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
         return pa.OSFile(str(self.root / path), "rb")
 
     def size(self, path: str) -> int | None:

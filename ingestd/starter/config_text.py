@@ -104,6 +104,7 @@ class FirstConfig:
             yield "manage = true             # ingestd makes and alters slot and publication"
         else:
             yield "manage = false            # they are there; ingestd alters neither"
+        yield '# ddl_log = "event_trigger" # DDL at its own place in the WAL: docs/ddl.md'
 
     def _cursor(self, cursor: ProposedCursor) -> Iterator[str]:
         mark = ""

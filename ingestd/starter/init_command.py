@@ -206,3 +206,9 @@ def _print_next(proposal: Proposal, output: Path) -> None:
         typer.echo("  mend what is named above")
     typer.echo(f"  ingestd check -c {path}")
     typer.echo(f"  ingestd run -c {path}")
+    if proposal.way["kind"] == "wal":
+        typer.echo(
+            "\nTo have event triggers write DDL into the WAL, at its own place (docs/ddl.md), put"
+            f'\nddl_log = "event_trigger" into {output}. The SQL that makes them, to be run as a'
+            f"\nsuperuser, is then printed by:\n\n  ingestd check -c {path}"
+        )

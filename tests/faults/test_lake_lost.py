@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ def content(folder: Path) -> dict[str, bytes | None]:
     """Every file and folder that is there."""
     found: dict[str, bytes | None] = {}
     for path in sorted(folder.rglob("*")) if folder.exists() else ():
-        found[str(path.relative_to(folder))] = None if path.is_dir() else path.read_bytes()
+        found[str(path.relative_to(folder))] = path.read_bytes() if path.is_file() else None
     return found
 
 
@@ -312,7 +313,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "list": (lambda path: path.write_text("[]"), "not a JSON object"),
     "no_id": (lambda path: path.write_text('{"format": 1}'), '"lake" is not a UUID'),
     "no_format": (lambda path: path.write_text('{"lake": "x"}'), '"format"'),
+    "format_text": (lambda path: path.write_text('{"format": "1"}'), '"format"'),
+    "id_number": (lambda path: path.write_text('{"format": 1, "lake": 5}'), "not a UUID"),
     "folder": (lambda path: path.mkdir(), "it is a folder"),
+    "pipe": (os.mkfifo, "it is no regular file"),
+    "dangling": (lambda path: path.symlink_to("nothing"), "cannot be read back"),
     "newer": (lambda path: path.write_text('{"format": 2, "lake": "x"}'), "a newer version"),
 }
 

@@ -76,11 +76,11 @@ def test_exactly_once_through_sigkills_at_random_instants(
             daemon.start_ready()
             _run_for(1.0)
         assert workload.outcomes["committed"] > 34 * kills, workload.outcomes
-        _await_equal(database, lake)
+        await_equal(database, lake)
         assert daemon.sigterm() == 0
         assert_change_log_is_sound(database, lake)
         for table, key in KEYS.items():
-            _assert_log_makes_sense(lake, table, key)
+            assert_log_makes_sense(lake, table, key)
         # Neither a kill nor a restart is a reason to read anything anew.
         events = [r for r in registry(lake) if r["state"] == "snapshotting"]
         assert {r["table"] for r in events} == {str(t) for t in KEYS}
@@ -92,7 +92,7 @@ def config(database: Database, lake: Path) -> str:
     )
 
 
-def _await_equal(database: Database, lake: Path) -> None:
+def await_equal(database: Database, lake: Path) -> None:
     """Until the fold of the lake is the source, without the hidden notes; the writers rest."""
     plain = [table for table in KEYS if table != NOTES]
     wrong: list[Any] = []
@@ -110,7 +110,7 @@ def _await_equal(database: Database, lake: Path) -> None:
     await_until(is_equal, LIMIT_S, lambda: "\n".join(map(str, wrong)))
 
 
-def _assert_log_makes_sense(lake: Path, table: TableId, key: tuple[str, ...]) -> None:
+def assert_log_makes_sense(lake: Path, table: TableId, key: tuple[str, ...]) -> None:
     """Each written version once; `c` of what was not there, `u` and `d` of what was."""
     raw = read_raw(str(lake), "shop", table)
     rows = sorted(raw.to_pylist(), key=lambda r: (r["_cdc_lsn"], r["_cdc_seq"]))

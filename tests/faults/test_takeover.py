@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from typing import TYPE_CHECKING
@@ -12,18 +13,21 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.claiming import LEASE
+from ingestd.capture.claiming import LEASE, release_claim, take_claim
 from ingestd.capture.control import Control
+from ingestd.capture.session import connect
 from ingestd.errors import TransientError
+from tests.faults.test_polling import assert_log_makes_sense, await_equal
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
 from tests.harness.config import polling_config, wal_config
 from tests.harness.flaky_network import FlakyNetwork
 from tests.harness.pausing import assert_nobody_commits_after_a_fence, let_pass, paused
+from tests.harness.polled_workload import CURSORS, KEYS, PolledWorkload, create_tables
 from tests.harness.waiting import await_until
 from tests.harness.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ingestd.demo.daemon import Daemon
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 120.0
 BOUND_S = 30.0
+TRIES = 100
 TIMES = [
     pytest.param(2, marks=pytest.mark.thorough),
     pytest.param(10, marks=pytest.mark.long),
@@ -90,7 +95,6 @@ def test_takeover_bounded_a_waiting_daemon_delivers(  # noqa: PLR0917
     database = workload_database
     slot = f"ingestd_{database.name}"
     extra = f'slot = "{slot}"\npublication = "{slot}"'
-    took_s: list[float] = []
     workload = Workload(database.dsn, seed=seed, transactions=10**6, limit_s=1700, pause_s=0.02)
     with contextlib.ExitStack() as stack:
         networks = [stack.enter_context(FlakyNetwork(database.server.port)) for _ in range(2)]
@@ -110,25 +114,36 @@ def test_takeover_bounded_a_waiting_daemon_delivers(  # noqa: PLR0917
             daemons[0].start_ready(LIMIT_S)
             daemons[1].start()
             await_standby(daemons[1])
-            for turn in range(times):
-                holder, waiting = daemons[turn % 2], daemons[1 - turn % 2]
-                failed = len(holder.events("source.failed"))
-                with fault(holder, networks[turn % 2]):
-                    began = time.monotonic()
-                    await_epoch(waiting)
-                    took_s.append(time.monotonic() - began)
-                await_standby(holder)
-                if fault is not killed:
-                    reasons = [e["reason"] for e in holder.events("source.failed")[failed:]]
-                    assert any("the claim is lost" in reason for reason in reasons), reasons
+            took_s = [take_over(daemons, networks, turn, fault) for turn in range(times)]
             workload.stop()
             assert_lake_equals_source(database, lake, slot=slot, limit_s=LIMIT_S)
         assert_change_log_is_sound(database, lake)
         assert_nobody_commits_after_a_fence(lake, may_return=True)
         for daemon in daemons:
             assert daemon.sigterm() == 0
+    assert_bounded(took_s, getattr(fault, "__name__", ""))
+
+
+def take_over(
+    daemons: Sequence[Daemon], networks: Sequence[FlakyNetwork], turn: int, fault: Fault
+) -> float:
+    """Have the one that waits take over; return after how many seconds it delivers."""
+    holder, waiting = daemons[turn % 2], daemons[1 - turn % 2]
+    failed = len(holder.events("source.failed"))
+    with fault(holder, networks[turn % 2]):
+        began = time.monotonic()
+        await_epoch(waiting)
+        took_s = time.monotonic() - began
+    await_standby(holder)
+    if fault is not killed:
+        reasons = [e["reason"] for e in holder.events("source.failed")[failed:]]
+        assert any("the claim is lost" in reason for reason in reasons), reasons
+    return took_s
+
+
+def assert_bounded(took_s: Sequence[float], what: str) -> None:
     told = ", ".join(f"{each:.1f}" for each in took_s)
-    print(f"takeover, {getattr(fault, '__name__', '')}: {told} s")  # noqa: T201
+    print(f"takeover, {what}: {told} s")  # noqa: T201
     assert max(took_s) < BOUND_S, told
 
 
@@ -138,27 +153,47 @@ def stands_by(daemon: Daemon) -> bool:
     return answer is not None and answer[0] == 503 and "another ingestd" in answer[1]
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(300)
-def test_takeover_bounded_a_polled_source_too(
-    database: Database, make_daemon: MakeDaemon, lake: Path
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("fault", [frozen, killed, half_open])
+def test_takeover_bounded_a_polled_source_too(  # noqa: PLR0917
+    database: Database,
+    make_daemon: MakeDaemon,
+    lake: Path,
+    seed: int,
+    times: int,
+    fault: Fault,
 ) -> None:
-    database.execute(
-        "CREATE TABLE item (id int PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())",
-        "INSERT INTO item SELECT generate_series(1, 10)",
-    )
-    extra = '[sources.shop.table."public.item"]\ncursor = "at"\n'
-    config = polling_config(lake=lake, dsn=database.dsn, extra=extra)
-    first, second = make_daemon(config, "first"), make_daemon(config, "second")
-    first.start_ready(LIMIT_S)
-    second.start()
-    await_until(lambda: stands_by(second), LIMIT_S, second.tail)
-    with paused(first):
-        began = time.monotonic()
-        second.await_ready(BOUND_S)
-        assert time.monotonic() - began < BOUND_S
-    await_until(lambda: stands_by(first), LIMIT_S, first.tail)
-    assert first.sigterm() == second.sigterm() == 0
+    """I11, I3: every written version is in the lake once."""
+    create_tables(database)
+    with contextlib.ExitStack() as stack:
+        networks = [stack.enter_context(FlakyNetwork(database.server.port)) for _ in range(2)]
+        daemons = [
+            make_daemon(
+                polling_config(
+                    lake=lake,
+                    dsn=network.dsn(database.dsn),
+                    interval="30ms",
+                    max_delay="60ms",
+                    extra=CURSORS,
+                ),
+                f"daemon_{number}",
+            )
+            for number, network in enumerate(networks)
+        ]
+        with PolledWorkload(database.dsn, seed=seed):
+            daemons[0].start_ready(LIMIT_S)
+            daemons[1].start()
+            await_standby(daemons[1])
+            took_s = [take_over(daemons, networks, turn, fault) for turn in range(times)]
+        await_equal(database, lake)
+        assert_change_log_is_sound(database, lake, is_dense=False)
+        for table, key in KEYS.items():
+            assert_log_makes_sense(lake, table, key)
+        assert_nobody_commits_after_a_fence(lake, may_return=True)
+        for daemon in daemons:
+            assert daemon.sigterm() == 0
+    assert_bounded(took_s, f"polled, {getattr(fault, '__name__', '')}")
 
 
 async def test_one_writer_a_stranger_keeps_no_daemon_from_its_source(
@@ -248,3 +283,31 @@ async def test_a_claim_outlasts_a_statement_that_takes_longer(database: Database
         await control.health()
     finally:
         await control.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(120)
+async def test_one_writer_who_claims_has_the_lock(database: Database) -> None:
+    """Also where the holder lets go in the moment in which another one asks."""
+    query = """
+        SELECT count(*) FROM pg_locks
+         WHERE locktype = 'advisory' AND objsubid = 2 AND pid = pg_backend_pid()
+    """
+    async with await connect(database.dsn) as first, await connect(database.dsn) as second:
+
+        async def come_and_go() -> None:
+            while True:
+                await take_claim(first, "s")
+                await release_claim(first)
+
+        coming = asyncio.create_task(come_and_go())
+        try:
+            for _ in range(TRIES):
+                if (await take_claim(second, "s")).holders:
+                    continue
+                row = await (await second.execute(query)).fetchone()
+                assert row == (1,)
+                await release_claim(second)
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)

@@ -15,7 +15,9 @@ from ingestd.decode.logical_messages import DDL_PREFIX
 from ingestd.schema import TableId
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import wal_config
+from tests.harness.databases import fresh_database
 from tests.harness.open_transactions import send_while_open
+from tests.harness.servers import running_server
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -299,3 +301,66 @@ def test_a_backlog_and_open_transactions_have_their_events_too(
 
 def recorded(lake: Path, reason: str) -> int:
     return sum(row["reason"] == reason for row in registry(lake))
+
+
+HOSTILE = (
+    "SET search_path = evil, public, pg_catalog",
+    "SET row_security = off",
+    "SET session_replication_role = replica",
+    "SET statement_timeout = '20s'; SET lock_timeout = '1ms'",
+    "SET default_transaction_isolation = serializable",
+    "SET default_transaction_read_only = on; BEGIN READ WRITE",
+    "SET max_stack_depth = '100kB'",
+    "SET standard_conforming_strings = off; SET transform_null_equals = on",
+    "SET plpgsql.extra_errors = 'all'; SET client_min_messages = debug5",
+    "BEGIN; SELECT pg_logical_emit_message(true, 'x', 'y') FROM generate_series(1, 20000)",
+    "BEGIN; DROP SCHEMA ingestd_ddl CASCADE",
+    """BEGIN; DO $$ BEGIN EXECUTE (
+         SELECT string_agg(format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
+                           ';') FROM pg_proc WHERE proname = 'pg_logical_emit_message');
+       END $$""",
+)
+"""Sessions in which no command may fail for the triggers; each is undone."""
+EVIL = """
+    CREATE SCHEMA evil;
+    CREATE FUNCTION evil.format(text, name, name) RETURNS text LANGUAGE plpgsql
+      AS $$ BEGIN RAISE 'evil'; END $$;
+    CREATE FUNCTION evil.json_strip_nulls(json) RETURNS json LANGUAGE plpgsql
+      AS $$ BEGIN RAISE 'evil'; END $$;
+    CREATE FUNCTION evil.least(int, int) RETURNS int LANGUAGE plpgsql
+      AS $$ BEGIN RAISE 'evil'; END $$
+"""
+
+
+@pytest.mark.thorough
+def test_no_command_fails_in_any_session(source: Database, stranger: str) -> None:
+    source.execute(EVIL, f"GRANT ALL ON SCHEMA evil TO {stranger}")
+    for session in HOSTILE:
+        for statement in (*(ddl for ddl, _, _ in DDL.values()), *UNTOLD[:2]):
+            with source.connect() as connection:
+                connection.execute(session.encode())
+                connection.execute(b"BEGIN" if "BEGIN" not in session else b"SAVEPOINT a")
+                connection.execute(f"SET LOCAL ROLE {stranger}".encode())
+                connection.execute(statement.encode())
+                connection.execute("ROLLBACK")
+    assert events_of(source) == []
+
+
+@pytest.mark.thorough
+def test_prepared_transactions_have_their_events_when_they_commit(postgres_bindir: Path) -> None:
+    with (
+        running_server(postgres_bindir, {"max_prepared_transactions": "5"}) as server,
+        fresh_database(server) as database,
+    ):
+        database.execute(
+            *TABLES,
+            "CREATE PUBLICATION p FOR TABLE plain, parts WITH (publish_via_partition_root)",
+            script(),
+            f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
+        )
+        work = "BEGIN; TRUNCATE part; ALTER TABLE plain ADD n int; PREPARE TRANSACTION 'a'"
+        for end, told in (("ROLLBACK", set()), ("COMMIT", {"truncate", "table"})):
+            database.execute(work)
+            assert events_of(database) == []
+            database.execute(f"{end} PREPARED 'a'")
+            assert {event.what for event in events_of(database) if event} == told

@@ -56,6 +56,7 @@ from ingestd.ports import (
     Fresh,
     Lag,
     Lost,
+    Prepared,
     Refused,
     Resumed,
     Snapshot,
@@ -216,7 +217,7 @@ class PollingCapture:
 
     async def prepare(
         self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
-    ) -> frozenset[TableId]:
+    ) -> Prepared:
         """Poll these tables from now on; nothing is made in the source."""
         del read_to
         if renew:
@@ -226,7 +227,7 @@ class PollingCapture:
         # What the lake said at the start is of no use to a table that comes back later.
         progress, self._progress = self._progress, {}
         self._polls.keep(polled, progress)
-        return frozenset()
+        return Prepared()
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
         """None: tables are read at one point."""

@@ -50,7 +50,7 @@ from ingestd.capture.wal.told import Tellings
 from ingestd.changes import Chunk
 from ingestd.decode.relation import Relation
 from ingestd.errors import OperatorError, TransientError
-from ingestd.ports import Continuity, Discovery, Fresh, Lag, Resumed, Snapshot
+from ingestd.ports import Continuity, Discovery, Fresh, Lag, Prepared, Resumed, Snapshot
 from ingestd.positions import ZERO, Lsn
 from ingestd.recorded import Committed, RegisteredTable
 from ingestd.row_limit import row_limit_bytes
@@ -175,7 +175,7 @@ class WalCapture:
 
     async def prepare(
         self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
-    ) -> frozenset[TableId]:
+    ) -> Prepared:
         """Make or check publication and slot."""
         control = await self._control.connection()
         self._relations.keep(tables, self._tables.departed)
@@ -186,7 +186,8 @@ class WalCapture:
             )
             busy = frozenset(unpublished)
             self._tables.suspect(t for t, error in unpublished.items() if not is_locked(error))
-            if await self._tables.take_publication():
+            is_news, storages = await self._tables.take_publication()
+            if is_news:
                 self._relations.noticed.set()
             if self._is_live:
                 self._sent_whole = frozenset()
@@ -211,7 +212,7 @@ class WalCapture:
                     self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
                     self._delivery.begin_anew()
-        return busy
+        return Prepared(busy, storages)
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
         """By size, if it is the first load; none on a standby, whose snapshots hide who runs."""

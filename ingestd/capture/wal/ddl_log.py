@@ -161,23 +161,28 @@ def _difference(event: DdlEvent, known: Known, by: str) -> str | None:
     return None
 
 
+_MOST_KEPT = 20_000
+"""Columns and labels in the events that the next one about the same object is compared with."""
+
+
 @dataclass(slots=True)
 class DdlLog:
     """The events that no catalog check has judged yet. Used on the event loop only.
 
     `_pending`: by the table's OID and the transaction's id, why it is read again, and where that
-    commits. `_tables`, `_seen`: the last check, by the table's OID. `_before`: the last event by
-    OID; `_leaves`: by the root's, the partitions that events tell of. `_voided`: the last check
-    that had a table read again; `_points`: where it was read, as the lake has it. `_last`: where
-    the last event's transaction commits: what comes again has been taken. `awaits`: the last check
-    did not see the transaction of an event.
+    commits. `_tables`, `_seen`: the last check, by the table's OID. `_before`: by OID, the events
+    since the last check and one before, as anybody may have written the last; `_leaves`: by the
+    root's, the partitions that events tell of. `_voided`: the last check that had a table read
+    again; `_points`: where it was read, as the lake has it. `_last`: where the last event's
+    transaction commits: what comes again has been taken. `awaits`: the last check did not see the
+    transaction of an event.
     """
 
     awaits: bool = False
     _pending: dict[tuple[int, int], tuple[str, Lsn]] = field(default_factory=dict)
     _tables: Mapping[int, tuple[TableId, Storage]] = field(default_factory=dict)
     _seen: Visibility | None = None
-    _before: dict[int, DdlEvent] = field(default_factory=dict)
+    _before: dict[int, list[Known]] = field(default_factory=dict)
     _leaves: dict[int, set[int]] = field(default_factory=dict)
     _voided: dict[int, Visibility] = field(default_factory=dict)
     _points: Mapping[int, Lsn] = field(default_factory=dict)
@@ -236,9 +241,17 @@ class DdlLog:
         self._pending = {
             key: found for key, found in self._pending.items() if not _sees(seen, key[1])
         }
-        kept = {t.oid for _, s in tables.values() for t in s.types} | tables.keys()
-        self._before = {oid: e for oid, e in self._before.items() if oid in kept}
+        kept = self._objects()
+        self._before = {
+            oid: events if self._unseen else events[-1:]
+            for oid, events in self._before.items()
+            if oid in kept
+        }
         self._leaves = {root: found for root, found in self._leaves.items() if root in kept}
+
+    def _objects(self) -> set[int]:
+        """Return the captured tables, and the types that their columns are made of."""
+        return {t.oid for _, s in self._tables.values() for t in s.types} | self._tables.keys()
 
     def _judged(self, event: DdlEvent, xid: int) -> Iterable[tuple[int, str | None]]:
         """Give which captured tables it concerns, and why each is to be read again."""
@@ -254,21 +267,20 @@ class DdlLog:
             if is_own:  # its changes have been those of another table
                 yield event.oid, f"it was attached to a partitioned table ({event.command})"
         elif event.oid in self._tables:
-            yield event.oid, reason_of(event, self._known(event, xid))
+            reason = reason_of(event, self._known(event, xid))
+            yield event.oid, reason or self._too_many(event)
         for leaf in event.leaves or ():
             if leaf in self._tables:
                 yield leaf, f"it was attached to a partitioned table ({event.command})"
 
     def _judged_type(self, event: DdlEvent) -> Iterable[tuple[int, str | None]]:
-        before = self._before.get(event.oid)
+        before = self._before.get(event.oid, ())
         oid = -event.oid if event.what == "composite type column" else event.oid
         for table, (_, storage) in self._tables.items():
             for part in storage.types:
                 if part.oid == oid:
-                    known = [Known(labels=dict(part.parts))]
-                    if before is not None:
-                        known.append(Known(labels=before.labels or {}))
-                    yield table, reason_of(event, known)
+                    known = [Known(labels=dict(part.parts)), *before]
+                    yield table, reason_of(event, known) or self._too_many(event)
 
     def _known(self, event: DdlEvent, xid: int) -> Iterable[Known]:
         name, storage = self._tables[event.oid]
@@ -279,12 +291,20 @@ class DdlLog:
             gone = event.leaves - leaves if is_later else leaves - event.leaves
             gone |= self._leaves.get(event.oid, set()) - event.leaves
         yield Known(name, {c.number: c.type_oid for c in storage.columns}, gone=gone)
-        before = self._before.get(event.oid)
-        if before is not None:
-            yield Known(before.table, before.types or {})
+        yield from self._before.get(event.oid, ())
+
+    def _too_many(self, event: DdlEvent) -> str | None:
+        """Return why a table is read again where no more events can be compared; then none are."""
+        kept = self._before.get(event.oid, ())
+        if sum(1 + len(k.types) + len(k.labels) for k in kept) <= _MOST_KEPT:
+            return None
+        del self._before[event.oid]
+        return f"too many commands came at once ({event.command})"
 
     def _note(self, event: DdlEvent) -> None:
-        """Keep what the next event is compared with."""
+        """Keep what the next event is compared with, of captured tables and their types."""
+        if not {event.oid, event.root} & self._objects() and event.what != "dropped table":
+            return
         if event.what == "table" and event.command.startswith("CREATE") and event.root is not None:
             self._leaves.setdefault(event.root, set()).add(event.oid)
         elif event.leaves is not None:
@@ -293,7 +313,9 @@ class DdlLog:
             for root in self._roots_of(event.oid):
                 self._leaves.get(root, set()).discard(event.oid)
         if event.types is not None or event.labels is not None:
-            self._before[event.oid] = event
+            known = Known(event.table, event.types or {}, event.labels or {})
+            kept = self._before.setdefault(event.oid, [])
+            kept[:] = [k for k in kept if k != known] + [known]
 
     def _roots_of(self, leaf: int) -> set[int]:
         looked = {t for t, (_, s) in self._tables.items() if leaf in s.files and leaf != t}

@@ -211,20 +211,24 @@ class SourceTables:
         what = f'ddl_log = "event_trigger": {fault.what}; catalog checks alone are what counts'
         return (Notice("ddl_log.incomplete", what, fault.remedy),)
 
-    async def take_publication(self) -> bool:
+    async def take_publication(self) -> tuple[bool, dict[TableId, str]]:
         """Take what we did to the publication ourselves; what others did is found as changed.
 
         Entries that were replaced, for another column list, are no gap; one with the same list is
-        of a table that somebody had taken out. Nor is the publication that we had to mend. Says
-        whether there are any: `_tables` is to have the new ones, by another discovery.
+        of a table that somebody had taken out. Nor is the publication that we had to mend. Returns
+        whether `_tables` is to have new ones, by another discovery; and what it is to have of the
+        tables that were not published before, from their first row in it on: the next start has to
+        know by which entry they were published.
         """
         catalog = await read_catalog(self._settings)
         ours = dict(self._catalog.published)
+        storages: dict[TableId, str] = {}
         for table in self._accepted & catalog.published.keys():
             then, now = ours.get(table), catalog.published[table]
-            if then is None:  # the next start has to know by which entry it was published
+            if then is None:
                 ours[table] = now
                 self._is_told = False
+                storages |= self._published(table, catalog)
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
                 self._is_told = False
@@ -236,7 +240,18 @@ class SourceTables:
             self._mended = publication.altered
         self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
-        return not self._is_told
+        return not self._is_told, storages
+
+    def _published(self, table: TableId, catalog: Catalog) -> dict[TableId, str]:
+        """Return how a table is stored now that it is published; nothing if it is another one."""
+        row = next((row for row in catalog.rows if row.id == table), None)
+        last = None if row is None else self._looks.last(row.oid, None)
+        if row is None or last is None:
+            return {}
+        read = catalog.storage(row)
+        now = replace(last, membership=read.membership, publication=read.publication)
+        self._looks.keep({row.oid: now})
+        return {table: str(self._settled(row.oid, now))}
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
@@ -395,7 +410,9 @@ class SourceTables:
         sent, was_sent = catalog.published.get(table.id), self._catalog.published.get(table.id)
         if sent is None:
             return "the publication lacked it"
-        is_another = then is not None and then.membership not in {0, now.membership}
+        # 0: not published at that reading. Older lakes have it where that was not known.
+        unknown = {now.membership} if then is None or then.key is not None else {0, now.membership}
+        is_another = then is not None and then.membership not in unknown
         is_another &= now.membership not in self._replaced
         if is_another or (was_sent is not None and was_sent.entry != sent.entry):
             return "the publication lacked it for a time"

@@ -30,6 +30,8 @@ CHANGED = DdlEvent("ALTER TABLE", "table", TABLE, NAME, types={1: 23, 2: 25})
 SEEN = Visibility(100, 100)
 ALL_SEEN = Visibility(1000, 1000)
 AT = Lsn(500)
+FORGED_TABLE = replace(CHANGED, types={1: 23}, table=NAME)
+FORGED_TYPE = DdlEvent("ALTER TYPE", "type", ENUM, labels={31: "a", 32: "b"})
 
 
 def log(**points: int) -> DdlLog:
@@ -152,10 +154,30 @@ def test_an_event_before_the_table_was_read_is_void() -> None:
     ],
 )  # fmt: skip
 def test_what_came_and_went_between_two_checks_is_read(there_and_back: list[DdlEvent]) -> None:
+    for forged in (None, FORGED_TABLE, FORGED_TYPE):
+        events = log()
+        for number, event in enumerate(there_and_back):
+            assert record(events, event, lsn=AT + number, xid=200 + number)
+            if forged is not None:  # anybody may write one, which hides none
+                record(events, forged, lsn=AT + number, xid=200 + number)
+        assert list(events.by(ALL_SEEN)) == [TABLE], forged
+
+
+def test_what_is_kept_is_bounded() -> None:
     events = log()
-    for number, event in enumerate(there_and_back):
-        assert record(events, event, lsn=AT + number, xid=200 + number)
+    many = dict.fromkeys(range(10, 1000), 23)
+    for number in range(30):
+        record(events, replace(CHANGED, types={1: 23, **many, 2000 + number: 23}), lsn=AT + number)
+        other = DdlEvent(
+            "ALTER TABLE", "table", 10_000 + number, types=many, leaves=frozenset({99})
+        )
+        assert not record(events, other, lsn=AT + number)
+    assert [*events._before] == [TABLE]
+    assert not events._leaves
     assert list(events.by(ALL_SEEN)) == [TABLE]
+    assert "too many commands" in events.by(ALL_SEEN)[TABLE]
+    events.looked(events._tables, ALL_SEEN, [TABLE])
+    assert [len(kept) for kept in events._before.values()] == [1]
 
 
 @pytest.mark.parametrize("is_seen", [False, True], ids=["new", "of a backlog"])
