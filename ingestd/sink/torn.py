@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ingestd.errors import TransientError
 from ingestd.sink.commit_actions import is_whole
-from ingestd.sink.faults import storage_faults
+from ingestd.sink.faults import cut_short, storage_faults
 from ingestd.sink.store import Store
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -45,7 +45,8 @@ def set_aside_torn(
 
     `give_up`: called before a commit is set aside, with its version; may refuse by raising.
     `newest`: the newest version of a table that can be opened; else it is looked for, and for
-    checkpoints too. Raises what `storage_fault` makes of an error.
+    checkpoints too. Raises FolderError if an older commit is empty, and what `storage_fault` makes
+    of an error.
     """
     path = f"{log.folder}/_delta_log"
     with storage_faults(log.uri):
@@ -62,9 +63,24 @@ def set_aside_torn(
                 found.append(commits[-1])
         if newest is None and not found:
             found = _torn_checkpoint(log, path, names)
+        if newest is not None and not found:
+            _refuse_empty(log, path, newest)
         for name in found:
             log.store.set_aside(f"{path}/{name}")
     return found
+
+
+def _refuse_empty(log: Log, path: str, newest: int) -> None:
+    """Raise FolderError if a commit since the checkpoint is empty: readers lack its rows.
+
+    What is appended behind it hides it: deltalake and Spark pass over it in silence.
+    """
+    for version in range(newest - 1, -1, -1):
+        size = log.store.size(f"{path}/{version:020}.json")
+        if size == 0:
+            raise cut_short(log.uri, f"commit {version} is empty")
+        if not size or log.store.size(f"{path}/{version:020}.checkpoint.parquet") is not None:
+            return
 
 
 def _version(commit: str) -> int:

@@ -175,6 +175,17 @@ async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
     assert (await found(tmp_path)).watermarks == {A.id: 205}
 
 
+async def test_lossless_an_empty_commit_that_others_hide_stops_its_table(tmp_path: Path) -> None:
+    """Readers pass over it in silence: its rows would be missing."""
+    lake = await opened(tmp_path)
+    for number in range(4):
+        await commit(lake, 100 + 10 * number, number)
+    await lake.close()
+    log(tmp_path, RAW).joinpath(f"{2:020}.json").write_bytes(b"")
+    damaged = (await found(tmp_path)).damaged
+    assert "commit 2 is empty" in damaged[A.id].reason
+
+
 async def test_what_epochs_may_rest_on_is_never_passed_over_in_the_registry(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     await is_live(lake)
