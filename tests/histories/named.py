@@ -51,6 +51,17 @@ def one(
 
 CAME = (
     one(
+        "rows_came_and_went_with_a_partition",
+        LEAVES,
+        """BEGIN;
+        CREATE TABLE {h}_p1 PARTITION OF {h}_t FOR VALUES IN (1);
+        INSERT INTO {h}_t SELECT n, 1, 'loaded' FROM generate_series(101, 105) n;
+        TRUNCATE {h}_p1;
+        INSERT INTO {h}_t VALUES (106, 1, 'kept');
+        COMMIT;
+        """,
+    ),
+    one(
         "rows_came_in_a_subtransaction",
         LEAVES,
         "DO $$ BEGIN CREATE TABLE {h}_p1 (LIKE {h}_t INCLUDING ALL);"

@@ -65,7 +65,9 @@ def brought(dice: Dice) -> list[str]:
 def made(dice: Dice) -> list[str]:
     """Create a partition as such."""
     moves = [f"CREATE TABLE {leaf(FREE)} PARTITION OF {{h}}_t {bounds(FREE)}", load(dice, FREE)]
-    return [*moves, *dice.some([], writes(dice), [f"DROP TABLE {leaf(FREE)}"], [detach(FREE)])]
+    after = [[], writes(dice), [f"DROP TABLE {leaf(FREE)}"], [detach(FREE)]]
+    after += [[f"TRUNCATE {leaf(FREE)}", *more] for more in ([], [load(dice, FREE)])]
+    return [*moves, *dice.choice(after)]
 
 
 def out_and_in(dice: Dice) -> list[str]:
