@@ -336,10 +336,12 @@ RETURNED = (
     one(
         "left_the_publication_and_returned",
         KEYED,
+        # The daemon may have put it back.
         """ALTER PUBLICATION "{p}" DROP TABLE {h}_t;
         UPDATE {h}_t SET v = 'unseen' WHERE id = 1;
-        ALTER PUBLICATION "{p}" ADD TABLE {h}_t;
-        """,
+        """
+        'DO $$ BEGIN ALTER PUBLICATION "{p}" ADD TABLE {h}_t;'
+        " EXCEPTION WHEN duplicate_object THEN END $$",
     ),
 )
 DROPPED = (
