@@ -179,7 +179,7 @@ def test_i6_a_partition_whose_name_another_table_takes_is_not_mixed_up(
     database.execute(
         "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (1000000)",
-        "INSERT INTO parts SELECT i, repeat('x', 1000) FROM generate_series(1, 8000) i",
+        "INSERT INTO parts SELECT i, repeat('x', 1000) FROM generate_series(1, 40000) i",
     )
     daemon = make_daemon(
         config(database, lake, 'snapshot_chunked_above = "0"', "snapshot_workers = 1")

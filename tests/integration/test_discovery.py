@@ -81,12 +81,12 @@ async def test_what_others_do_to_the_publication_meanwhile_is_found(database: Da
         found = await tables.discover(connection, server, {})
         assert [str(refused.table.id) for refused in found.refused] == ["public.u"]
         database.execute("ALTER PUBLICATION p ADD TABLE u")
-        assert not await tables.take_publication()
+        assert await tables.take_publication() == (False, {})
         assert await tables.have_changed()
         assert not (await tables.discover(connection, server, {})).refused
         assert not await tables.have_changed()
         database.execute("ALTER PUBLICATION p DROP TABLE u")
-        assert not await tables.take_publication()
+        assert await tables.take_publication() == (False, {})
         assert await tables.have_changed()
 
 
