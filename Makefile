@@ -9,9 +9,8 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Daemons are started hundreds of times: without bytecode each start takes a quarter longer.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests wait for servers and daemons half of their time: one more than there are cores, 4 at most.
-WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Tests wait for servers and daemons half of their time.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 .PHONY: help demo test test-thorough test-long matrix soak soak-leaks histories fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.

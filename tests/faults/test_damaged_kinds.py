@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     Damage = Callable[[Path], object]
 
 LIMIT_S = 90.0
-WHENS = ["idle", "start", "kill"]
+WHENS = [
+    "start",
+    pytest.param("idle", marks=pytest.mark.long),
+    pytest.param("kill", marks=pytest.mark.long),
+]
 
 
 def _commits(folder: Path) -> list[Path]:

@@ -82,7 +82,7 @@ def one_of_each_kind(rng: random.Random) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("crashes", ["some", pytest.param("all", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("crashes", ["some", pytest.param("all", marks=pytest.mark.long)])
 def test_crashes_at_points_lose_and_double_nothing(
     make_lives: Callable[[int, int], MakeLives], seed: int, crashes: str
 ) -> None:

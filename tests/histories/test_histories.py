@@ -112,7 +112,7 @@ def test_i6_random_histories(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.thorough
+@pytest.mark.long
 def test_i6_more_random_histories(server: PostgresServer, ddl_log: str, seed: int) -> None:
     run = Run(server, seed, ddl_log=ddl_log, side_by_side=SIDE_BY_SIDE, shrinks=False)
     for number in range(1, 6):

@@ -443,7 +443,7 @@ BY_SCHEMA = (
         ("managed", "running"),
         pytest.param("managed", "down", marks=pytest.mark.long),
         pytest.param("schema", "running", marks=pytest.mark.long),
-        pytest.param("schema", "down", marks=pytest.mark.thorough),
+        pytest.param("schema", "down", marks=pytest.mark.long),
     ],
 )
 def test_i6_between_two_readings(
