@@ -19,7 +19,7 @@ What is evidence, and what it shows:
 - The OID of a constraint or of a publication's entry is the same: it was not dropped.
 
 A row is older than a reading if its xmin is below the id under which all transactions had ended at
-that reading: whoever wrote a new file since has a higher one. Ids are ordered neither by time nor
+that reading: who wrote a new file since has a higher one. Ids are ordered neither by time nor
 by commit, so they never decide whether one thing came before another.
 
 One thing leaves no trace in the catalog: TRUNCATE of a partition by the transaction that created it

@@ -109,7 +109,7 @@ async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf
 
 
 def _can_be_read(partition: _Relation) -> bool:
-    """Whether a partition can be read by itself.
+    """Whether a partition can be read without its root.
 
     Not a foreign one, which has no blocks, nor one that no query can name; and who may read the
     root may not always read its partitions.

@@ -32,7 +32,7 @@ def refuse_foreign(log: TableLog) -> None:
     if version is not None:
         raise ForeignCommitError(
             f"lake table {log.uri}: another writer made version {version}, which changes rows",
-            remedy="stop whoever writes there",
+            remedy="stop the program that writes there",
         )
 
 

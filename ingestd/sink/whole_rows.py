@@ -1,7 +1,7 @@
 """The current rows of a table without a key, found with arrays (design section 2).
 
 Each `u` and `d` has the whole old row and takes one equal row away, as in `ingestd.sink.fold`. So
-their order does not count, only how many there are of each. Rows are told apart by a 64-bit hash
+their order does not count, only how many there are of each. Rows are distinguished by a 64-bit hash
 of their values (`ingestd.value_hashes`), as `verify` does.
 """
 

@@ -215,7 +215,7 @@ class SourceTables:
         """Take what we did to the publication ourselves; what others did is found as changed.
 
         Entries that were replaced, for another column list, are no gap; one with the same list is
-        of a table that somebody had taken out. Nor is the publication that we had to mend. Returns
+        of a table that somebody had taken out. Nor is the publication that we had to alter. Returns
         whether `_tables` is to have new ones, by another discovery; and what it is to have of the
         tables that were not published before, from their first row in it on: the next start has to
         know by which entry they were published.
