@@ -596,6 +596,7 @@ UNNAMED = (
         "partition_made_and_filled",
         ((MAKE_UNNAMED, FILL_UNNAMED), ("UPDATE {t} SET note = 'seen' WHERE id > 899",)),
         RANGES,
+        is_read_anew=True,  # TRUNCATE by that transaction would leave no trace
     ),
     Case(
         "partition_with_a_default_of_its_own",
@@ -630,6 +631,7 @@ PARTITIONS = (
             ),
         ),
         RANGES,
+        is_read_anew=True,  # TRUNCATE by that transaction would leave no trace
     ),
     Case(
         "attach_partition",
