@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -80,6 +81,21 @@ def await_standby(daemon: Daemon) -> None:
     await_until(lambda: stands_by(daemon), LIMIT_S, daemon.tail)
 
 
+def two_daemons(
+    stack: contextlib.ExitStack,
+    database: Database,
+    make_daemon: MakeDaemon,
+    config: Callable[..., str],
+) -> tuple[list[FlakyNetwork], list[Daemon]]:
+    """Make two daemons of one source, each behind a network of its own."""
+    networks = [stack.enter_context(FlakyNetwork(database.server.port)) for _ in range(2)]
+    daemons = [
+        make_daemon(config(dsn=network.dsn(database.dsn)), f"daemon_{number}")
+        for number, network in enumerate(networks)
+    ]
+    return networks, daemons
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("fault", [frozen, killed, half_open])
@@ -97,19 +113,8 @@ def test_takeover_bounded_a_waiting_daemon_delivers(  # noqa: PLR0917
     extra = f'slot = "{slot}"\npublication = "{slot}"'
     workload = Workload(database.dsn, seed=seed, transactions=10**6, limit_s=1700, pause_s=0.02)
     with contextlib.ExitStack() as stack:
-        networks = [stack.enter_context(FlakyNetwork(database.server.port)) for _ in range(2)]
-        daemons = [
-            make_daemon(
-                wal_config(
-                    lake=lake,
-                    dsn=network.dsn(database.dsn),
-                    max_delay="100ms",
-                    source_extra=extra,
-                ),
-                f"daemon_{number}",
-            )
-            for number, network in enumerate(networks)
-        ]
+        config = partial(wal_config, lake=lake, max_delay="100ms", source_extra=extra)
+        networks, daemons = two_daemons(stack, database, make_daemon, config)
         with workload:
             daemons[0].start_ready(LIMIT_S)
             daemons[1].start()
@@ -167,20 +172,10 @@ def test_takeover_bounded_a_polled_source_too(  # noqa: PLR0917
     """I11, I3: every written version is in the lake once."""
     create_tables(database)
     with contextlib.ExitStack() as stack:
-        networks = [stack.enter_context(FlakyNetwork(database.server.port)) for _ in range(2)]
-        daemons = [
-            make_daemon(
-                polling_config(
-                    lake=lake,
-                    dsn=network.dsn(database.dsn),
-                    interval="30ms",
-                    max_delay="60ms",
-                    extra=CURSORS,
-                ),
-                f"daemon_{number}",
-            )
-            for number, network in enumerate(networks)
-        ]
+        config = partial(
+            polling_config, lake=lake, interval="30ms", max_delay="60ms", extra=CURSORS
+        )
+        networks, daemons = two_daemons(stack, database, make_daemon, config)
         with PolledWorkload(database.dsn, seed=seed):
             daemons[0].start_ready(LIMIT_S)
             daemons[1].start()
