@@ -109,9 +109,12 @@ def await_listed(database: Database, lake: Path | str, limit_s: float = 30.0) ->
     with database.connect() as connection:
         tables = source_tables(connection)
     newest = max((epoch for _, _, epoch, _ in changes(lake, tables)), default=0)
+    _await_listed_epoch(lake, newest, "shop", limit_s)
 
+
+def _await_listed_epoch(lake: Path | str, newest: int, source: str, limit_s: float) -> None:
     def is_listed() -> bool:
-        return max((row["epoch"] for row in epochs(lake)), default=0) >= newest
+        return max((row["epoch"] for row in epochs(lake, source)), default=0) >= newest
 
     await_until(is_listed, limit_s, f"epoch {newest} of raw tables to be in _epochs")
 
@@ -162,6 +165,8 @@ def assert_change_log_is_sound(
     if torn:
         void_below = min(_read_anew_at(lake, table, source) for table in tables)
         assert max(torn) < void_below, f"changes are missing, and not void: {torn}"
+    # A running daemon commits an epoch's tables before it lists the epoch.
+    _await_listed_epoch(lake, max(map(max, epoch_of.values()), default=0), source, 30.0)
     _assert_epochs_cover(epochs(lake, source), epoch_of, is_dense=is_dense)
     return set(torn)
 

@@ -20,7 +20,7 @@ from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
 from ingestd.fakes.snapshot import FakeSnapshot
 from ingestd.observe.status import SourceState
-from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem
+from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem, Stop
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, RegisteredTable, TableState
 from ingestd.run.epoch import EpochPolicy
@@ -417,7 +417,7 @@ async def test_a_fault_of_the_source_does_not_wait_for_ever_for_the_lake(
 ) -> None:
     base, disk, begun = FakeDatabase([A]), MemoryDisk(), asyncio.Event()
 
-    async def hang(writer: MemoryEpochWriter, _: EpochSummary) -> CommittedEpoch:
+    async def hang(writer: MemoryEpochWriter, *_: EpochSummary | Stop | None) -> CommittedEpoch:
         writer.is_committing = True
         begun.set()
         return await asyncio.Future()
@@ -427,7 +427,7 @@ async def test_a_fault_of_the_source_does_not_wait_for_ever_for_the_lake(
         await until(lambda: settled(base, disk))
         monkeypatch.setattr("ingestd.fakes.sink.MemoryEpochWriter.commit", hang)
         base.commit(put(A, 1))
-        await begun.wait()
+        await until(begun.is_set)
         fail(base)
         await until(task.done)
     with pytest.raises(TransientError, match="claim"):
