@@ -67,6 +67,11 @@ class Life:
     def events_of(self, table: TableId) -> list[dict[str, Any]]:
         return [e for e in self.events if e["table"] == str(table)]
 
+    def told_of(self, table: TableId) -> str:
+        """Return what the daemon logged of a table, and of the source, a line each."""
+        told = [e for e in self.daemon.events() if e.get("table", str(table)) == str(table)]
+        return "\n".join(str(e) for e in told if e["event"] != "epoch.committed")
+
     def raw(self, table: TableId) -> pa.Table:
         return read_raw(str(self.lake), "shop", table)
 
@@ -255,7 +260,7 @@ def check(played: Life, case: Case) -> None:
     assert versions == sorted(versions)
     raw = played.raw(table)
     if case.is_read_anew is not None:
-        assert (markers(raw) > 1) is case.is_read_anew, events
+        assert (markers(raw) > 1) is case.is_read_anew, played.told_of(table)
     types = {c["name"]: c["delta_type"] for e in events for c in e["columns"]}
     assert dict(case.columns).items() <= types.items()
     missing = {c["name"]: c["missing"] for c in events[-1]["columns"]}
