@@ -32,6 +32,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,6 +62,17 @@ class MakeDaemon(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="of the tests that choose at random; they print it")
+    parser.addoption(
+        "--thorough-part",
+        metavar="K/N",
+        type=_part,
+        help="of the files with thorough tests run the K-th of N parts, 0 <= K < N, and all others",
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    return int(number), int(parts)
 
 
 def pytest_configure() -> None:
@@ -74,17 +86,34 @@ def pytest_configure() -> None:
         del os.environ[name]  # they would say how stores on loopback are reached
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    part: tuple[int, int] | None = config.getoption("--thorough-part")
+    return None if part is None else f"thorough tests: part {part[0]} of {part[1]} (0 is the first)"
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a file's tests, and all that share Spark's session, in one process of several.
 
-    What takes longest comes first, so that the processes end together.
+    What takes longest comes first, so that the processes end together. Thorough tests of other
+    parts are left out.
     """
+    if (part := config.getoption("--thorough-part")) is not None:
+        others = [item for item in items if not _is_of(item, *part)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _is_of(item, *part)]
     tiers = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
     for item in items:
         group = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: _TIERS.index(tiers[item]) if tiers[item] in _TIERS else len(_TIERS))
+
+
+def _is_of(item: pytest.Item, number: int, parts: int) -> bool:
+    return (
+        item.get_closest_marker("thorough") is None
+        or zlib.crc32(item.path.name.encode()) % parts == number
+    )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,7 +41,7 @@ LIMIT_S = 120.0
 BOUND_S = 30.0
 TRIES = 100
 TIMES = [
-    pytest.param(2, marks=pytest.mark.thorough),
+    pytest.param(1, marks=pytest.mark.thorough),
     pytest.param(10, marks=pytest.mark.long),
 ]
 
