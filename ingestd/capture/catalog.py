@@ -81,25 +81,28 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
          SELECT FROM pg_catalog.pg_constraint k
           WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated
             AND a.attnum = ANY(k.conkey)) AS nullable,
-       pg_catalog.col_description(a.attrelid, a.attnum) AS comment,
+       d.description AS comment,
        coalesce(
          CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') END,
-         (WITH RECURSIVE tree AS (
-            SELECT i.inhrelid AS oid FROM pg_catalog.pg_inherits i
-              JOIN pg_catalog.pg_class c ON c.oid = i.inhparent AND c.relkind = 'p'
-             WHERE i.inhparent = a.attrelid
-            UNION ALL
-            SELECT i.inhrelid FROM tree t
-              JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind = 'p'
-              JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
-          SELECT CASE WHEN l.atthasmissing
-                      THEN pg_catalog.array_to_string(l.attmissingval, '') END FROM tree
-            JOIN pg_catalog.pg_attribute l ON l.attrelid = tree.oid AND l.attname = a.attname
-           ORDER BY l.xmin = a.xmin DESC, l.atthasmissing DESC LIMIT 1)) AS missing,
+         CASE WHEN c.relkind = 'p' THEN
+           (WITH RECURSIVE tree AS (
+              SELECT i.inhrelid AS oid FROM pg_catalog.pg_inherits i WHERE i.inhparent = a.attrelid
+              UNION ALL
+              SELECT i.inhrelid FROM tree t
+                JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+                JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+            SELECT CASE WHEN l.atthasmissing
+                        THEN pg_catalog.array_to_string(l.attmissingval, '') END FROM tree
+              JOIN pg_catalog.pg_attribute l ON l.attrelid = tree.oid AND l.attname = a.attname
+             ORDER BY l.xmin = a.xmin DESC, l.atthasmissing DESC LIMIT 1) END) AS missing,
        a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated,
-       coalesce((SELECT d.oid FROM pg_catalog.pg_attrdef d
-                  WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum), 0)::int8 AS default_oid
+       coalesce(CASE WHEN a.atthasdef THEN
+         (SELECT d.oid FROM pg_catalog.pg_attrdef d
+           WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum) END, 0)::int8 AS default_oid
   FROM pg_catalog.pg_attribute a
+  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+  LEFT JOIN pg_catalog.pg_description d ON d.objoid = a.attrelid AND d.objsubid = a.attnum
+       AND d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
  WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """
