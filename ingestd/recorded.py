@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ingestd.schema import delta_type
+from ingestd.schema import ReplicaIdentity, delta_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,8 @@ class TableEvent:
 
     `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
     from which this holds. `remedy` is for people and not recorded. `progress`: what is left to be
-    read of the snapshot at `snapshot_lsn` (`Snapshot.left`), empty if nothing of it is kept.
+    read of the snapshot at `snapshot_lsn` (`Snapshot.left`), empty if nothing of it is kept. A
+    table without columns here has those of the event before.
     """
 
     table: Table
@@ -100,7 +101,7 @@ class RegisteredTable:
     columns: tuple[RegisteredColumn, ...] = ()
     lake_columns: Mapping[str, RegisteredColumn] = field(default_factory=dict)
     storage: str = ""
-    replica_identity: str = "d"
+    replica_identity: ReplicaIdentity = "d"
     progress: str = ""
     resume: str = ""
     earlier: tuple[RegisteredTable, ...] = ()

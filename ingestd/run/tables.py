@@ -196,7 +196,8 @@ class TableBook:
     def doubted(self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Return the events for tables that are doubted (`Chunk.doubts`) and not recorded as such.
 
-        The next start reads them again, unless a discovery has judged them before.
+        The next start reads them again, unless a discovery has judged them before. They name no
+        columns, which leaves those that are recorded: the discovery's may be ahead of the stream.
         """
         self._doubts = doubts
         events = []
@@ -204,8 +205,10 @@ class TableBook:
             entry, known = self._entries.get(name), self.known.get(name)
             if entry is None or known is None or entry.is_stopped or known.storage == storage:
                 continue
-            table = self._doubted(entry.latest(self._discovery))
-            events += self.events([table], self.state(name), at, at_lsn)
+            if known.oid == entry.table.oid:  # else it is to be read from the start
+                identity = known.replica_identity
+                table = replace(entry.table, columns=(), replica_identity=identity, storage=storage)
+                events += self.events([table], self.state(name), at, at_lsn)
         return events
 
     def _doubted(self, table: Table) -> Table:

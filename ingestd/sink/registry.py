@@ -137,6 +137,8 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
     }
     if before is None:
         return {**row, "schema_version": 1}
+    if not table.columns and event.state in {TableState.LIVE, TableState.SNAPSHOTTING}:
+        row["columns"] = before["columns"]
     # The last row is the one with the latest time, whatever compaction does to the order of rows:
     # so no event of a table is as early as the one before, whatever the hosts' clocks say.
     row["at"] = max(event.at, before["at"] + _MICROSECOND)

@@ -116,6 +116,19 @@ def test_i6_what_the_stream_showed_is_recorded_until_a_discovery_judges_it() -> 
     assert event.table.storage == A.storage
 
 
+def test_i7_what_the_stream_showed_brings_no_columns_that_it_has_not_reached() -> None:
+    """Else the older rows would look as if a column went, and the next as if it came back."""
+    book = live_book()
+    wider = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))
+    book.update(replace(FOUND, tables=(wider,)))
+    [event] = book.doubted({A.id: "doubted"}, AT, Lsn(45))
+    book.note([event])
+    assert not book.is_new_version(A)
+    book.took(A.id, Lsn(46))
+    assert book.is_new_version(wider)
+    assert not book.is_ambiguous(wider, Lsn(47), 7)
+
+
 def test_a_table_that_was_whole_is_so_again_when_its_snapshot_is_cancelled() -> None:
     book = live_book()
     asked(book)

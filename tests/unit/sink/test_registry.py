@@ -119,6 +119,22 @@ async def test_a_lake_without_source_names_is_read_completed_and_written_on(tmp_
     assert again[TableId("public", "none")].columns == ()
 
 
+async def test_an_event_without_columns_leaves_those_of_before(tmp_path: Path) -> None:
+    sink = DeltaLake(str(tmp_path), "shop")
+    await sink.open()
+    await sink.adopt("7000000000000000001")
+    event = TableEvent(T, TableState.LIVE, AT, Lsn(200), Lsn(100))
+    doubted = replace(T, columns=(), storage="doubted")
+    await sink.record([event, replace(event, table=doubted)])
+    await sink.record([replace(event, table=doubted)])
+    await sink.close()
+
+    known = (await sink.open()).tables[T.id]
+    await sink.close()
+    assert (known.storage, known.schema_version) == ("doubted", 1)
+    assert [c.name for c in known.columns] == ["id", "note"]
+
+
 async def test_the_lakes_own_types_count_where_the_registry_is_ahead_of_them(
     tmp_path: Path,
 ) -> None:
