@@ -1,11 +1,14 @@
 """The current rows of a table without a key, found with arrays (design section 2).
 
-Each `u` and `d` has the whole old row and takes one equal row away, as in `ingestd.sink.fold`. So
-their order does not count, only how many there are of each. Rows are distinguished by a 64-bit hash
-of their values (`ingestd.value_hashes`), as `verify` does.
+Each `u` and `d` has the whole old row and takes one equal row away, as in `ingestd.sink.fold`. In
+the log of a server it follows that row. So their order does not count, only how many there are of
+each. Rows are distinguished by a 64-bit hash of their values (`ingestd.value_hashes`) and a random
+number: otherwise who inserts rows could choose two with one hash.
 """
 
 from __future__ import annotations
+
+import secrets
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +20,8 @@ from ingestd.sink.raw_changes import key_hashes
 from ingestd.sink.reference_definition import ReferenceDefinition
 
 _RAW = "_cdc_raw_name"
-"""The first of a row's columns that can't hold its value."""
+"""The first of a row's columns, by name, that can't hold its value."""
+_SECRET = "_cdc_secret"
 _OF_BEFORE = "_cdc_before."
 
 
@@ -28,6 +32,7 @@ class WholeRows:
         self._definition = definition
         self._names = [c.raw for c in definition.columns]
         self._share, self._shares = share, shares
+        self._secret = secrets.randbits(63)
         self._came: list[pa.Table] = []
         self._came_hashes: list[NDArray[np.uint64]] = []
         self._went: list[NDArray[np.uint64]] = []
@@ -67,34 +72,42 @@ class WholeRows:
         refused = found[_RAW].drop_null()
         if len(refused):
             raise self._definition.refusal(refused[0].as_py())
-        return found.select(self._names)
+        found = found.select(self._names)
+        return found.take(pa.array(np.argsort(key_hashes(found, self._names), kind="stable")))
 
     def _own(self, rows: pa.Table, *, is_new: bool) -> tuple[pa.Table, NDArray[np.uint64]]:
         """Return the rows of this share with their hashes."""
         if is_new:
             rows = _filled(rows, self._names)
-        raw = self._raw_names(rows["_cdc_raw"])
+        raw = self._raw_names(rows)
         rows = self._definition.with_missing(rows).select(self._names).append_column(_RAW, raw)
-        hashes = key_hashes(rows, rows.column_names)
         if self._shares > 1:
-            is_own = hashes % np.uint64(self._shares) == self._share
-            rows, hashes = rows.filter(pa.array(is_own)), hashes[is_own]
-        return rows, hashes
+            hashes = key_hashes(rows, rows.column_names)
+            rows = rows.filter(pa.array(hashes % np.uint64(self._shares) == self._share))
+        secret = pa.array(np.full(len(rows), self._secret))
+        keyed = rows.add_column(0, _SECRET, secret)
+        return rows, key_hashes(keyed, keyed.column_names)
 
     def _before(self, rows: pa.Table) -> pa.Table:
         """Return the old rows as rows."""
         before = rows["_cdc_before"].combine_chunks()
         columns = {name: pc.struct_field(before, name) for name in self._names}
+        columns["_cdc_unchanged"] = pa.nulls(len(rows), rows.schema.field("_cdc_unchanged").type)
         raw = [_of_before(texts) for texts in rows["_cdc_raw"].to_pylist()]
         columns["_cdc_lsn"] = rows["_cdc_lsn"]
         columns["_cdc_raw"] = pa.array(raw, rows.schema.field("_cdc_raw").type)
         return pa.table(columns)
 
-    def _raw_names(self, raw: pa.ChunkedArray) -> pa.Array:
+    def _raw_names(self, rows: pa.Table) -> pa.Array:
+        """Return of each row a column that can't hold its value; what was not sent is of before."""
+        raw = rows["_cdc_raw"]
         if raw.null_count == len(raw):
             return pa.nulls(len(raw), pa.string())
-        names = set(self._names)
-        found = [next((n for n, _ in texts or () if n in names), None) for texts in raw.to_pylist()]
+        found = []
+        for texts, unsent in zip(raw.to_pylist(), rows["_cdc_unchanged"].to_pylist(), strict=True):
+            named = {n for n, _ in texts or ()}
+            named |= {n for n in unsent or () if _OF_BEFORE + n in named}
+            found.append(min(named.intersection(self._names), default=None))
         return pa.array(found, pa.string())
 
 

@@ -18,6 +18,7 @@ from ingestd.sink.raw_changes import change_rows_schema
 from ingestd.sink.read import conform
 from ingestd.sink.reference_definition import ReferenceColumn, ReferenceDefinition
 from ingestd.sink.whole_rows import WholeRows
+from ingestd.value_hashes import row_hashes
 from tests.unit.sink.test_last_rows import TABLE, table
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ DEFINITION = ReferenceDefinition(
     key=(),
     key_since_lsn=0,
 )
+COLLIDES = 4830585175390708007
 ROWS = st.fixed_dictionaries(
     {
         "a": st.sampled_from([None, 1, 2]),
@@ -112,6 +114,54 @@ def test_a_value_that_its_column_can_not_hold_is_refused_while_it_is_there() -> 
     assert left([odd, gone, twin], 1) == [{"a": None, "b": "x", "note": None, "tags": None}]
     with pytest.raises(TableError, match="column 'a'"):
         left([odd, twin, {**gone, "_cdc_raw": None}], 1)
+
+
+@pytest.mark.parametrize("name", ["b", "tags"])
+def test_a_value_that_was_not_sent_is_refused_as_long_as_it_is_there(name: str) -> None:
+    """The old row's text, which its column can't hold, is the new row's."""
+    old, new = {f"_cdc_before.{name}": "odd"}.items(), {name: "odd"}.items()
+    log = [
+        {"a": 1, "_cdc_raw": list(new), "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 1},
+        {"a": 2, "_cdc_raw": list(old), "_cdc_before": {"a": 1}, "_cdc_op": "u"},
+        {"_cdc_raw": list(old), "_cdc_before": {"a": 2}, "_cdc_op": "d"},
+    ]
+    log[1] |= {"_cdc_unchanged": [name], "_cdc_lsn": 2, "_cdc_seq": 1}
+    log[2] |= {"_cdc_lsn": 3, "_cdc_seq": 1}
+    for shares in (1, 3):
+        for seen in (1, 2):
+            with pytest.raises(TableError, match=f"column '{name}'"):
+                left(log[:seen], shares)
+        assert not left(log, shares)
+    [row] = fold(table(log[:2], SCHEMA), ())
+    assert row[name] == "odd"
+
+
+def test_rows_that_share_a_hash_by_intent_are_not_taken_for_each_other() -> None:
+    """value_hashes is one to one on integers, so a row with another's hash can be computed."""
+    columns = KEYLESS.columns[:2]
+    two = replace(
+        KEYLESS,
+        columns=tuple(replace(c, type=pa.int64()) for c in columns),
+        before=("a", "b"),
+    )
+    definition = replace(
+        DEFINITION,
+        columns=tuple(
+            ReferenceColumn(c.name, c.name, c.type, c.name, None, 0) for c in two.columns
+        ),
+    )
+    one, other = {"a": 1, "b": 100}, {"a": 2, "b": COLLIDES}
+    hashes = row_hashes([pa.array([1, 2]), pa.array([100, COLLIDES])], 2)
+    assert hashes[0] == hashes[1]
+    log = [
+        {**one, "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 1},
+        {**other, "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 2},
+        {**one, "_cdc_op": "d", "_cdc_before": one, "_cdc_lsn": 2, "_cdc_seq": 1},
+    ]
+    whole = WholeRows(definition, 0, 1)
+    schema = change_rows_schema(definition, ["a", "b"])
+    whole.add(conform(table(log, change_schema(two)), schema))
+    assert whole.rows().to_pylist() == [other]
 
 
 def test_it_is_arrow_of_the_tables_types() -> None:
