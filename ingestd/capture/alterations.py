@@ -81,7 +81,8 @@ class Comparison:
 
     async def _connection(self) -> WatchedConnection:
         if self._own is None:
-            connection = await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S)
+            limit = LOCK_TIMEOUT_S
+            connection = await connect(self._dsn, lock_timeout_s=limit, reads_names=True)
             self._own = await self._stack.enter_async_context(connection)
         return self._own
 

@@ -138,7 +138,9 @@ class CopiedReferenceSource:
                 await keeper.close()
 
     async def _read(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        keeper = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
+        keeper = await connect(
+            self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
+        )
         self._keeper = keeper
         # So that the snapshot is taken when it is exported, after the lock.
         await keeper.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ ONLY")

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.evidence import Doubt, Proven, Question, judge
+from ingestd.capture.names import odd_names
 from ingestd.capture.storage import Storage
 
 # A partition that DETACH CONCURRENTLY is removing counts as detached, though older transactions
@@ -184,7 +185,7 @@ async def read_makers(connection: AsyncConnection[Any], tables: Collection[int])
 
 async def _has_older_row(connection: AsyncConnection[Any], table: int, ended: int) -> bool:
     name = await (await connection.execute(_NAME, (table,))).fetchone()
-    if name is None:
+    if name is None or odd_names(*name):
         return False
     question = sql.SQL(_OLDER_ROW).format(table=sql.Identifier(*name), xid=ended % _XIDS)
     try:

@@ -21,7 +21,7 @@ from ingestd.sink.reference_definition import ReferenceDefinition
 
 _RAW = "_cdc_raw_name"
 """The first of a row's columns, by name, that can't hold its value."""
-_SECRET = "_cdc_secret"
+_SALT = "_cdc_salt"
 _OF_BEFORE = "_cdc_before."
 
 
@@ -32,7 +32,7 @@ class WholeRows:
         self._definition = definition
         self._names = [c.raw for c in definition.columns]
         self._share, self._shares = share, shares
-        self._secret = secrets.randbits(63)
+        self._salt = secrets.randbits(63)
         self._came: list[pa.Table] = []
         self._came_hashes: list[NDArray[np.uint64]] = []
         self._went: list[NDArray[np.uint64]] = []
@@ -84,8 +84,8 @@ class WholeRows:
         if self._shares > 1:
             hashes = key_hashes(rows, rows.column_names)
             rows = rows.filter(pa.array(hashes % np.uint64(self._shares) == self._share))
-        secret = pa.array(np.full(len(rows), self._secret))
-        keyed = rows.add_column(0, _SECRET, secret)
+        salt = pa.array(np.full(len(rows), self._salt))
+        keyed = rows.add_column(0, _SALT, salt)
         return rows, key_hashes(keyed, keyed.column_names)
 
     def _before(self, rows: pa.Table) -> pa.Table:

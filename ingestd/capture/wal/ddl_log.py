@@ -274,13 +274,13 @@ class DdlLog:
                 yield leaf, f"it was attached to a partitioned table ({event.command})"
 
     def _judged_type(self, event: DdlEvent) -> Iterable[tuple[int, str | None]]:
-        before = self._before.get(event.oid, ())
+        before, too_many = self._before.get(event.oid, ()), self._too_many(event)
         oid = -event.oid if event.what == "composite type column" else event.oid
         for table, (_, storage) in self._tables.items():
             for part in storage.types:
                 if part.oid == oid:
                     known = [Known(labels=dict(part.parts)), *before]
-                    yield table, reason_of(event, known) or self._too_many(event)
+                    yield table, reason_of(event, known) or too_many
 
     def _known(self, event: DdlEvent, xid: int) -> Iterable[Known]:
         name, storage = self._tables[event.oid]

@@ -223,12 +223,13 @@ class SourceTables:
         catalog = await read_catalog(self._settings)
         ours = dict(self._catalog.published)
         storages: dict[TableId, str] = {}
+        rows = {row.id: row for row in catalog.rows}
         for table in self._accepted & catalog.published.keys():
             then, now = ours.get(table), catalog.published[table]
             if then is None:
                 ours[table] = now
                 self._is_told = False
-                storages |= self._published(table, catalog)
+                storages |= self._published(rows.get(table), catalog)
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
                 self._is_told = False
@@ -242,16 +243,15 @@ class SourceTables:
         self._definitions.take_publication(catalog)
         return not self._is_told, storages
 
-    def _published(self, table: TableId, catalog: Catalog) -> dict[TableId, str]:
+    def _published(self, row: TableRow | None, catalog: Catalog) -> dict[TableId, str]:
         """Return how a table is stored now that it is published; nothing if it is another one."""
-        row = next((row for row in catalog.rows if row.id == table), None)
         last = None if row is None else self._looks.last(row.oid, None)
         if row is None or last is None:
             return {}
         read = catalog.storage(row)
         now = replace(last, membership=read.membership, publication=read.publication)
         self._looks.keep({row.oid: now})
-        return {table: str(self._settled(row.oid, now))}
+        return {row.id: str(self._settled(row.oid, now))}
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId

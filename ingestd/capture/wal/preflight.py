@@ -26,12 +26,14 @@ from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_noti
 from ingestd.capture.published import find_publication, published
 from ingestd.capture.read_probe import LOCK_TIMEOUT_S, read_fault
 from ingestd.capture.row_filters import MAY_STOP, may_lack_values, with_toast
+from ingestd.capture.said import said
 from ingestd.capture.server_room import SENDERS, SLOTS, demand_of, room_lines
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.tls import check_line
 from ingestd.capture.wal.ddl_script import REMEDY, ddl_log_fault, script
 from ingestd.capture.wal.publication import (
+    ColumnLists,
     add_statement,
     check_publication,
     column_lists,
@@ -286,11 +288,26 @@ async def _publication(
         listed = ", ".join(map(str, others))
         found.note(subject, "fail", f"not the owner of {listed}", by_owner)
     else:
-        refused = await kept_out(connection, name, absent + changing, lists)
-        for table, error in refused.items():
-            found.note(f"table {table}", "fail", error.reason, error.remedy)
+        await _note_refused(connection, name, absent + changing, lists, found)
         more = f", {len(absent)} to be added" if absent else ""
         _sent(subject, None if publication is None else sent, settings, found, more)
+
+
+async def _note_refused(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists,
+    found: Findings,
+) -> None:
+    """Note the tables that the server refuses to publish, which it is asked for in a trial."""
+    try:
+        refused = await kept_out(connection, name, tables, lists)
+    except psycopg.Error as error:
+        found.note(f"publication {name}", "warn", f"could not be tried: {said(error)}")
+        return
+    for table, fault in refused.items():
+        found.note(f"table {table}", "fail", fault.reason, fault.remedy)
 
 
 def _sent(

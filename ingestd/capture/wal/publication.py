@@ -169,12 +169,12 @@ async def keep_each(
     well. `is_trial`: nothing is changed, all of it is rolled back.
     """
     async with connection.transaction(force_rollback=True) if is_trial else nullcontext():
+        await connection.execute(f"SET lock_timeout = '{ONE_LOCK_TIMEOUT}'")
         found = await find_publication(connection, name)
         if found is None:
             await connection.execute(create_statement(name, ()))
         elif not found.is_complete:
             await connection.execute(complete_statement(name))
-        await connection.execute(f"SET lock_timeout = '{ONE_LOCK_TIMEOUT}'")
         present = await published(connection, name, connection.info.server_version)
         lists = await possible_lists(connection, name, lists)
         stale = outdated(present, tables, lists)
@@ -203,12 +203,15 @@ async def kept_out(
 ) -> dict[TableId, TableError]:
     """Return why the server refuses to publish which of these tables; changes nothing.
 
-    Not those that are locked: they can be published later. Raises psycopg.Error where the
-    publication itself can't be made or altered.
+    Not those that are locked: they can be published later, and none if the publication is. Raises
+    psycopg.Error where the publication itself can't be made or altered.
     """
     if not tables:
         return {}
-    refused = await keep_each(connection, name, tables, lists, is_trial=True)
+    try:
+        refused = await keep_each(connection, name, tables, lists, is_trial=True)
+    except psycopg.errors.LockNotAvailable:
+        return {}
     return {
         table: TableError(
             table,

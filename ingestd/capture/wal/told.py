@@ -25,7 +25,7 @@ from ingestd.capture.streamed_texts import StreamedTexts
 from ingestd.capture.wal.ddl_log import DdlLog
 from ingestd.decode.relation import Relation
 from ingestd.positions import ZERO, Lsn
-from ingestd.visibility import Visibility
+from ingestd.visibility import Visibility, is_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Tellings:
         higher id than the creator's is another. What is read as older than it may be the same.
         """
         first, maker = self._first.get(pair), self._makers.get(pair)
-        return first is not None and maker is not None and (maker - first) % (1 << 32) < 1 << 31
+        return first is not None and maker is not None and not is_before(maker, first)
 
     def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
         """Take labels that no look has seen, each with the last transaction that wrote it.
@@ -274,8 +274,20 @@ class Tellings:
         self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
         voided = frozenset(voided)
         self._voided |= dict.fromkeys(voided, seen)
-        self._makers = {p: xid for p, xid in self._makers.items() if p[1] not in voided}
-        self._first = {p: xid for p, xid in self._first.items() if p[1] not in voided}
+        # Proven, or void: nothing is awaited of it. What came since this look is for the next one.
+        self._makers = {
+            p: xid
+            for p, xid in self._makers.items()
+            if p in self._had
+            and p[1] not in voided
+            and (p not in self._first or self._is_loaded_when_made(p))
+        }
+        self._first = {
+            p: xid
+            for p, xid in self._first.items()
+            if p in self._makers
+            or (p not in self._had and p[1] in looked_at and p[1] not in voided)
+        }
         judged = {(oid, table) for table, oids in taken.partitions.items() for oid in oids}
         self._partitions = {
             p: xid

@@ -180,6 +180,19 @@ def test_what_is_kept_is_bounded() -> None:
     assert [len(kept) for kept in events._before.values()] == [1]
 
 
+def test_what_too_many_events_hide_is_read_in_each_table_of_the_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ingestd.capture.wal.ddl_log._MOST_KEPT", 4)
+    events, others = log(), (11, 12)
+    tables = {oid: (TableId("public", f"t{oid}"), PLAIN) for oid in (TABLE, *others)}
+    events.looked(tables, SEEN, ())
+    for number in range(3):
+        labels = {31: "a", 32: "b", 33 + number: "new"}
+        record(events, replace(FORGED_TYPE, labels=labels), lsn=AT + number)
+    assert sorted(events.by(ALL_SEEN)) == [TABLE, *others]
+
+
 @pytest.mark.parametrize("is_seen", [False, True], ids=["new", "of a backlog"])
 def test_partitions_that_came_or_went(*, is_seen: bool) -> None:
     xid = 50 if is_seen else 200

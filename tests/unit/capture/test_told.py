@@ -168,3 +168,29 @@ def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
     assert tellings.by(SEEN).difference(TABLE, gone) is None
     assert not tellings.partition(LEAF, TABLE, LSN, 820)  # no reason to look at once
     assert tellings.by(Visibility(830, 830)).difference(TABLE, gone) == WENT
+
+
+def test_i6_a_partition_filled_by_its_creator_counts_until_its_table_is_read_again() -> None:
+    tellings, now = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings.expect_made(TABLE, {LEAF: XID})
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
+    assert tellings.partition(LEAF, TABLE, LSN, XID)
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that look
+    assert tellings.loaded_when_made(TABLE) is not None
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
+    assert tellings.loaded_when_made(TABLE) is None
+
+
+def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
+    tellings, now = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings.expect_made(TABLE, {LEAF: XID})
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
+    tellings.partition(LEAF, TABLE, LSN, XID + 1)  # another transaction was the first
+    tellings.partition(LEAF + 1, TABLE + 1, LSN, XID)  # of a table that is not captured
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
+    assert not tellings._makers
+    assert not tellings._first
+    tellings.expect_made(TABLE, {LEAF: XID + 2})
+    tellings.partition(LEAF, TABLE, LSN, XID + 2)
+    tellings.forget(tellings.by(SEEN), SEEN, {}, [])  # it can't be captured any more
+    assert tellings.loaded_when_made(TABLE) is None
