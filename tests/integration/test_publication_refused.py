@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.app.checking import check
+from ingestd.capture.session import connect
+from ingestd.capture.wal.publication import kept_out
+from ingestd.schema import TableId
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
@@ -84,3 +88,13 @@ def test_a_table_that_the_server_keeps_out_stops_alone(
     assert all("the server refuses to put it into publication" in t["reason"] for t in found)
     database.execute("DROP EVENT TRIGGER guard", *[table["remedy"] for table in found])
     await_until(lambda: are("live", *BARRED), LIMIT_S, lambda: f"them to be taken: {tables()}")
+
+
+async def test_tables_are_tried_though_another_session_alters_the_publication(
+    database: Database,
+) -> None:
+    database.execute("CREATE TABLE good (id int PRIMARY KEY)", "CREATE PUBLICATION held")
+    with database.connect(autocommit=False) as other:
+        other.execute("ALTER PUBLICATION held SET (publish = 'insert')")
+        async with asyncio.timeout(LIMIT_S), await connect(database.dsn) as connection:
+            assert await kept_out(connection, "held", [TableId("public", "good")]) == {}
