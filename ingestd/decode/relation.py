@@ -49,9 +49,8 @@ class Relation:
 
 Resolve = Callable[[Relation], Table | None]
 """Gives the captured table of a relation; None: its changes are left out and not counted."""
-TellPartition = Callable[[int, int, Lsn, int], None]
-"""Takes the OIDs of a partition and of the table whose changes its changes come as, and where the
-transaction committed, and its id."""
+TellPartition = Callable[[Relation, int], None]
+"""Takes a partition, and the OID of the table whose changes its changes come as."""
 
 
 def parse_relation(message: bytes, encoding: Encoding | None = None) -> Relation:

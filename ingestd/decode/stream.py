@@ -105,7 +105,7 @@ class StreamDecoder:
         self._held: list[tuple[bytes | memoryview, Ints]] = []
         self._held_bytes = 0
         self._is_stale = False
-        self._told_last = 0
+        self._told_last: Relation | None = None
 
     @property
     def position(self) -> Lsn:
@@ -297,19 +297,27 @@ class StreamDecoder:
         pgoutput tells of a partition too, right before the first of its changes.
         """
         types, heads = messages.types, messages.heads
+        if self._told_last is not None and len(types) and IS_CHANGE[types[0]]:
+            self._tell_if_partition(self._told_last, int(oids_of(heads[:1])[0]), transactions, 0)
         told = np.flatnonzero(types == RELATION)
-        oids, after = oids_of(heads[told]), told + 1
-        if self._told_last:  # the last message of those before
-            oids, after = np.append(self._told_last, oids), np.append(0, after)
-        is_within = after < len(types)
-        self._told_last = 0 if is_within.all() else int(oids[-1])
-        oids, after = oids[is_within], after[is_within]
-        tables = oids_of(heads[after])
-        for i in np.flatnonzero(IS_CHANGE.take(types[after]) & (tables != oids)).tolist():
-            table = int(tables[i])
-            if self._known[table].table is not None:
-                lsn, xid = transactions.commit_of(int(after[i]))
-                self._tell_partition(int(oids[i]), table, lsn, xid)
+        self._told_last = None
+        if len(told) and told[-1] == len(types) - 1:
+            self._told_last = parse_relation(messages.content(int(told[-1])), self._encoding)
+            told = told[:-1]
+        oids, tables = oids_of(heads[told]), oids_of(heads[told + 1])
+        is_partition = IS_CHANGE.take(types[told + 1]) & (tables != oids)
+        for i in told[is_partition].tolist():
+            relation = parse_relation(messages.content(i), self._encoding)
+            self._tell_if_partition(
+                relation, int(oids_of(heads[i + 1 : i + 2])[0]), transactions, i + 1
+            )
+
+    def _tell_if_partition(
+        self, relation: Relation, table: int, transactions: Transactions, change: int
+    ) -> None:
+        if relation.oid != table and self._known[table].table is not None:
+            lsn, xid = transactions.commit_of(change)
+            self._tell_partition(replace(relation, lsn=lsn, xid=xid), table)
 
     def _find_between(
         self, messages: Messages, start: int, end: int, counts: Ints

@@ -191,7 +191,58 @@ UNLOGGED = tuple(
     }.items()
 )
 """Those of plain tables only where a schema is published."""
+OTHER_KEY = "CREATE UNIQUE INDEX {s}_1_n ON {t}_1 (n)"
+BY_OTHER_KEY = "ALTER TABLE {t}_1 REPLICA IDENTITY USING INDEX {s}_1_n"
+OF_FIRST = ("UPDATE {t} SET id = id - 10 WHERE n = 96", "DELETE FROM {t} WHERE n = 97")
 KEYED = (
+    *(
+        Case(f"identity_of_a_partition_{name}", (*PARTED, *create), steps, is_read=True)
+        for name, create, steps in (
+            (
+                "at_once",
+                ("ALTER TABLE {t}_1 ALTER n SET NOT NULL", OTHER_KEY),
+                ((BY_OTHER_KEY, *OF_FIRST, "ALTER TABLE {t}_1 REPLICA IDENTITY DEFAULT"),),
+            ),
+            (
+                "there_and_back",
+                ("ALTER TABLE {t}_1 ALTER n SET NOT NULL", OTHER_KEY),
+                (
+                    (BY_OTHER_KEY,),
+                    OF_FIRST,
+                    ("ALTER TABLE {t}_1 REPLICA IDENTITY DEFAULT",),
+                    ("UPDATE {t} SET n = 0 WHERE id = 98",),
+                ),
+            ),
+            (
+                "moves_rows",
+                ("ALTER TABLE {t}_1 ALTER n SET NOT NULL", OTHER_KEY),
+                (
+                    (
+                        BY_OTHER_KEY,
+                        "UPDATE {t} SET id = id + 90 WHERE n = 97",
+                        "DROP INDEX {t}_1_n",
+                        "ALTER TABLE {t}_1 REPLICA IDENTITY DEFAULT",
+                    ),
+                ),
+            ),
+            (
+                "whole_rows",
+                (
+                    "ALTER TABLE {t} DROP CONSTRAINT {s}_pkey",
+                    "ALTER TABLE {t} REPLICA IDENTITY FULL",
+                    *(f"ALTER TABLE {{t}}_{n} REPLICA IDENTITY FULL" for n in ("1", "2", "empty")),
+                    "ALTER TABLE {t}_1 ADD PRIMARY KEY (id)",
+                ),
+                (
+                    (
+                        "ALTER TABLE {t}_1 REPLICA IDENTITY DEFAULT",
+                        *OF_FIRST,
+                        "ALTER TABLE {t}_1 REPLICA IDENTITY FULL",
+                    ),
+                ),
+            ),
+        )
+    ),
     Case(
         "key_dropped_and_added",
         FULL,
@@ -429,7 +480,7 @@ MANAGED = (
 SCHEMA = (
     *UNLOGGED,
     *MOVED,
-    *KEYED[:2],
+    *KEYED[:6],
     *(c for c in HARMLESS if "narrow" not in c.name and c.name != "repack"),
 )
 BY_SCHEMA = (

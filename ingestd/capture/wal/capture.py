@@ -91,7 +91,7 @@ class WalCapture:
         self._relations = Relations(
             self._describe,
             settings.streams,
-            self._tables.told.partition,
+            self._tables.take_partition,
             self._tables.take_ddl,
         )
         self._delivery = Delivery(

@@ -187,6 +187,10 @@ class SourceTables:
             )
         )
 
+    def take_partition(self, partition: Relation, table: int) -> bool:
+        """Take that a partition of a table has changes; see `Tellings.partition`."""
+        return self.told.partition(partition, table, self._looks.last(table, None))
+
     def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
         """Take what an event trigger wrote; see `DdlLog.record`."""
         return self.told.ddl.record(event, lsn, xid, self._settings.streams)

@@ -14,7 +14,7 @@ from ingestd.schema import Table, TableId
 Describe = Callable[[Relation, TableId], Awaitable[Table]]
 """Gives the captured table of that name with the message's columns. Raises TableError."""
 
-TakePartition = Callable[[int, int, Lsn, int], bool]
+TakePartition = Callable[[Relation, int], bool]
 """Takes what `TellPartition` takes. Says whether the catalog is to be looked at."""
 
 TakeDdl = Callable[[DdlEvent, Lsn, int], bool]
@@ -76,10 +76,10 @@ class Relations:
             return None
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
 
-    def tell_partition(self, oid: int, table: int, lsn: Lsn, xid: int) -> None:
+    def tell_partition(self, partition: Relation, table: int) -> None:
         """Have the loop take which partition a change came from. For the decoder's thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._told_partition, oid, table, lsn, xid)
+            self._loop.call_soon_threadsafe(self._told_partition, partition, table)
 
     def tell_ddl(self, content: bytes, lsn: Lsn, xid: int) -> bool:
         """Have the loop take an event; False if the message is none. For the decoder's thread."""
@@ -95,8 +95,8 @@ class Relations:
             task.cancel()
         await asyncio.gather(*self._looking_up, return_exceptions=True)
 
-    def _told_partition(self, oid: int, table: int, lsn: Lsn, xid: int) -> None:
-        if self._take_partition(oid, table, lsn, xid):
+    def _told_partition(self, partition: Relation, table: int) -> None:
+        if self._take_partition(partition, table):
             self.noticed.set()
 
     def _told_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> None:

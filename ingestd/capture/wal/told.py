@@ -167,25 +167,34 @@ class Tellings:
         if new:
             self._columns[oid] = _Columns(new)
 
-    def partition(self, oid: int, table: int, lsn: Lsn, xid: int) -> bool:
-        """Take that a transaction changed rows in a partition of a table.
+    def partition(self, relation: Relation, table: int, last: Storage | None) -> bool:
+        """Take that a transaction changed rows in a partition of a table. `last`: see `columns`.
 
-        Says whether no look has seen it there.
+        Says whether no look has seen it there, or its rows were named by another replica identity.
         """
-        had = self._had.get((oid, table))
-        self._changed.add((oid, table))
-        quiet = self._quiet.get((oid, table))
-        if quiet is not None and _sees(quiet, {xid}) and not self._is_void(table, lsn, xid):
-            self._emptied.add((oid, table))
+        pair, lsn, xid = (relation.oid, table), relation.lsn, relation.xid
+        self._changed.add(pair)
+        if self._is_void(table, lsn, xid):
+            return pair in self._empty
+        is_rekeyed = last is not None and _names_other_rows(relation, last)
+        if is_rekeyed:
+            before = self._columns.get(table, _Columns())
+            xids = before.xids | {xid}
+            self._columns[table] = replace(before, xids=xids, is_rekeyed=True)
+        return self._is_new_partition(pair, xid) or is_rekeyed
+
+    def _is_new_partition(self, pair: tuple[int, int], xid: int) -> bool:
+        had, quiet = self._had.get(pair), self._quiet.get(pair)
+        if quiet is not None and _sees(quiet, {xid}):
+            self._emptied.add(pair)
             return True
-        if not self._is_void(table, lsn, xid):
-            self._first.setdefault((oid, table), xid)
-            if self._is_loaded_when_made((oid, table)):
-                return True
-        is_filled = (oid, table) in self._empty
-        if self._is_void(table, lsn, xid) or (had is not None and _sees(had, {xid})):
+        self._first.setdefault(pair, xid)
+        if self._is_loaded_when_made(pair):
+            return True
+        is_filled = pair in self._empty
+        if had is not None and _sees(had, {xid}):
             return is_filled
-        self._partitions[oid, table] = xid
+        self._partitions[pair] = xid
         return had is None or is_filled
 
     def expect_quiet(self, oid: int, table: int, seen: Visibility) -> None:
@@ -322,6 +331,19 @@ def _is_rekeyed(relation: Relation, last: Storage) -> bool:
     expected = {names.get(n) for n in last.key.identity}
     found = {digest(c.name) for c in relation.columns if c.identity}
     return last.key.replica_identity in {"d", "i"} and found != expected
+
+
+def _names_other_rows(partition: Relation, last: Storage) -> bool:
+    """Return whether old rows of a partition lack a column by which the table's rows are found.
+
+    `ingestd.capture.identity` judges the present replica identity of each partition like this.
+    """
+    if last.key is None or partition.replica_identity == "f":
+        return False
+    numbers = last.key.key if last.key.replica_identity == "f" else last.key.identity
+    names = {c.number: c.name for c in last.columns}
+    sent = {digest(c.name) for c in partition.columns if c.identity}
+    return bool(sent) and (not numbers or not sent.issuperset(names.get(n) for n in numbers))
 
 
 def _are_ambiguous(labels: frozenset[str], now: Storage, then: Storage | None) -> bool:

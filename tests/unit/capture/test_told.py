@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.capture.storage import Storage, StoredColumn, digest
+from ingestd.capture.storage import KeyMark, Storage, StoredColumn, digest
 from ingestd.capture.wal.told import Tellings
 from ingestd.decode.relation import Relation, RelationColumn
 from ingestd.positions import Lsn
@@ -32,6 +32,13 @@ def stored(*names: str, leaves: tuple[int, ...] = (), types: tuple[int, ...] = (
 def relation(*names: str, type_oid: int = INT, xid: int = XID, lsn: Lsn = LSN) -> Relation:
     columns = tuple(RelationColumn(n, type_oid, -1, identity=False) for n in names)
     return Relation(TABLE, TableId("public", "t"), "d", columns, lsn, xid)
+
+
+def leaf(oid: int = LEAF, lsn: Lsn = LSN, xid: int = XID, identity: str = "d id") -> Relation:
+    """A RELATION message of a partition, with its replica identity and the columns of that."""
+    kind, *names = identity.split()
+    columns = tuple(RelationColumn(n, INT, -1, identity=n in names) for n in ("id", "n"))
+    return Relation(oid, TableId("public", "leaf"), kind, columns, lsn, xid)  # type: ignore[arg-type]
 
 
 THEN = stored("id", "n")
@@ -96,7 +103,7 @@ def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
 def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
     tellings = Tellings()
     tellings.columns(relation("id", "n", "x"), THEN)
-    tellings.partition(LEAF, TABLE, LSN, XID)
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     early = tellings.by(BEFORE)
     assert not early.has_news(TABLE, THEN)
     assert early.taken(TABLE, THEN) == THEN
@@ -113,7 +120,7 @@ def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> No
     tellings.columns(relation("id", "n", "x"), THEN)
     unseen = tellings.by(SEEN)
     tellings.columns(relation("id", "n", "z"), THEN)
-    tellings.partition(LEAF, TABLE, LSN, XID)
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     now = unseen.taken(TABLE, stored("id", "n", "x").after(THEN))
     tellings.forget(unseen, SEEN, {TABLE: now}, [])
     assert tellings.by(SEEN).difference(TABLE, stored("id", "n", "y").after(now)) == RENAMED
@@ -131,42 +138,42 @@ def test_i6_what_earlier_runs_were_told() -> None:
 def test_i7_what_is_void_is_not_judged() -> None:
     tellings = Tellings()
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
-    tellings.partition(LEAF, TABLE, LSN, XID)
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     tellings.columns(relation("id", "n", "x"), THEN)
     now = stored("id", "n", "y").after(THEN)
     assert tellings.by(SEEN).difference(TABLE, now) is None
     assert tellings.by(SEEN).taken(TABLE, now).former == {digest("x")}
-    assert tellings.partition(LEAF, TABLE, LSN, 820)  # after that look
+    assert tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that look
 
 
 def test_i7_what_lies_below_where_the_table_was_read_is_not_judged() -> None:
     tellings = Tellings()
     tellings.read({TABLE: Lsn(LSN + 1)})
-    assert not tellings.partition(LEAF, TABLE, LSN, XID)
-    assert tellings.partition(LEAF, TABLE, Lsn(LSN + 1), XID)
+    assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    assert tellings.partition(leaf(LEAF, Lsn(LSN + 1), XID), TABLE, THEN)
 
 
 def test_i6_a_partition_that_no_look_saw() -> None:
     tellings = Tellings()
-    tellings.partition(LEAF, TABLE, LSN, XID)
-    tellings.partition(LEAF, TABLE + 1, LSN, XID)  # where it went then
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE + 1, THEN)  # where it went then
     now, unseen = stored("id", "n", leaves=(LEAF + 1,)), tellings.by(SEEN)
     assert unseen.difference(TABLE, now) == WENT
     assert unseen.difference(TABLE + 1, stored("id", leaves=(LEAF,))) is None
     tellings.forget(unseen, SEEN, {TABLE: now}, [TABLE])
-    tellings.partition(LEAF, TABLE, LSN, XID)  # when the stream is read anew
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is read anew
     assert not tellings.by(SEEN).has_news(TABLE, now)
-    tellings.partition(LEAF, TABLE, LSN, 820)  # it came and went once more
+    tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
     assert tellings.by(Visibility(830, 830)).has_news(TABLE, now)
 
 
 def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
     tellings, then = Tellings(), stored("id", "n", leaves=(LEAF,))
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
-    assert not tellings.partition(LEAF, TABLE, LSN, XID)
+    assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     gone = replace(then, files={}, places={})
     assert tellings.by(SEEN).difference(TABLE, gone) is None
-    assert not tellings.partition(LEAF, TABLE, LSN, 820)  # no reason to look at once
+    assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to look at once
     assert tellings.by(Visibility(830, 830)).difference(TABLE, gone) == WENT
 
 
@@ -174,7 +181,7 @@ def test_i6_a_partition_filled_by_its_creator_counts_until_its_table_is_read_aga
     tellings, now = Tellings(), stored("id", "n", leaves=(LEAF,))
     tellings.expect_made(TABLE, {LEAF: XID})
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    assert tellings.partition(LEAF, TABLE, LSN, XID)
+    assert tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that look
     assert tellings.loaded_when_made(TABLE) is not None
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
@@ -185,12 +192,37 @@ def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
     tellings, now = Tellings(), stored("id", "n", leaves=(LEAF,))
     tellings.expect_made(TABLE, {LEAF: XID})
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    tellings.partition(LEAF, TABLE, LSN, XID + 1)  # another transaction was the first
-    tellings.partition(LEAF + 1, TABLE + 1, LSN, XID)  # of a table that is not captured
+    tellings.partition(leaf(LEAF, LSN, XID + 1), TABLE, THEN)  # another transaction was the first
+    tellings.partition(leaf(LEAF + 1, LSN, XID), TABLE + 1, THEN)  # of a table that is not captured
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     assert not tellings._makers
     assert not tellings._first
     tellings.expect_made(TABLE, {LEAF: XID + 2})
-    tellings.partition(LEAF, TABLE, LSN, XID + 2)
+    tellings.partition(leaf(LEAF, LSN, XID + 2), TABLE, THEN)
     tellings.forget(tellings.by(SEEN), SEEN, {}, [])  # it can't be captured any more
     assert tellings.loaded_when_made(TABLE) is None
+
+
+@pytest.mark.parametrize(
+    ("root", "sent", "is_told"),
+    [
+        ("d:1:7:1:7", "d id", False),
+        ("d:1:7:1:7", "i id n", False),
+        ("d:1:7:1:7", "f id n", False),
+        ("d:1:7:1:7", "n", False),
+        ("d:1:7:1:7", "i n", True),
+        ("i:1:7:2:8", "d id", True),
+        ("i:1:7:2:8", "i n", False),
+        ("f:1:7::0", "d id", False),
+        ("f:1:7::0", "i n", True),
+        ("f::0::0", "d id", True),
+        ("f::0::0", "f id n", False),
+    ],
+)
+def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_told: bool) -> None:
+    tellings = Tellings()
+    then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, places={LEAF: ".1"})
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
+    assert tellings.partition(leaf(identity=sent), TABLE, then) is is_told
+    assert (tellings.by(SEEN).difference(TABLE, then) is not None) is is_told
+    assert (TABLE in tellings.unjudged()) is is_told

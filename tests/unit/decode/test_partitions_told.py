@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
-from ingestd.decode.relation import table_of
+from ingestd.decode.relation import Relation, table_of
 from ingestd.decode.stream import StreamDecoder
 from ingestd.schema import with_before
 from tests.unit.decode import pgoutput
@@ -47,7 +48,7 @@ def test_partitions_are_told(
     found: list[tuple[int, ...]] = []
     decoder = StreamDecoder(
         lambda r: with_before(table_of(r), full=False) if r.oid in {ROOT, OTHER} else None,
-        tell_partition=lambda *partition: found.append(partition),
+        tell_partition=partial(take, found),
         hold_bytes=0,
     )
     end = NEXT_COMMIT if NEXT_BEGIN in messages else COMMIT
@@ -58,13 +59,17 @@ def test_partitions_are_told(
     assert found == told
 
 
+def take(found: list[tuple[int, ...]], partition: Relation, table: int) -> None:
+    found.append((partition.oid, table, partition.lsn, partition.xid))
+
+
 def test_every_cut_tells_the_same() -> None:
     messages = [BEGIN, ROOT_IS, LEAF_IS, insert(ROOT), OTHER_IS, insert(OTHER), COMMIT]
     for cuts in itertools.combinations(range(1, len(messages)), 2):
         found: list[tuple[int, ...]] = []
         decoder = StreamDecoder(
             lambda r: with_before(table_of(r), full=False) if r.oid in {ROOT, OTHER} else None,
-            tell_partition=lambda *partition, found=found: found.append(partition),
+            tell_partition=partial(take, found),
             hold_bytes=0,
         )
         for first, last in itertools.pairwise((0, *cuts, len(messages))):
