@@ -84,7 +84,8 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 
 
 _UNREADABLE = re.compile(
-    r"json|metadata|protocol|checkpoint|unsupported|not supported|contiguous|delta kernel",
+    r"json|metadata|protocol|checkpoint|unsupported|not supported|contiguous|delta kernel"
+    r"|invalid table version",
     re.IGNORECASE,
 )
 """What deltalake says of a log that it can't make sense of, or whose protocol it does not have."""
@@ -96,6 +97,27 @@ def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> Ta
     return TableError(
         table, fault.what, remedy=f"put {uri} right, or move that folder away; then: {again}"
     )
+
+
+def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
+    """Return the fault of a reference table's folder as that table's own (I8)."""
+    return TableError(
+        table,
+        fault.what,
+        remedy=f"put {uri} right, or move that folder away: ingestd makes the table again from"
+        " the source's rows within a minute",
+    )
+
+
+@contextmanager
+def unreadable(uri: str) -> Iterator[None]:
+    """Raise as FolderError what the libraries raise at a log whose actions make no sense."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise FolderError(
+            f"lake table {uri}: its log can't be read: {type(error).__name__}"
+        ) from error
 
 
 def storage_fault(error: Exception, uri: str) -> IngestdError:

@@ -33,7 +33,7 @@ from ingestd.schema import Table, TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability
 from ingestd.sink.epochs import EpochTable
-from ingestd.sink.faults import storage_faults, table_fault
+from ingestd.sink.faults import storage_faults, table_fault, unreadable
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.marker import read_marker, require_marker, write_marker
@@ -413,13 +413,10 @@ class DeltaLake:
 
         def attempt(raw: RawTable) -> T | FolderError:
             try:
-                return work(raw)
+                with unreadable(raw.log.uri):
+                    return work(raw)
             except FolderError as error:
                 return error
-            except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
-                return FolderError(
-                    f"lake table {raw.log.uri}: its log can't be read: {type(error).__name__}"
-                )
 
         raws = [raw for table, raw in self._raw.items() if table not in self._damaged]
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
@@ -437,9 +434,10 @@ class DeltaLake:
 
     def _read_again(self, raw: RawTable) -> None:
         try:
-            self._load_raw(raw)
-            if raw.log.exists:
-                raw.log.fence()
+            with unreadable(raw.log.uri):
+                self._load_raw(raw)
+                if raw.log.exists:
+                    raw.log.fence()
         except FolderError as error:
             raise self.set_damaged(raw.id, error) from error
 
