@@ -65,6 +65,10 @@ _REMEDIES = {
     ),
     errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
 }
+_PUT_BACK = (
+    "put it back from a copy; or, of a raw table, move the table's folder away and have it read"
+    " again: `ingestd snapshot`"
+)
 _OF_ONE_FOLDER = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 _ERRNO_PASSES = frozenset(
     {
@@ -140,8 +144,7 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     if _DAMAGED.search(said):
         return DamagedError(
             f"lake {uri}: a data file is damaged: {said}",
-            remedy="put it back from a copy; or, of a raw table, remove the table's folder:"
-            " `ingestd run` reads it anew",
+            remedy=_PUT_BACK,
         )
     if _CUT_SHORT.search(said):
         return cut_short(uri, said)
@@ -182,7 +185,7 @@ def _known(number: int, uri: str) -> IngestdError:
         return none_left(f"lake {uri}")
     cause, remedy = _REMEDIES[number]
     if number == errno.ENOENT and uri.endswith(".parquet"):
-        return DamagedError(f"lake {uri}: {cause}", remedy=remedy)
+        return DamagedError(f"lake {uri}: {cause}", remedy=_PUT_BACK)
     if number in _OF_ONE_FOLDER:
         return FolderError(f"lake {uri}: {cause}", remedy=remedy)
     return OperatorError(f"lake {uri}: {cause}", remedy=remedy)

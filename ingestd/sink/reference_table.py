@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import cached_property
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.errors import DamagedError, FolderError
@@ -24,7 +23,7 @@ from ingestd.sink.jobs import Jobs
 from ingestd.sink.marker import read_marker
 from ingestd.sink.opening import never_refuse, refuse_foreign
 from ingestd.sink.paths import Layout
-from ingestd.sink.read import conform, list_files
+from ingestd.sink.read import conform, list_files, open_parquet
 from ingestd.sink.reference_changes import ReferenceChanges
 from ingestd.sink.reference_log import ReferenceLog
 from ingestd.sink.statistics import has_statistics
@@ -261,11 +260,7 @@ class DeltaReferenceTable:
     ) -> bool:
         """Write the file's other rows anew if it has a changed one; say whether it had."""
         where = f"{self._log.folder}/{path}"
-        with (
-            storage_faults(self._log.uri),
-            self._store.open(where) as source,
-            pq.ParquetFile(source) as file,
-        ):
+        with open_parquet(self._store, where) as file:
             wanted = [n for n in schema.names if n in file.schema_arrow.names]
             keys = file.read(columns=[n for n in changes.key if n in wanted])
             keys = conform(keys, pa.schema([schema.field(n) for n in changes.key]))
