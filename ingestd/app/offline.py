@@ -57,6 +57,8 @@ async def _offline(
         for table in committed.tables.values():
             why = None if table.reason is None else OperatorError(table.reason)
             found.table(str(table.table), table.state, now, why, snapshot_lsn=table.snapshot_lsn)
+        for error in committed.damaged.values():
+            found.table(str(error.table), TableState.STOPPED, now, error)
         lag = await capture.lag()
         found.measured(lag, None)
         if lag.confirmed_lsn is not None:

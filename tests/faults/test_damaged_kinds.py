@@ -85,6 +85,7 @@ def test_isolated_any_damage_of_a_raw_table_stops_it_alone_until_its_remedy(
         daemon.start()
         await_until(lambda: set(stops) <= stopped(), LIMIT_S, lambda: f"{set(stops) - stopped()}")
         found = stopped()
+    _assert_not_read_again(daemon, "foreign_append")
     _follow_remedies(daemon, lake, found)
     daemon.await_ready(LIMIT_S)
     _write(database, kinds)
@@ -105,6 +106,14 @@ def _assert_equal(database: Database, lake: Path, tables: list[TableId]) -> None
 
 def _told(daemon: Daemon) -> dict[str, str]:
     return {e["table"]: e["remedy"] for e in daemon.events("table.stopped")}
+
+
+def _assert_not_read_again(daemon: Daemon, kind: str) -> None:
+    """A snapshot would leave others' rows in the log, at whatever positions they say."""
+    done = run_command(daemon.config_path, "snapshot", "shop", f"public.{kind}")
+    assert done.returncode != 0, done.stdout
+    assert "another writer" in done.stderr
+    assert "move that folder away" in done.stderr
 
 
 def _follow_remedies(daemon: Daemon, lake: Path, found: set[str]) -> None:
