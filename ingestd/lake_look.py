@@ -15,10 +15,11 @@ from typing import Any
 
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.config import Config, TableSettings
-from ingestd.errors import ConfigError, OperatorError
+from ingestd.errors import ConfigError, FolderError, OperatorError
 from ingestd.positions import Lsn
 from ingestd.redaction import MASK
 from ingestd.schema import TableId
+from ingestd.sink.faults import table_fault
 from ingestd.sink.marker import read_marker
 from ingestd.sink.newest import newest_rows
 from ingestd.sink.paths import OWN_FOLDERS, Layout
@@ -57,7 +58,11 @@ def last_changes(config: Config, source: str, table: str, limit: int) -> dict[st
     except ValueError as error:
         raise ConfigError(f"{table}: write it as schema.table, like public.orders") from error
     store, layout = _store(config), Layout(source)
-    rows = newest_rows(store, layout.raw(name), ("_cdc_lsn", "_cdc_seq"), limit)
+    folder = layout.raw(name)
+    try:
+        rows = newest_rows(store, folder, ("_cdc_lsn", "_cdc_seq"), limit)
+    except FolderError as error:
+        raise table_fault(error, source, name, store.uri(folder)) from error
     if rows is None:
         raise _unknown(store, layout, name, config.lake.uri)
     controls = config.sources[source].controls(name)

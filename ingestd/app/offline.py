@@ -11,7 +11,7 @@ from ingestd import __version__
 from ingestd.app.parts import connector_of, lake_of, load, pause_mark_of, reference_table_of
 from ingestd.capture.advisory import claim_of
 from ingestd.config import UNSTREAMED, Config, SourceSettings
-from ingestd.errors import IngestdError, OperatorError
+from ingestd.errors import IngestdError, OperatorError, TableError
 from ingestd.observe.status import (
     DaemonStatus,
     ReferenceStatus,
@@ -57,6 +57,8 @@ async def _offline(
         for table in committed.tables.values():
             why = None if table.reason is None else OperatorError(table.reason)
             found.table(str(table.table), table.state, now, why, snapshot_lsn=table.snapshot_lsn)
+        for error in committed.damaged.values():
+            found.table(str(error.table), TableState.STOPPED, now, error)
         lag = await capture.lag()
         found.measured(lag, None)
         if lag.confirmed_lsn is not None:
@@ -80,10 +82,16 @@ async def _offline_references(
     config: Config, name: str, settings: SourceSettings, found: SourceStatus
 ) -> None:
     for table, controls in settings.references().items():
-        state = await reference_table_of(config, name, table, is_claimed=False).open()
+        told, kind = str(table), controls.reference
+        try:
+            state = await reference_table_of(config, name, table, is_claimed=False).open()
+        except TableError as error:
+            stopped = ReferenceStatus(told, kind, TableState.STOPPED, found.since)
+            stopped.reason, stopped.remedy = error.reason, error.remedy
+            found.references[told] = stopped
+            continue
         if state is None:
             continue
-        told, kind = str(table), controls.reference
         reference = ReferenceStatus(told, kind, TableState.LIVE, found.since)
         reference.version, reference.rows = state.version, state.rows
         reference.epoch = state.position

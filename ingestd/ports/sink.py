@@ -180,7 +180,11 @@ class Sink(ChangeLog, Protocol):
         ...
 
     async def record(self, events: Sequence[TableEvent]) -> None:
-        """Append to `_tables`, durably, one row an event."""
+        """Append to `_tables`, durably, one row an event.
+
+        What is kept of a table may be made from nothing when its reading begins (an event with
+        `snapshotting` after another state): all its rows come again.
+        """
         ...
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:

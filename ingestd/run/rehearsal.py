@@ -58,6 +58,8 @@ class Rehearsal:
         committed = await self._sink.open()
         for notice in committed.notices:
             self._add("lake", "warn", notice.what, notice.remedy)
+        for error in committed.damaged.values():
+            self._add(f"table {error.table}", "fail", error.reason, error.remedy)
         refuse_gone(self._source, committed, may_read=policy.may_read)
         # Whether rows were rewritten is not asked: that may take reading a table.
         known = {name: replace(table, storage="") for name, table in committed.tables.items()}

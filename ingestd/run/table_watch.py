@@ -105,7 +105,9 @@ class TableWatch:
         if name in self._refused:
             return remedy
         again = reading_anew(self.source, name)
-        return again if remedy is None else f"{remedy}\n  then: {again}"
+        if remedy is None:
+            return again
+        return remedy if remedy.endswith(again) else f"{remedy}\n  then: {again}"
 
     def _table(
         self,

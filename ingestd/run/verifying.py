@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ingestd.errors import DamagedError, IngestdError, TableError, TransientError
+from ingestd.errors import FolderError, IngestdError, TableError, TransientError
 from ingestd.positions import Lsn
 from ingestd.run.compared_parts import KEPT, Comparison
 from ingestd.run.table_verification import TableVerification, VerifySettings, together
@@ -184,7 +184,7 @@ class Verification:
                             return early
                         notes.append(self._without_early(table, comparison, taken_s))
                 differences = () if comparison.is_equal else await one.named(comparison)
-            except (TableError, DamagedError) as error:
+            except (TableError, FolderError) as error:
                 return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
             found = replace(_outcome(table, comparison), differences=differences)
             note = "; ".join(filter(None, notes))

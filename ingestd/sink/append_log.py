@@ -196,8 +196,9 @@ class AppendLog(TableLog):
 
         None is made where the newest is this process's: what others know is older; but where one
         of its own failed that may still come to be, as that would not be what is committed next.
-        Raises TransientError if that, or somebody else, committed since `load`. After another's
-        rows the fence is made all the same, so that who reads again finds nothing new.
+        Raises TransientError if that, or another ingestd, committed since `load`: after its rows
+        the fence is made all the same, so that who reads again finds nothing new. Raises
+        ForeignCommitError where another program did.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
@@ -211,6 +212,8 @@ class AppendLog(TableLog):
                     self._put([], None, "", is_fence=True)
                 else:
                     self._commit(lambda token: self._append([], token, None, "", is_fence=True))
+            except ForeignCommitError:
+                raise  # a commit of ours above it would hide it
             except AppendedByAnotherError as error:
                 came_between = error
                 self.load()

@@ -49,6 +49,8 @@ class CommitTail:
                 for action in actions_of(text):
                     add = action.get("add")
                     if add is not None and add.get("dataChange", True):
+                        if add.get("deletionVector"):
+                            return None  # who lists the table's files says why it is not read
                         self._kept.append((add["path"], parse_statistics(add.get("stats"))))
             paths = [f"{self._folder}/{path}" for path, _ in self._kept]
             is_missing = any(self._store.size(path) is None for path in paths)

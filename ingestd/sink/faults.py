@@ -65,6 +65,10 @@ _REMEDIES = {
     ),
     errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
 }
+_PUT_BACK = (
+    "put it back from a copy; or, of a raw table, move the table's folder away and have it read"
+    " again: `ingestd snapshot`"
+)
 _OF_ONE_FOLDER = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 _ERRNO_PASSES = frozenset(
     {
@@ -84,7 +88,8 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 
 
 _UNREADABLE = re.compile(
-    r"json|metadata|protocol|checkpoint|unsupported|not supported|contiguous|delta kernel",
+    r"json|metadata|protocol|checkpoint|unsupported|not supported|contiguous|delta kernel"
+    r"|invalid table version",
     re.IGNORECASE,
 )
 """What deltalake says of a log that it can't make sense of, or whose protocol it does not have."""
@@ -96,6 +101,27 @@ def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> Ta
     return TableError(
         table, fault.what, remedy=f"put {uri} right, or move that folder away; then: {again}"
     )
+
+
+def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
+    """Return the fault of a reference table's folder as that table's own (I8)."""
+    return TableError(
+        table,
+        fault.what,
+        remedy=f"put {uri} right, or move that folder away: ingestd makes the table again from"
+        " the source's rows within a minute",
+    )
+
+
+@contextmanager
+def unreadable(uri: str) -> Iterator[None]:
+    """Raise as FolderError what the libraries raise at a log whose actions make no sense."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise FolderError(
+            f"lake table {uri}: its log can't be read: {type(error).__name__}"
+        ) from error
 
 
 def storage_fault(error: Exception, uri: str) -> IngestdError:
@@ -118,8 +144,7 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     if _DAMAGED.search(said):
         return DamagedError(
             f"lake {uri}: a data file is damaged: {said}",
-            remedy="put it back from a copy; or, of a raw table, remove the table's folder:"
-            " `ingestd run` reads it anew",
+            remedy=_PUT_BACK,
         )
     if _CUT_SHORT.search(said):
         return cut_short(uri, said)
@@ -160,7 +185,7 @@ def _known(number: int, uri: str) -> IngestdError:
         return none_left(f"lake {uri}")
     cause, remedy = _REMEDIES[number]
     if number == errno.ENOENT and uri.endswith(".parquet"):
-        return DamagedError(f"lake {uri}: {cause}", remedy=remedy)
+        return DamagedError(f"lake {uri}: {cause}", remedy=_PUT_BACK)
     if number in _OF_ONE_FOLDER:
         return FolderError(f"lake {uri}: {cause}", remedy=remedy)
     return OperatorError(f"lake {uri}: {cause}", remedy=remedy)

@@ -151,7 +151,14 @@ class DeltaEpochWriter:
                 await part.sink.abort()
 
     async def commit(self, summary: EpochSummary, stop: Stop | None = None) -> CommittedEpoch:
-        """Make all tables' rows durable, then the epoch's row in `_epochs` (I1)."""
+        """Make all tables' rows durable, then the epoch's row in `_epochs` (I1).
+
+        An epoch all of whose tables failed has a row too, without tables and rows. Its number can't
+        be left out, as the next epoch is filled with the one after it, and numbers have no gaps;
+        its end can be confirmed, as the tables are recorded as stopped before (I1), and what they
+        miss is read again. A raw table whose commit went through all the same is at or above that
+        end, and takes nothing of it twice (I3).
+        """
         self._refuse_if_closed()
         if self.rows == 0 and not self._lake.has_unlisted:
             msg = "an epoch without rows is not committed: use Sink.advance"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -33,7 +33,7 @@ from ingestd.schema import Table, TableId, delta_type
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.durable import Durability
 from ingestd.sink.epochs import EpochTable
-from ingestd.sink.faults import storage_faults, table_fault
+from ingestd.sink.faults import storage_faults, table_fault, unreadable
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.marker import read_marker, require_marker, write_marker
@@ -189,18 +189,30 @@ class DeltaLake:
         return writer
 
     async def record(self, events: Sequence[TableEvent]) -> None:
-        """Append to `_tables`, durably, one row an event."""
+        """Append to `_tables`, durably, one row an event.
+
+        A table whose reading begins is made again where its folder was moved away since.
+        """
         if events:
+            last = self._registry.tables()
+            being_read = {n for n, t in last.items() if t.state is TableState.SNAPSHOTTING}
+            begun = {e.table.id for e in events if e.state is TableState.SNAPSHOTTING}
+            known = [self._raw[t] for t in begun & self._raw.keys() if str(t) not in being_read]
+            await self.jobs.run(self._note_removed, known)
             async with self._registry_lock:
                 await self.jobs.run(self._registry.record, events)
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
         """Look through the raw table as it was when last read or committed."""
-        return await self.jobs.run((await self.usable(table.id)).unsent, table, since)
+        raw = await self.usable(table.id)
+        with self._faults_of(table.id):
+            return await self.jobs.run(raw.unsent, table, since)
 
     async def has_marker(self, table: Table, point: Lsn) -> bool:
         """Look through the raw table as `unsent` does."""
-        return await self.jobs.run((await self.usable(table.id)).has_marker, point)
+        raw = await self.usable(table.id)
+        with self._faults_of(table.id):
+            return await self.jobs.run(raw.has_marker, point)
 
     async def advance(self, position: Lsn) -> None:
         """Record, durably, that nothing captured lies between the last epoch and `position`."""
@@ -215,9 +227,10 @@ class DeltaLake:
         It is the newest when the first batch is asked for.
         """
         rows = read_batches(self.store, self.layout.raw(table), columns)
-        async with aclosing(ahead(rows)) as batches:
-            async for batch in batches:
-                yield batch
+        with self._faults_of(table):
+            async with aclosing(ahead(rows)) as batches:
+                async for batch in batches:
+                    yield batch
 
     async def last_claim(self) -> str | None:
         """Name the claim of who wrote last, as `Writer.other_claim`. Reads `_epochs` alone.
@@ -312,6 +325,14 @@ class DeltaLake:
         self._damaged[table] = table_fault(fault, self.layout.source, table, uri)
         return self._damaged[table]
 
+    @contextmanager
+    def _faults_of(self, table: TableId) -> Iterator[None]:
+        """Raise a fault at a raw table's folder, where it is read, as that table's (I8)."""
+        try:
+            yield
+        except FolderError as error:
+            raise self.set_damaged(table, error) from error
+
     async def vouch(self) -> None:
         """Commit to `_epochs` without a row: it fails if another process has taken over."""
         async with self._epochs_lock:
@@ -373,14 +394,10 @@ class DeltaLake:
         self._raw = {table: self._new_raw(table) for table in self._found()}
         self._each_usable(self._load_raw)
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
-            logs: list[tuple[AppendLog, TableId | None]] = [(own, None) for own in self._own_logs]
-            told = [pool.submit(notices_of, log, self.layout.source, None) for log, _ in logs]
+            told = [pool.submit(notices_of, log) for log in self._own_logs]
         notices = [notice for of_one in told for notice in of_one.result()]
-        if mends:
-            self._each_usable(lambda raw: refuse_foreign(raw.log))
-        for of_table in self._each_usable(
-            lambda raw: notices_of(raw.log, self.layout.source, raw.id)
-        ).values():
+        self._each_usable(lambda raw: refuse_foreign(raw.log))
+        for of_table in self._each_usable(lambda raw: notices_of(raw.log)).values():
             notices += of_table
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         self._refuse_if_missing()
@@ -413,13 +430,10 @@ class DeltaLake:
 
         def attempt(raw: RawTable) -> T | FolderError:
             try:
-                return work(raw)
+                with unreadable(raw.log.uri):
+                    return work(raw)
             except FolderError as error:
                 return error
-            except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
-                return FolderError(
-                    f"lake table {raw.log.uri}: its log can't be read: {type(error).__name__}"
-                )
 
         raws = [raw for table, raw in self._raw.items() if table not in self._damaged]
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
@@ -427,19 +441,31 @@ class DeltaLake:
         results: dict[TableId, T] = {}
         for raw, result in zip(raws, found, strict=True):
             if isinstance(result, FolderError):
-                if not self._is_claimed:  # who only reads stops nothing
-                    raise result
                 self.set_damaged(raw.id, result)
                 del self._raw[raw.id]
             else:
                 results[raw.id] = result
         return results
 
+    def _note_removed(self, tables: Sequence[RawTable]) -> None:
+        """Have those that were there, and whose newest commit is not, be read again before use."""
+        for raw in tables:
+            try:
+                is_there = not raw.log.exists or raw.log.has_commit(raw.log.version)
+            except FolderError as error:
+                self.set_damaged(raw.id, error)
+            else:
+                if not is_there:
+                    what = f"lake table {raw.log.uri}: its newest commit is not there"
+                    self.set_damaged(raw.id, FolderError(what))
+
     def _read_again(self, raw: RawTable) -> None:
         try:
-            self._load_raw(raw)
-            if raw.log.exists:
-                raw.log.fence()
+            with unreadable(raw.log.uri):
+                self._load_raw(raw)
+                refuse_foreign(raw.log)  # nothing that is read anew makes others' rows void
+                if raw.log.exists:
+                    raw.log.fence()
         except FolderError as error:
             raise self.set_damaged(raw.id, error) from error
 

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
@@ -41,7 +40,7 @@ from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.fragments import ROW_GROUP_BYTES, FragmentWriter
 from ingestd.sink.maintenance_log import Cleaned, LogCleaner
 from ingestd.sink.maintenance_plan import DataFile, pieces, small_files
-from ingestd.sink.read import conform, list_actions
+from ingestd.sink.read import conform, list_actions, open_parquet
 from ingestd.sink.store import Store
 
 ATTEMPTS = 50
@@ -210,23 +209,16 @@ class TableMaintenance:
     def _bounded(self, piece: Sequence[DataFile], schema: pa.Schema) -> list[str]:
         """Name the columns that have bounds: by footers, as the log may not give all of them."""
         found: set[str] = set()
-        with storage_faults(self._log.uri):
-            for part in (piece[0], piece[-1]):
-                with (
-                    self._store.open(f"{self._folder}/{part.path}") as source,
-                    pq.ParquetFile(source) as file,
-                ):
-                    group = file.metadata.row_group(0)
-                    chunks = (group.column(i) for i in range(group.num_columns))
-                    found |= {c.path_in_schema for c in chunks if c.is_stats_set}
+        for part in (piece[0], piece[-1]):
+            with open_parquet(self._store, f"{self._folder}/{part.path}") as file:
+                group = file.metadata.row_group(0)
+                chunks = (group.column(i) for i in range(group.num_columns))
+                found |= {c.path_in_schema for c in chunks if c.is_stats_set}
         return [name for name in schema.names if name in found]
 
     def _rows(self, piece: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
         for part in piece:
-            with (
-                self._store.open(f"{self._folder}/{part.path}") as source,
-                pq.ParquetFile(source) as file,
-            ):
+            with open_parquet(self._store, f"{self._folder}/{part.path}") as file:
                 wanted = [n for n in schema.names if n in file.schema_arrow.names]
                 for group in range(file.num_row_groups):
                     yield conform(file.read_row_group(group, columns=wanted), schema)

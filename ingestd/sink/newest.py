@@ -19,10 +19,9 @@ from deltalake.exceptions import TableNotFoundError
 
 from ingestd.sink.arrow_types import plain
 from ingestd.sink.faults import storage_faults
-from ingestd.sink.read import BATCH_ROWS, conform, list_files
+from ingestd.sink.read import BATCH_ROWS, IN_PARTS, conform, list_files, open_parquet
 from ingestd.sink.store import Store
 
-_BUFFER_BYTES = 1 << 20
 _BATCH_BYTES = 16 << 20
 """About how much of whole rows is read at a time."""
 Place = tuple[int, int, int]
@@ -51,12 +50,13 @@ def newest_rows(
         for number, (path, high) in enumerate(files):
             if high is not None and found.is_above(high):
                 break
-            with store.open(f"{folder}/{path}") as source, _opened(source) as parquet:
+            with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as parquet:
                 found.look(parquet, number, order)
         schema = pa.schema(handle.schema().to_arrow())
         rows: dict[Place, dict[str, Any]] = {}
         for number in sorted({place[0] for place in found.places()}):
-            with store.open(f"{folder}/{files[number][0]}") as source, _opened(source) as parquet:
+            path = f"{folder}/{files[number][0]}"
+            with open_parquet(store, path, **IN_PARTS) as parquet:
                 rows.update(_rows(parquet, number, found.places(), schema))
         return [rows[place] for place in found.places()]
 
@@ -64,10 +64,6 @@ def newest_rows(
 def _highest(statistics: Mapping[str, Any], column: str) -> int | None:
     high = statistics.get("maxValues", {}).get(column)
     return None if high is None else int(high)
-
-
-def _opened(source: pa.NativeFile) -> pq.ParquetFile:
-    return pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False)
 
 
 @dataclass(slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ingestd.errors import FolderError, OperatorError, reading_anew
+from ingestd.errors import FolderError, OperatorError
 from ingestd.recorded import Notice
-from ingestd.schema import TableId
 from ingestd.sink.append_log import ForeignCommitError
 from ingestd.sink.table_log import TableLog
 
@@ -36,11 +35,8 @@ def refuse_foreign(log: TableLog) -> None:
         )
 
 
-def notices_of(log: TableLog, source: str, table: TableId | None) -> list[Notice]:
-    """Say what was found of a log at its opening that a person should know. Blocks.
-
-    `table`: whose rows it has; None for one of the source's own.
-    """
+def notices_of(log: TableLog) -> list[Notice]:
+    """Say what was found of a log at its opening that a person should know. Blocks."""
     set_aside, log.set_aside = log.set_aside, []
     found = [
         Notice(
@@ -52,15 +48,11 @@ def notices_of(log: TableLog, source: str, table: TableId | None) -> list[Notice
     ]
     version = log.foreign_version()
     if version is not None:
-        remedy = "stop whoever writes there"
-        if table is not None:
-            again = reading_anew(source, table)
-            remedy += f"; then have its rows read anew, which makes void what it has: {again}"
         found.append(
             Notice(
                 "lake.foreign_commit",
                 f"lake table {log.uri}: another writer made version {version}",
-                remedy,
+                "stop whoever writes there",
             )
         )
     return found

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ingestd.sink.arrow_types import plain
 from ingestd.sink.commit_tail import File
-from ingestd.sink.faults import storage_faults
 from ingestd.sink.last_rows import NEEDED
-from ingestd.sink.read import conform
+from ingestd.sink.read import conform, open_parquet
 from ingestd.sink.reference_definition import ReferenceDefinition
 from ingestd.sink.table_log import TableLog
 from ingestd.value_hashes import row_hashes
@@ -46,11 +44,7 @@ def read_changes(
         return
     if above is not None and statistics.get("maxValues", {}).get("_cdc_lsn", above[0]) < above[0]:
         return
-    with (
-        storage_faults(raw.uri),
-        raw.store.open(f"{raw.folder}/{path}") as source,
-        pq.ParquetFile(source) as parquet,
-    ):
+    with open_parquet(raw.store, f"{raw.folder}/{path}") as parquet:
         names = [n for n in [*schema.names, "_cdc_epoch"] if n in parquet.schema_arrow.names]
         for group in range(parquet.num_row_groups):
             rows = plain(parquet.read_row_group(group, columns=list(dict.fromkeys(names))))

@@ -5,7 +5,8 @@ Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from ingestd.errors import FolderError
 from ingestd.schema import TableId
 from ingestd.sink.arrow_types import conformed
 from ingestd.sink.commit_actions import parse_statistics
@@ -22,10 +24,13 @@ from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
 
 BATCH_ROWS = 1 << 15
-_BUFFER_BYTES = 1 << 20
-"""Of a column that is read: else all of it in a row group is, compressed or not."""
+IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
+"""How a file is opened of whose columns a part is read at a time: else all of a column in a row
+group is, compressed or not."""
 _RELEASED_EVERY = 8
 """Batches: what was allocated for them and freed elsewhere is given back to the system."""
+_VECTORS = "deletionVectors"
+_PHYSICAL_NAME = b"delta.columnMapping.physicalName"
 KeepFile = Callable[[Mapping[str, Any]], bool]
 """Whether to read a file, by its statistics (empty if it has none)."""
 
@@ -103,11 +108,8 @@ def read_batches(
             return
         whole = pa.schema(handle.schema().to_arrow())
         schema = pa.schema([whole.field(name) for name in columns if name in whole.names])
-        for path in pa.table(handle.get_add_actions())["path"].to_pylist():
-            with (
-                store.open(f"{folder}/{path}") as source,
-                pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
-            ):
+        for path, _, _ in list_files(handle):
+            with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as file:
                 present = [name for name in schema.names if name in file.schema_arrow.names]
                 batches = file.iter_batches(BATCH_ROWS, columns=present, use_threads=False)
                 for number, batch in enumerate(batches, 1):
@@ -116,15 +118,71 @@ def read_batches(
                         pa.default_memory_pool().release_unused()
 
 
+@contextmanager
+def open_parquet(store: Store, path: str, **options: Any) -> Iterator[pq.ParquetFile]:  # noqa: ANN401
+    """Open a data file; what goes wrong while it is read names it. `options`: of ParquetFile."""
+    with (
+        storage_faults(store.uri(path)),
+        store.open(path) as source,
+        pq.ParquetFile(source, **options) as file,
+    ):
+        yield file
+
+
 def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
     """Give each file's path inside the table, its statistics (empty if it has none) and bytes."""
     return [(path, statistics, size) for path, statistics, size, _ in list_actions(handle)]
 
 
 def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int]]:
-    """Give what `list_files` does, and when each file was written (ms)."""
+    """Give what `list_files` does, and when each file was written (ms).
+
+    Raises FolderError where the files alone do not tell the rows.
+    """
+    refuse_unread(handle)
     actions = pa.table(handle.get_add_actions()).to_pylist()
     return [(a["path"], _statistics(a), a["size_bytes"], _milliseconds(a)) for a in actions]
+
+
+def refuse_unread(handle: DeltaTable) -> None:
+    """Raise FolderError where a table's files are not read as they stand.
+
+    A file with a deletion vector has rows that were deleted; one of a table with column mapping has
+    the names that columns had before they were renamed. Source: Delta protocol, "Deletion Vectors"
+    and "Column Mapping".
+    """
+    uri = handle.table_uri.removeprefix("file://")
+    if _VECTORS in (handle.protocol().reader_features or ()):
+        vectors = pa.table(handle.deletion_vectors())
+        if vectors.num_rows:
+            name = vectors["filepath"][0].as_py().rpartition("/")[2]
+            raise FolderError(
+                f"lake table {uri}: the data file {name} has a deletion vector, which is not read",
+                remedy="have Spark write the files that have one again:"
+                f" REORG TABLE delta.`{uri.rstrip('/')}` APPLY (PURGE)",
+            )
+    renamed = _renamed(pa.schema(handle.schema().to_arrow()))
+    if renamed is not None:
+        name, stored = renamed
+        raise FolderError(
+            f"lake table {uri}: the column {name} is {stored} in the data files (column mapping),"
+            " which is not read",
+            remedy="rename it back in Spark:"
+            f" ALTER TABLE delta.`{uri.rstrip('/')}` RENAME COLUMN `{name}` TO `{stored}`",
+        )
+
+
+def _renamed(fields: Iterable[pa.Field], inside: str = "") -> tuple[str, str] | None:
+    """Return the first column, or field of a struct, that files have by another name."""
+    for field in fields:
+        stored = (field.metadata or {}).get(_PHYSICAL_NAME)
+        if stored is not None and stored.decode() != field.name:
+            return f"{inside}{field.name}", stored.decode()
+        if pa.types.is_struct(field.type):
+            found = _renamed(field.type, f"{inside}{field.name}.")
+            if found is not None:
+                return found
+    return None
 
 
 def _milliseconds(action: Mapping[str, Any]) -> int:
@@ -145,7 +203,7 @@ def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:
 def _read_file(
     store: Store, path: str, schema: pa.Schema, unless_null: str | None
 ) -> pa.Table | None:
-    with store.open(path) as source, pq.ParquetFile(source) as file:
+    with open_parquet(store, path) as file:
         present = set(file.schema_arrow.names)
         if unless_null is not None:
             looked_at = file.read(columns=[unless_null])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.changes import TRUNCATE, field_of
-from ingestd.errors import TableError, TransientError, reading_anew
+from ingestd.errors import FolderError, TableError, TransientError, reading_anew
 from ingestd.schema import TableId
 from ingestd.sink.commit_tail import CommitTail, EpochEnd, File
+from ingestd.sink.faults import table_fault
 from ingestd.sink.jobs import Jobs
 from ingestd.sink.last_rows import last_rows
 from ingestd.sink.paths import Layout
@@ -143,6 +145,14 @@ class RawReferenceSource:
         """Wait for what is being read."""
         await self._jobs.settle()
 
+    @contextmanager
+    def _raw_faults(self) -> Iterator[None]:
+        """Raise a fault at the raw table's folder as the table's own."""
+        try:
+            yield
+        except FolderError as error:
+            raise table_fault(error, self._source, self._table, self._raw.uri) from error
+
     # --- the whole table (blocking) -----------------------------------------------------------
 
     def _poll_snapshot(self) -> pa.RecordBatch | None:
@@ -156,14 +166,16 @@ class RawReferenceSource:
                 raise TransientError(
                     f"table {self._table}: its own snapshot is not complete", reason="not_whole"
                 )
-            self._plan = self._planned(definition, epoch)
+            with self._raw_faults():
+                self._plan = self._planned(definition, epoch)
         plan = self._plan
         batches, self._batches = self._batches, None  # an error ends it: then another one
-        if batches is None:
-            batches = self._folded(plan)
-            for _ in range(self._given):  # of a fold that was begun before
-                next(batches, None)
-        batch = next(batches, None)
+        with self._raw_faults():
+            if batches is None:
+                batches = self._folded(plan)
+                for _ in range(self._given):  # of a fold that was begun before
+                    next(batches, None)
+            batch = next(batches, None)
         if batch is not None:
             self._batches = batches
             self._given += 1
@@ -323,7 +335,10 @@ class RawReferenceSource:
         is_same = is_same and epoch >= self._epoch  # else it is another lake than before
         if is_same and (not definition.is_live or epoch <= self._epoch):
             return _no_changes(definition)
-        found = self._changes_to(definition, epoch) if is_same else None
+        found = None
+        if is_same:
+            with self._raw_faults():
+                found = self._changes_to(definition, epoch)
         if found is None:  # begin anew
             self._is_complete, self._plan, self._batches, self._given = False, None, None, 0
             self._tail = None

@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ingestd.changes import RESERVED_PREFIX
+from ingestd.errors import DamagedError, FolderError
 from ingestd.ports import Fragment, ReferenceState
 from ingestd.schema import TableId, delta_type, in_name_order
 from ingestd.sink.arrow_types import conformed
 from ingestd.sink.content_digest import ContentDigest
 from ingestd.sink.durable import Durability
-from ingestd.sink.faults import storage_faults
+from ingestd.sink.faults import reference_fault, storage_faults, unreadable
 from ingestd.sink.fragments import FragmentSink, FragmentWriter
 from ingestd.sink.jobs import Jobs
 from ingestd.sink.marker import read_marker
-from ingestd.sink.opening import never_refuse
+from ingestd.sink.opening import never_refuse, refuse_foreign
 from ingestd.sink.paths import Layout
-from ingestd.sink.read import conform, list_files
+from ingestd.sink.read import conform, list_files, open_parquet
 from ingestd.sink.reference_changes import ReferenceChanges
 from ingestd.sink.reference_log import ReferenceLog
 from ingestd.sink.statistics import has_statistics
@@ -82,12 +83,19 @@ class DeltaReferenceTable:
 
     async def open(self) -> ReferenceState | None:
         """Read the newest version."""
-        return await self._jobs.run(self._open)
+        with self._own_faults():
+            return await self._jobs.run(self._open)
 
     async def replace(
         self, batches: AsyncIterator[pa.RecordBatch], *, position: int | None = None
     ) -> ReferenceState:
         """Write all rows to new files, then exchange all files, if the rows are others."""
+        with self._own_faults():
+            return await self._replaced(batches, position)
+
+    async def _replaced(
+        self, batches: AsyncIterator[pa.RecordBatch], position: int | None
+    ) -> ReferenceState:
         sink: FragmentSink | None = None
         digest = ContentDigest()
         schema = pa.schema([])
@@ -117,7 +125,8 @@ class DeltaReferenceTable:
         self, changes: pa.RecordBatch, key: Sequence[str], *, position: int
     ) -> ReferenceState:
         """Write the files anew that have a changed row, and what is new."""
-        return await self._jobs.run(self._merge, changes, key, position)
+        with self._own_faults():
+            return await self._jobs.run(self._merge, changes, key, position)
 
     async def close(self) -> None:
         """Wait for what is being written."""
@@ -129,17 +138,42 @@ class DeltaReferenceTable:
         folder, table = self._layout.reference(self._table), self._table
         return ReferenceLog(self._store, folder, self._layout.reference_app_id(table))
 
+    @contextmanager
+    def _own_faults(self) -> Iterator[None]:
+        """Raise a fault at the table's folder as the table's own (I8)."""
+        try:
+            yield
+        except FolderError as error:
+            raise reference_fault(error, self._table, self._log.uri) from error
+
     # --- blocking ---------------------------------------------------------------------------
 
     def _open(self) -> ReferenceState | None:
         read_marker(self._store)
-        if self._is_claimed:
-            # Whoever gives the rows goes on from `position`, or reads them all.
-            self._log.load(never_refuse)
-            self._log.settle()
-        else:
-            self._log.load()
-        return self._state() if self._log.exists else None
+        with unreadable(self._log.uri):
+            if self._is_claimed:
+                # Whoever gives the rows goes on from `position`, or reads them all.
+                self._log.load(never_refuse)
+                refuse_foreign(self._log)
+                self._refuse_if_missing()
+                self._log.settle()
+            else:
+                self._log.load()
+            return self._state() if self._log.exists else None
+
+    def _refuse_if_missing(self) -> None:
+        """Raise DamagedError if a data file is not there, or cut, on a local file system.
+
+        A merge reads those with changed rows alone. An object store would be asked for each.
+        """
+        if not self._log.exists or not self._store.syncs:
+            return
+        for path, _, nbytes in list_files(self._log.handle):
+            with storage_faults(self._log.uri):
+                found = self._store.size(f"{self._log.folder}/{path}")
+            if found != nbytes:
+                is_missing = "is missing" if found is None else f"has {found} bytes of {nbytes}"
+                raise DamagedError(f"lake table {self._log.uri}: the data file {path} {is_missing}")
 
     def _state(self, *, is_new: bool = False) -> ReferenceState:
         schema = self._log.schema()
@@ -162,6 +196,7 @@ class DeltaReferenceTable:
         position: int | None,
     ) -> ReferenceState:
         self._log.load()
+        refuse_foreign(self._log)
         present = self._log.schema()
         is_same = present is not None and _same(present, schema)
         if is_same and position is None and self._log.content() == content:
@@ -225,11 +260,7 @@ class DeltaReferenceTable:
     ) -> bool:
         """Write the file's other rows anew if it has a changed one; say whether it had."""
         where = f"{self._log.folder}/{path}"
-        with (
-            storage_faults(self._log.uri),
-            self._store.open(where) as source,
-            pq.ParquetFile(source) as file,
-        ):
+        with open_parquet(self._store, where) as file:
             wanted = [n for n in schema.names if n in file.schema_arrow.names]
             keys = file.read(columns=[n for n in changes.key if n in wanted])
             keys = conform(keys, pa.schema([schema.field(n) for n in changes.key]))

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ingestd.changes import TRUNCATE
 from ingestd.sink.arrow_types import plain
 from ingestd.sink.change_digests import BEFORE, UNCHANGED
 from ingestd.sink.commit_tail import File
-from ingestd.sink.faults import storage_faults
+from ingestd.sink.read import IN_PARTS, open_parquet
 from ingestd.sink.store import Store
 from ingestd.sink.verified_columns import Event
 from ingestd.verification import Digested, Point
@@ -24,7 +23,6 @@ from ingestd.verification import Digested, Point
 BATCH_ROWS = 1 << 16
 _BATCH_BYTES = 32 << 20
 """Of a file's rows as they are stored: fewer are read at a time where they are large."""
-_BUFFER_BYTES = 1 << 20
 PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
 
 
@@ -59,11 +57,7 @@ def batches_of(looked: Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]
         if high is not None and high < looked.void[0]:
             continue
         where = f"{looked.folder}/{path}"
-        with (
-            storage_faults(looked.store.uri(where)),
-            looked.store.open(where) as source,
-            pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
-        ):
+        with open_parquet(looked.store, where, **IN_PARTS) as file:
             present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
             count = _batch_rows(file.metadata)
             for batch in file.iter_batches(count, columns=present, use_threads=False):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.changes import TRUNCATE
-from ingestd.errors import TableChangedError, TableError
+from ingestd.errors import FolderError, TableChangedError, TableError
 from ingestd.positions import Lsn
 from ingestd.recorded import RegisteredTable, TableState
 from ingestd.schema import Table, TableId
@@ -27,6 +28,7 @@ from ingestd.sink.change_digests import (
 )
 from ingestd.sink.change_values import values_of_changes
 from ingestd.sink.commit_tail import File
+from ingestd.sink.faults import table_fault
 from ingestd.sink.fold import fold_rows
 from ingestd.sink.jobs import Jobs, ahead
 from ingestd.sink.marker import read_marker
@@ -89,7 +91,8 @@ class DeltaVerifiedLake:
 
     async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
         """Fold the changes of these keys row by row."""
-        return await self._jobs.run(self._rows_of, digested, keys)
+        with self._faults_of(digested.table):
+            return await self._jobs.run(self._rows_of, digested, keys)
 
     async def ensure_whole(self, table: Table) -> None:
         """Look at `_tables` again."""
@@ -163,14 +166,25 @@ class DeltaVerifiedLake:
             raise TableChangedError(
                 table.id, "was altered while it was compared", remedy="compare it again"
             )
-        found = self._gone_through(looked, now, most_linked)
+        with self._faults_of(table):
+            found = self._gone_through(looked, now, most_linked)
         ensure_one_key(self._layout.source, table, events, self._looked[table.id].void[0])
         return found
 
     def _files(self, table: Table) -> list[File]:
         raw = TableLog(self._store, self._layout.raw(table.id), self._layout.app_id(table.id))
-        raw.load()
-        return [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
+        with self._faults_of(table):
+            raw.load()
+            return [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
+
+    @contextmanager
+    def _faults_of(self, table: Table) -> Iterator[None]:
+        """Raise a fault at a raw table's folder as that table's."""
+        try:
+            yield
+        except FolderError as error:
+            uri = self._store.uri(self._layout.raw(table.id))
+            raise table_fault(error, self._layout.source, table.id, uri) from error
 
     def _gone_through(self, looked: Looked, digested: Digested, most_linked: int) -> Digested:
         void, lazy = looked.void, set[int]()
@@ -213,12 +227,13 @@ class DeltaVerifiedLake:
 
     def _matrices(self, digested: Digested) -> Generator[Matrix, None, None]:
         names = names_of(digested, range(len(digested.columns)))
-        for number, batch in enumerate(batches_of(self._looked[digested.table.id], names), 1):
-            rows = counting(batch)
-            if rows.num_rows:
-                yield digest_changes(rows, digested)
-            if number % _RELEASED_EVERY == 0:
-                pa.default_memory_pool().release_unused()
+        with self._faults_of(digested.table):
+            for number, batch in enumerate(batches_of(self._looked[digested.table.id], names), 1):
+                rows = counting(batch)
+                if rows.num_rows:
+                    yield digest_changes(rows, digested)
+                if number % _RELEASED_EVERY == 0:
+                    pa.default_memory_pool().release_unused()
 
     def _rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
         wanted = np.fromiter(keys, np.uint64, len(keys))

@@ -16,7 +16,6 @@ from tests.faults.test_lake_faults import (
     VISITS,
     assert_equal,
     config,
-    newest,
     orders,
     shop,
     slot_of,
@@ -24,6 +23,7 @@ from tests.faults.test_lake_faults import (
 )
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
+from tests.harness.damages import newest
 from tests.harness.lake_faults import IMPATIENT, bound_by_permissions, close_folder
 from tests.harness.waiting import await_until
 

@@ -22,6 +22,7 @@ from tests.harness.compare import (
     epochs,
 )
 from tests.harness.config import wal_config
+from tests.harness.damages import newest
 from tests.harness.flaky_network import FlakyNetwork
 from tests.harness.lake_faults import (
     IMPATIENT,
@@ -199,10 +200,6 @@ def _live_through(name: str, fault: Fault, shop: Database, daemon: Daemon, lake:
 
 
 # --- power cuts -------------------------------------------------------------------------------
-
-
-def newest(folder: Path) -> Path:
-    return max((folder / "_delta_log").glob("*.json"))
 
 
 def cut(file: Path, share: float) -> None:

@@ -310,6 +310,20 @@ async def test_a_table_that_another_wrote_to_while_nobody_looked_is_damaged(
         assert error.remedy.endswith("ingestd snapshot shop public.a")
 
 
+async def test_what_another_wrote_between_opening_and_fence_is_not_hidden_by_it(
+    tmp_path: Path,
+) -> None:
+    lake = await opened(tmp_path)
+    await commit(lake, 100, 1)
+    await lake.close()
+    lake = DeltaLake(str(tmp_path), "shop")
+    assert (await lake.open()).damaged == {}
+    _append(tmp_path)
+    assert set(await lake.fence()) == {A.id}
+    await lake.close()
+    assert set((await found(tmp_path)).damaged) == {A.id}
+
+
 def test_a_log_is_not_mended_by_whoever_only_reads_it(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", pa.table({"id": [1]}))
     cut(newest(tmp_path, "t"), 0.5)

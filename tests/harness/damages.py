@@ -1,0 +1,111 @@
+"""What may be done to a Delta table behind the daemon's back: one function a kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from tests.harness.lake_faults import close_folder
+
+Damage = Callable[[Path], object]
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "_delta_log").glob("*.json"))
+
+
+def move_away(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
+
+
+def _commits(folder: Path) -> list[Path]:
+    return sorted((folder / "_delta_log").glob("*.json"))
+
+
+def _commit(folder: Path, *actions: dict[str, Any]) -> None:
+    at = DeltaTable(folder).version() + 1
+    lines = [json.dumps(action) for action in actions]
+    (folder / "_delta_log" / f"{at:020}.json").write_text("\n".join(lines))
+
+
+def _protocol(folder: Path, reader: int, writer: int, *features: str) -> None:
+    told: dict[str, Any] = {"minReaderVersion": reader, "minWriterVersion": writer}
+    if features:
+        told |= {"readerFeatures": list(features), "writerFeatures": list(features)}
+    _commit(folder, {"protocol": told})
+
+
+def _append(folder: Path) -> None:
+    schema = pa.schema(DeltaTable(folder).schema().to_arrow())
+    nulls = pa.table([pa.nulls(1, f.type) for f in schema], schema=schema)
+    write_deltalake(folder, nulls, mode="append")
+
+
+def _overwrite(folder: Path) -> None:
+    other = pa.table({"something": ["else"]})
+    write_deltalake(folder, other, mode="overwrite", schema_mode="overwrite")
+
+
+def _no_permission(folder: Path) -> None:
+    close_folder(folder)
+    folder.chmod(0)
+
+
+def _file_in_place(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+def remove_files(folder: Path) -> None:
+    for file in folder.glob("*.parquet"):
+        file.unlink()
+
+
+def cut_files(folder: Path) -> None:
+    for file in folder.glob("*.parquet"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+EVER: dict[str, Damage] = {
+    "garbage": lambda f: newest(f).write_text("}{\n"),
+    "garbage_before": lambda f: _commits(f)[1].write_text("}{\n"),
+    "reader_version": lambda f: _protocol(f, 99, 99),
+    "feature": lambda f: _protocol(f, 3, 7, "fancy"),
+    "no_permission": _no_permission,
+    "read_only": close_folder,
+    "file_in_place": _file_in_place,
+    "log_is_a_file": lambda f: _file_in_place(f / "_delta_log"),
+    "foreign_append": _append,
+    "foreign_overwrite": _overwrite,
+    "foreign_delete": lambda f: DeltaTable(f).delete("true"),
+    "restored": lambda f: DeltaTable(f).restore(1),
+}
+"""What stops a table, whenever it is done."""
+AT_START: dict[str, Damage] = {
+    "empty": lambda f: newest(f).write_bytes(b""),
+    "nul": lambda f: newest(f).write_bytes(bytes(newest(f).stat().st_size)),
+    "cut": lambda f: newest(f).write_bytes(newest(f).read_bytes()[:40]),
+    "commit_removed": lambda f: _commits(f)[1].unlink(),
+    "wrong_pointer": lambda f: (f / "_delta_log/_last_checkpoint").write_text(
+        '{"version":77,"size":1}'
+    ),
+}
+"""What does so when the log is read."""
+NEVER: dict[str, Damage] = {
+    "optimized": lambda f: DeltaTable(f).optimize.compact(),
+    "pointer": lambda f: (f / "_delta_log/_last_checkpoint").write_text("{"),
+    "vectors": lambda f: _protocol(f, 3, 7, "deletionVectors"),
+    "untouched": lambda _: None,
+}
+"""What does not: the table goes on, or is read again, and is whole."""
+ANYHOW = {"garbage", "garbage_before", "log_is_a_file", "reader_version"}
+"""What the daemon need not see while it runs: it appends without reading the log."""

@@ -1,0 +1,147 @@
+"""Raw tables that other engines rewrote: read as they read them, or refused with what helps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from ingestd.errors import FolderError, TableError
+from ingestd.schema import TableId
+from ingestd.sink.durable import Fsync
+from ingestd.sink.lake import DeltaLake
+from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
+from ingestd.sink.newest import newest_rows
+from ingestd.sink.read import read_raw
+from ingestd.sink.store import LocalStore
+from tests.unit.sink.rows import inserts, make_table, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+PROPERTIES = "ALTER TABLE {t} SET TBLPROPERTIES"
+VECTORS = f"{PROPERTIES} ('delta.enableDeletionVectors' = 'true')"
+MAPPING = (
+    f"{PROPERTIES} ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2',"
+    " 'delta.minWriterVersion' = '5')"
+)
+GO_ON: dict[str, Sequence[str]] = {
+    "optimized": ("OPTIMIZE {t}",),
+    "vectors": (VECTORS, "OPTIMIZE {t}"),
+    "mapping": (MAPPING,),
+}
+STOP: dict[str, Sequence[str]] = {
+    "vectors_deleted": (VECTORS, "OPTIMIZE {t}", "DELETE FROM {t} WHERE id = 200"),
+    "renamed": (MAPPING, "ALTER TABLE {t} RENAME COLUMN note TO remark"),
+    "clustered": ("ALTER TABLE {t} CLUSTER BY (id)",),
+}
+UNREAD = {
+    "vectors_deleted": ("has a deletion vector", "REORG TABLE"),
+    "renamed": ("the column remark is note in the data files", "ALTER TABLE"),
+}
+"""What the error says, and how the statement begins that helps."""
+KINDS = GO_ON | STOP
+BY_DELTALAKE = ("compacted", "z_ordered")
+
+
+class Shop:
+    """A lake to which epochs are appended; `stopped`: tables that could not be."""
+
+    def __init__(self, lake: Path) -> None:
+        self.tables = {kind: make_table(kind) for kind in [*KINDS, *BY_DELTALAKE]}
+        self.stopped: set[str] = set()
+        self._lake = lake
+        self._sink = DeltaLake(str(lake), "shop")
+
+    async def open(self) -> None:
+        self._sink = DeltaLake(str(self._lake), "shop")
+        self.stopped = {table.name for table in (await self._sink.open()).damaged}
+        self.stopped |= {table.name for table in await self._sink.fence()}
+        await self._sink.adopt("7000000000000000001")
+
+    async def append(self, lsn: int) -> None:
+        writer = self._sink.begin()
+        for kind in self.tables.keys() - self.stopped:
+            try:
+                await writer.append(inserts(self.tables[kind], lsn, lsn))
+            except TableError as error:
+                await self._stop([error])
+        await writer.commit(summary(lsn, lsn + 5), self._stop)
+
+    async def _stop(self, errors: Sequence[TableError]) -> None:
+        for error in errors:
+            assert f"shop/public/{error.table.name} right" in (error.remedy or "")
+            self.stopped.add(error.table.name)
+
+    async def close(self) -> None:
+        await self._sink.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+async def test_isolated_what_other_engines_did_is_read_or_refused_with_what_helps(
+    spark: SparkSession, lake: Path
+) -> None:
+    root = lake / "shop/public"
+    shop = Shop(lake)
+    await shop.open()
+    for lsn in (100, 200, 300):
+        await shop.append(lsn)
+    for kind, statements in KINDS.items():
+        for statement in statements:
+            spark.sql(statement.format(t=f"delta.`{root / kind}`"))
+    DeltaTable(root / "compacted").optimize.compact()
+    DeltaTable(root / "z_ordered").optimize.z_order(["_cdc_lsn"])
+    for lsn in (400, 500):
+        await shop.append(lsn)
+    assert shop.stopped == STOP.keys()
+    await shop.close()
+    await shop.open()  # as after a restart
+    await shop.append(600)
+    assert shop.stopped == STOP.keys()
+    await shop.close()
+    for kind in UNREAD:
+        _follow_remedy(spark, lake, kind)
+    expected = {kind: _by_spark(spark, lake, kind) for kind in shop.tables}
+    assert {kind: _by_us(lake, kind) for kind in shop.tables} == expected
+    policy = MaintenancePolicy(1 << 20, 7 * 86400.0)
+    for kind in shop.tables:
+        store, later_s = LocalStore(lake, Fsync()), time.time() + 8 * 86400
+        TableMaintenance(store, f"shop/public/{kind}", policy, now_s=later_s, began_s=0).run()
+    assert {kind: _by_us(lake, kind) for kind in shop.tables} == expected
+    assert {kind: _by_spark(spark, lake, kind) for kind in KINDS} == {
+        kind: expected[kind] for kind in KINDS
+    }
+
+
+def _follow_remedy(spark: SparkSession, lake: Path, kind: str) -> None:
+    says, begins = UNREAD[kind]
+    with pytest.raises(FolderError, match=says):
+        _newest(lake, kind)
+    with pytest.raises(FolderError, match=says) as caught:
+        read_raw(str(lake), "shop", TableId("public", kind))
+    statement = (caught.value.remedy or "").rpartition(": ")[2]
+    assert statement.startswith(begins)
+    spark.sql(statement)
+
+
+def _newest(lake: Path, kind: str) -> list[int]:
+    folder = f"shop/public/{kind}"
+    found = newest_rows(LocalStore(lake, Fsync()), folder, ("_cdc_lsn", "_cdc_seq"), 99)
+    return sorted(row["id"] for row in found or ())
+
+
+def _by_us(lake: Path, kind: str) -> list[int]:
+    found: list[int] = read_raw(str(lake), "shop", TableId("public", kind))["id"].to_pylist()
+    assert sorted(found) == _newest(lake, kind)
+    return sorted(found)
+
+
+def _by_spark(spark: SparkSession, lake: Path, kind: str) -> list[int]:
+    rows = spark.read.format("delta").load(str(lake / "shop/public" / kind))
+    return sorted(row["id"] for row in rows.select("id").collect())
