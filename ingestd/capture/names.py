@@ -128,7 +128,7 @@ def tables_apart(tables: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the schema and name of each of a database's tables as `told_apart` does."""
     schemas = {_exactly(schema): schema for schema, _ in tables}
     apart = dict(zip(schemas, told_apart(list(schemas.values())), strict=True))
-    found = {}
+    found: dict[int, tuple[str, str]] = {}
     for exactly, schema in apart.items():
         places = [i for i, (of, _) in enumerate(tables) if _exactly(of) == exactly]
         names = told_apart([tables[i][1] for i in places])
