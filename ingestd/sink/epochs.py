@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.changes import CommittedEpoch
+from ingestd.errors import LakeLostError
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, ReplacedError
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.read import read_files
 from ingestd.sink.table_log import GiveUp
@@ -164,6 +165,13 @@ class EpochTable:
         self.last_epoch, self.end_lsn = epoch.epoch, summary.end_lsn
         self.position = max(summary.end_lsn, self.position or summary.end_lsn)
 
+    def ensure_unreplaced(self) -> None:
+        """Raise LakeLostError if the table is not the one that was read or written last."""
+        try:
+            self._log.ensure_unreplaced()
+        except ReplacedError as error:
+            raise LakeLostError(error.what, remedy=error.remedy) from error
+
     def vouch(self) -> None:
         """Commit nothing, durably: that fails if another process has fenced the table."""
         self._log.append([])
@@ -174,6 +182,7 @@ class EpochTable:
             return
         self._before_commit("_epochs")
         reach("sink.advance.before", lost)
+        self.ensure_unreplaced()
         self._log.append([], int(position))
         reach("sink.advance.after", lost)
         self.position = position

@@ -36,7 +36,7 @@ from ingestd.sink.epochs import EpochTable
 from ingestd.sink.faults import storage_faults, table_fault
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
-from ingestd.sink.marker import read_marker, require_marker, write_marker
+from ingestd.sink.marker import note_source, read_marker, removed, require_marker, write_marker
 from ingestd.sink.opening import (
     cut_short,
     missing,
@@ -150,8 +150,14 @@ class DeltaLake:
         return self._lake
 
     async def ensure_there(self) -> None:
-        """Read the marker."""
+        """Read the marker, and the newest commit of `_epochs`."""
         await self.jobs.run(require_marker, self.store, self._lake)
+        await self.ensure_unreplaced()
+
+    async def ensure_unreplaced(self) -> None:
+        """Raise LakeLostError if `_epochs` is not the one that was read or written last."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.ensure_unreplaced)
 
     async def fence(self) -> Mapping[TableId, TableError]:
         """Have all others who opened the lake before be refused, whatever they commit (I5).
@@ -169,6 +175,7 @@ class DeltaLake:
             await self.jobs.run(self._epochs.adopt, origin)
         async with self._registry_lock:
             await self.jobs.run(self._registry.adopt)
+        await self.jobs.run(note_source, self.store, self.layout.root)
 
     def begin(self) -> EpochWriter:
         """Start to fill the next epoch: one more than the last, durable or being committed.
@@ -390,7 +397,9 @@ class DeltaLake:
         if mends:
             for log in self._own_logs:
                 log.settle()
+        has_something = self._epochs.exists or self._registry.exists or self._raw
         return Committed(
+            removed=None if has_something else removed(self.store, self.layout.root, self._lake),
             epoch=self._epochs.last_epoch,
             position=self._epochs.position,
             watermarks=watermarks,

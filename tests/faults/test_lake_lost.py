@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.failpoints import VARIABLE
+from ingestd.schema import TableId
 from tests.harness.command_line import run_command
-from tests.harness.compare import epochs
+from tests.harness.compare import epochs, raw_rows
 from tests.harness.config import wal_config
 from tests.harness.lake_faults import IMPATIENT
 from tests.harness.shop_servers import assert_equal, slot, snapshots, stopped_for
@@ -265,6 +267,96 @@ def test_a_lake_that_vanishes_under_a_daemon_is_not_replaced(
         assert lake_id(lake) == before
     assert snapshots(lake) == 1
     assert daemon.sigterm() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """I13: its marker is the same, and the next version would follow a gap."""
+    daemon = make_daemon(config(shop, lake))
+    daemon.program = IMPATIENT
+    daemon.start_ready()
+    shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (7)")
+    other = TableId("public", "other")
+    await_until(lambda: {7} <= {r["id"] for r in raw_rows(lake, other)}, LIMIT_S, daemon.tail)
+    assert_equal(shop, lake)
+    older, away = tmp_path / "older", tmp_path / "away"
+    shutil.copytree(lake, older)
+    logs = logs_of(lake)
+    for number, has_changes in enumerate((True, False), 300):
+        shop.execute(f"INSERT INTO orders VALUES ({number}, 'there')")
+        assert_equal(shop, lake)
+        lake.rename(away)
+        shutil.copytree(older, lake)
+        if has_changes:  # before it asks whether the lake is there
+            shop.execute(f"UPDATE orders SET note = 'meanwhile' WHERE id = {number}")
+        failed = stopped_for(daemon)
+        assert "the lake is lost" in failed["reason"]
+        assert "copy" in failed["reason"]  # as the commit says, or the attempt after it
+        assert "--accept-empty-lake shop" in failed["remedy"]
+        assert metric(daemon, "ingestd_lake_lost") == 1
+        assert logs_of(lake) == logs
+        shutil.rmtree(lake)
+        away.rename(lake)
+        daemon.await_ready(LIMIT_S)
+        assert_equal(shop, lake)
+    assert snapshots(lake) == 1
+    orders = lake / "shop/public/orders"
+    shutil.rmtree(orders)
+    shutil.copytree(older / "shop/public/orders", orders)
+    shop.execute("INSERT INTO orders VALUES (400, 'x')", "INSERT INTO other VALUES (1)")
+    await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
+    stopped = daemon.events("table.stopped")[-1]
+    assert "a copy took its place" in stopped["reason"]
+    shop.execute("INSERT INTO other VALUES (2)")
+    await_until(lambda: {1, 2} <= {r["id"] for r in raw_rows(lake, other)}, LIMIT_S, daemon.tail)
+    orders.rename(away)
+    command = re.findall(r"ingestd (snapshot [\w. ]+)", stopped["remedy"])[-1]
+    ran = run_command(daemon.config_path, *command.split())
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert_equal(shop, lake)
+    assert daemon.sigterm() == 0
+
+
+def logs_of(lake: Path) -> set[str]:
+    """The commits of the tables that an epoch writes."""
+    return {str(path.relative_to(lake)) for path in lake.rglob("_delta_log/*.json")}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_of_two_copies_one_goes_on(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """I5, I13: at once the second waits; later it is an older copy. Neither loses anything."""
+    copy = tmp_path / "copy"
+    first, second = make_daemon(config(shop, lake)), make_daemon(config(shop, copy), "second")
+    for daemon in (first, second):
+        daemon.program = IMPATIENT
+    first.start_ready()
+    assert_equal(shop, lake)
+    shutil.copytree(lake, copy)
+    second.start()
+    await_until(lambda: second.events("source.failed"), LIMIT_S, second.tail)
+    waits = second.events("source.failed")[0]
+    assert waits["state"] == "backing_off"
+    assert "another ingestd works on slot 'ingestd_shop' (pid" in waits["reason"]
+    shop.execute("INSERT INTO orders VALUES (200, 'by the first')")
+    assert_equal(shop, lake)
+    assert first.sigterm() == 0
+    assert "older copy" in stopped_for(second)["reason"]
+    assert second.sigterm() == 0
+    shutil.rmtree(copy)
+    shutil.copytree(lake, copy)
+    second.start_ready()
+    shop.execute("DELETE FROM orders WHERE id = 200")
+    assert_equal(shop, copy)
+    assert second.sigterm() == 0
+    first.start()
+    assert "older copy" in stopped_for(first)["reason"]
+    assert first.sigterm() == 0
 
 
 @pytest.mark.thorough

@@ -14,7 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from ingestd.demo.comparison import await_caught_up
-from ingestd.errors import IngestdError, TransientError
+from ingestd.errors import IngestdError, LakeLostError, TransientError
+from ingestd.positions import Lsn
 from ingestd.schema import TableId
 from ingestd.sink import append_log
 from ingestd.sink.faults import storage_fault
@@ -109,8 +110,26 @@ async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
         found |= {epoch: await requests_of(lake, epoch) for epoch in range(102, 106)}
 
     assert found[105] == found[5]
-    # of the raw table and of `_epochs`
-    assert found[5].total() == 2 * REQUESTS_OF_A_COMMIT[way]
+    # of the raw table and of `_epochs`, and those that show that this is the lake it was
+    assert found[5].total() == 2 * REQUESTS_OF_A_COMMIT[way] + 2
+
+
+@pytest.mark.thorough
+async def test_no_epoch_follows_one_that_is_not_there_any_more(store: ObjectStoreServer) -> None:
+    """I13: a bucket that was put back as it was at another time has the same marker."""
+    async with opened(store.uri, store.options) as lake:
+        await lake.mark()
+        await commit(lake, 1)
+        await commit(lake, 2)
+        files = open_store(store.uri, store.options)
+        newest = max(n for n in files.files(f"{lake.layout.epochs}/_delta_log") if "json" in n)
+        files.remove(f"{lake.layout.epochs}/_delta_log/{newest}")
+        with pytest.raises(LakeLostError, match="a copy took its place"):
+            await lake.ensure_there()
+        with pytest.raises(LakeLostError, match="a copy took its place"):
+            await lake.advance(Lsn(10_000))
+        with pytest.raises(LakeLostError, match="a copy took its place"):
+            await commit(lake, 3)
 
 
 @pytest.mark.thorough

@@ -55,6 +55,7 @@ from ingestd.ports import (
     Discovery,
     Fresh,
     Lag,
+    LakeLost,
     Lost,
     Prepared,
     Refused,
@@ -178,6 +179,8 @@ class PollingCapture:
     ) -> Continuity:
         """Decide. `lacks`: the server has not all that was seen."""
         reached = max(committed.position or ZERO, committed.floor or ZERO)
+        if committed.has_nothing and committed.removed is not None:
+            return LakeLost(f"{committed.removed}. A polled source keeps nothing that tells")
         is_behind = lacks or current + SLACK_BYTES < reached
         if is_behind and server.in_recovery:
             raise TransientError(
