@@ -100,8 +100,8 @@ def removed(store: Store, segment: str, lake: str | None) -> str | None:
             if store.size(_note(segment)) is None:
                 return None
             return (
-                f"{_note(segment)} in it says that the source was read into it, and its folder "
-                f"{segment} is not there: it was removed"
+                f"its file {_note(segment)} says that the source was read into it, and its folder "
+                f"{segment} has none of its tables: they were removed"
             )
         if not store.syncs:
             return None  # a prefix of a bucket is always mounted

@@ -10,7 +10,7 @@ from ingestd.recorded import Notice
 
 SEPARATE = "give one of the two another source name or lake.uri"
 _SLOT = re.compile(r"slot '([a-z0-9_]+)'")
-_ROLE = re.compile(r"polling as role .*?(?=, database |$)")
+_ROLE = re.compile(r"""\Apolling as role (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 
 
 class Writer:
@@ -84,9 +84,9 @@ def drop_of(claim: str) -> str:
 
 def _is_same(one: str, other: str) -> bool:
     """Whether one daemon alone can have both. Versions before signed without a role."""
-    if not (_ROLE.match(one) and _ROLE.match(other)):
-        one, other = (_ROLE.sub("polling", claim) for claim in (one, other))
-    return _held(one) == _held(other)
+    roles = {found[0] for claim in (one, other) if (found := _ROLE.match(claim))}
+    one, other = (_ROLE.sub("polling", claim, count=1) for claim in (one, other))
+    return len(roles) < 2 and _held(one) == _held(other)  # noqa: PLR2004
 
 
 def _held(claim: str) -> str:

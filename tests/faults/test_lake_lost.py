@@ -15,7 +15,7 @@ from ingestd.failpoints import VARIABLE
 from ingestd.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import epochs, raw_rows
-from tests.harness.config import wal_config
+from tests.harness.config import polling_config, wal_config
 from tests.harness.lake_faults import IMPATIENT
 from tests.harness.shop_servers import assert_equal, slot, snapshots, stopped_for
 from tests.harness.waiting import await_until
@@ -318,6 +318,83 @@ def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert_equal(shop, lake)
     assert daemon.sigterm() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_polled_lake_stops_where_anything_tells_that_it_is_lost(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """I13: nothing in the source does. With an older copy it goes on: the polls find the rest."""
+    deletes = '[sources.shop.table."public.orders"]\ndetect_deletes = "500ms"'
+    daemon = make_daemon(polling_config(lake=lake, dsn=shop.dsn, extra=deletes))
+    daemon.program = IMPATIENT
+
+    def assert_same() -> None:
+        source = set(shop.rows("SELECT id, note FROM orders"))
+        await_until(lambda: current(lake) == source, LIMIT_S, daemon.tail)
+
+    def is_sound() -> None:
+        assert_same()
+        assert daemon.sigterm() == 0
+
+    daemon.start_ready()
+    is_sound()
+    older = tmp_path / "older"
+    shutil.copytree(lake, older)
+    assert len(daemon.events("source.first_start")) == 1
+    daemon.start_ready()
+    shop.execute("DELETE FROM orders WHERE id < 5", "INSERT INTO orders VALUES (200, 'x')")
+    is_sound()
+    shop.execute("UPDATE orders SET note = 'y' WHERE id = 200", "DELETE FROM orders WHERE id = 7")
+    shutil.rmtree(lake)
+    shutil.copytree(older, lake)
+    daemon.start_ready()
+    is_sound()
+    assert snapshots(lake) == 1
+    for lose, told in (
+        (without_the_source, "says that the source was read into it"),
+        (with_a_note, "but has NOT_MOUNTED"),
+    ):
+        lose(shop, lake, older)
+        there = content(lake)
+        checked = run_command(daemon.config_path, "check", "--json")
+        assert checked.returncode == 1, checked.stdout + checked.stderr
+        lines = [n for n in json.loads(checked.stdout)["checks"] if n["level"] == "fail"]
+        assert [told in line["detail"] for line in lines] == [True]
+        daemon.start()
+        failed = stopped_for(daemon)
+        assert told in failed["reason"]
+        assert metric(daemon, "ingestd_lake_lost") == 1
+        assert daemon.sigterm() == 0
+        assert content(lake) == there
+        daemon.start(*re.findall(r"(--accept-empty-lake) (shop)", failed["remedy"])[0])
+        daemon.await_ready(LIMIT_S)
+        is_sound()
+        daemon.start_ready()
+        is_sound()
+    assert len(daemon.events("source.lake_lost")) == 2
+    begun = len(daemon.events("source.first_start"))
+    shutil.rmtree(lake)
+    lake.mkdir()
+    daemon.start_ready()
+    is_sound()
+    assert len(daemon.events("source.first_start")) == begun + 1  # nothing tells, but that is said
+
+
+def with_a_note(_shop: Database, lake: Path, _older: Path) -> None:
+    shutil.rmtree(lake)
+    lake.mkdir()
+    (lake / "NOT_MOUNTED").touch()
+
+
+def current(lake: Path) -> set[tuple[int, str]]:
+    """The rows of `orders` by the newest position of each key."""
+    orders = TableId("public", "orders")
+    rows = sorted(raw_rows(lake, orders), key=lambda r: (r["_cdc_lsn"], r["_cdc_seq"]))
+    void = [i for i, row in enumerate(rows) if row["_cdc_op"] == "t"]
+    newest = {row["id"]: row for row in rows[void[-1] + 1 :]} if void else {}
+    return {(r["id"], r["note"]) for r in newest.values() if r["_cdc_op"] != "d"}
 
 
 def logs_of(lake: Path) -> set[str]:

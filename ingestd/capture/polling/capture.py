@@ -169,6 +169,8 @@ class PollingCapture:
         self._positions.begin_at(reached)
         self._progress = _progress_of(committed)
         lacks = any(p.lsn > shown or p.below > seen.xmax for p in self._progress.values())
+        if committed.has_nothing and committed.removed is not None:
+            return LakeLost(f"{committed.removed}. Nothing in the source tells")
         verdict = self._judge(committed, server, current, lacks=lacks)
         if not isinstance(verdict, Resumed):
             self._progress = {}
@@ -179,8 +181,6 @@ class PollingCapture:
     ) -> Continuity:
         """Decide. `lacks`: the server has not all that was seen."""
         reached = max(committed.position or ZERO, committed.floor or ZERO)
-        if committed.has_nothing and committed.removed is not None:
-            return LakeLost(f"{committed.removed}. A polled source keeps nothing that tells")
         is_behind = lacks or current + SLACK_BYTES < reached
         if is_behind and server.in_recovery:
             raise TransientError(
