@@ -8,23 +8,31 @@ import threading
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
 from ingestd.demo.comparison import await_caught_up
-from ingestd.errors import IngestdError, LakeLostError, TransientError
+from ingestd.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.positions import Lsn
 from ingestd.schema import TableId
 from ingestd.sink import append_log
 from ingestd.sink.faults import storage_fault
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
+from ingestd.sink.marker import (
+    note_source,
+    read_marker,
+    removed,
+    require_marker,
+    write_marker,
+)
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files, read_raw
 from ingestd.sink.s3_objects import S3Objects
-from ingestd.sink.store import open_store
+from ingestd.sink.store import MARKER, open_store
 from ingestd.sink.writer import Writer
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
 from tests.harness.compare import epochs as epochs_of
@@ -112,6 +120,37 @@ async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
     assert found[105] == found[5]
     # of the raw table and of `_epochs`, and those that show that this is the lake it was
     assert found[5].total() == 2 * REQUESTS_OF_A_COMMIT[way] + 2
+
+
+@pytest.mark.thorough
+def test_a_marker_in_a_store_is_read_written_once_and_refused_as_on_a_disk(
+    store: ObjectStoreServer,
+) -> None:
+    files = open_store(store.uri, store.options)
+    assert read_marker(files) is None
+    with pytest.raises(LakeLostError, match="is not there"):
+        require_marker(files)
+    lake = write_marker(files)
+    assert [write_marker(files), read_marker(files)] == [lake, lake]
+    assert removed(files, "shop", lake) is None
+    note_source(files, "shop")
+    note_source(files, "shop")
+    assert "_ingestd.shop says" in (removed(files, "shop", lake) or "")
+    with pytest.raises(LakeLostError, match="it is another lake"):
+        require_marker(files, str(uuid4()))
+    for content, told in {
+        b"": "it is empty",
+        b"\0" * 40: "it is not JSON",
+        b'{"format": 2, "lake": "x"}': "a newer version",
+        b" " * (1 << 17): "131072 bytes",
+    }.items():
+        with files.create(MARKER) as file:
+            file.write(content)
+        for use in (read_marker, write_marker, require_marker):
+            with pytest.raises(OperatorError, match=told):
+                use(files)
+        with files.open(MARKER) as opened_file:
+            assert opened_file.read() == content
 
 
 @pytest.mark.thorough
