@@ -43,7 +43,7 @@ from ingestd.sink.commit_actions import (
 )
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
-from ingestd.sink.table_log import RESUMES, TableLog
+from ingestd.sink.table_log import RESUMES, GiveUp, TableLog
 from ingestd.sink.writer import Writer
 
 CHECKPOINT_INTERVAL = 20
@@ -121,6 +121,11 @@ class AppendLog(TableLog):
         self._fault: IngestdError | None = None
         self._made = (-1, "")
         """The newest version that was put here, and its token."""
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the newest version, as `TableLog.load`; whoever made it."""
+        self._made = (-1, "")
+        super().load(give_up)
 
     def ensure_unreplaced(self) -> None:
         """Raise ReplacedError if what the next commit would follow is not there.

@@ -464,6 +464,21 @@ class DeltaLake:
             raw.log.settle()
         else:
             raw.load()
+        self._refuse_older(raw)
+
+    def _refuse_older(self, raw: RawTable) -> None:
+        """Raise FolderError for an older copy of a raw table: what it lacks is confirmed."""
+        entry = self._registry.table(raw.id)
+        listed = self._epochs.newest.get(str(raw.id), -1)
+        # One that is not read yet may have begun anew.
+        is_in_use = entry is not None and (entry.state is TableState.LIVE or entry.progress)
+        if is_in_use and raw.log.exists and raw.log.version < listed:
+            found = FolderError(
+                f"lake table {raw.log.uri}: it is an older copy: it ends at version"
+                f" {raw.log.version}, and an epoch lists version {listed}"
+            )
+            found.remedy = table_fault(found, self.layout.source, raw.id, raw.log.uri).remedy
+            raise found
 
     def _fence(self) -> None:
         """Fence `_epochs` first: from then on none of them completes an epoch.

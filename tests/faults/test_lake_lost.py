@@ -303,19 +303,44 @@ def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
         daemon.await_ready(LIMIT_S)
         assert_equal(shop, lake)
     assert snapshots(lake) == 1
-    orders = lake / "shop/public/orders"
+    assert daemon.sigterm() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_running", [True, False])
+def test_an_older_copy_of_one_raw_table_stops_that_table(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path, *, is_running: bool
+) -> None:
+    """I8, I13: what it lacks is confirmed."""
+    shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (7)")
+    daemon = make_daemon(config(shop, lake))
+    daemon.start_ready()
+    assert_equal(shop, lake)
+    orders, other = lake / "shop/public/orders", TableId("public", "other")
+    shutil.copytree(orders, tmp_path / "older")
+    shop.execute("INSERT INTO orders VALUES (200, 'x')")
+    assert_equal(shop, lake)
+    if not is_running:
+        assert daemon.sigterm() == 0
     shutil.rmtree(orders)
-    shutil.copytree(older / "shop/public/orders", orders)
-    shop.execute("INSERT INTO orders VALUES (400, 'x')", "INSERT INTO other VALUES (1)")
+    shutil.copytree(tmp_path / "older", orders)
+    shop.execute("INSERT INTO orders VALUES (201, 'x')", "INSERT INTO other VALUES (8)")
+    told = "a copy took its place" if is_running else "it is an older copy"
+    if not is_running:
+        checked = run_command(daemon.config_path, "check", columns=1000)
+        assert (checked.returncode, told in checked.stdout) == (1, True), checked.stdout
+        assert "ingestd snapshot shop public.orders" in checked.stdout
+        daemon.start()
     await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
-    stopped = daemon.events("table.stopped")[-1]
-    assert "a copy took its place" in stopped["reason"]
-    shop.execute("INSERT INTO other VALUES (2)")
-    await_until(lambda: {1, 2} <= {r["id"] for r in raw_rows(lake, other)}, LIMIT_S, daemon.tail)
-    orders.rename(away)
+    [stopped] = daemon.events("table.stopped")
+    assert told in stopped["reason"]
+    await_until(lambda: 8 in {r["id"] for r in raw_rows(lake, other)}, LIMIT_S, daemon.tail)
+    orders.rename(tmp_path / "away")
     command = re.findall(r"ingestd (snapshot [\w. ]+)", stopped["remedy"])[-1]
     ran = run_command(daemon.config_path, *command.split())
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    daemon.await_ready(LIMIT_S)
     assert_equal(shop, lake)
     assert daemon.sigterm() == 0
 
