@@ -82,10 +82,12 @@ def note_source(store: Store, segment: str) -> None:
     with storage_faults(store.uri(name)):
         if store.size(name) is not None:
             return
+        content = json.dumps({"folder": segment}).encode() + b"\n"
         if store.puts_new:
-            store.put_new(name, b"")
+            store.put_new(name, content)
         else:
-            store.create(name).close()
+            with store.create(name) as file:
+                file.write(content)
         store.sync("", [])
 
 
