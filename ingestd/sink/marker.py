@@ -119,7 +119,7 @@ def removed(store: Store, segment: str, lake: str | None) -> str | None:
 
 
 def _note(segment: str) -> str:
-    return f"_ingestd.{segment}"
+    return f"_ingestd.{segment}.json"
 
 
 def require_marker(store: Store, lake: str | None = None) -> None:

@@ -135,7 +135,7 @@ def test_a_marker_in_a_store_is_read_written_once_and_refused_as_on_a_disk(
     assert removed(files, "shop", lake) is None
     note_source(files, "shop")
     note_source(files, "shop")
-    assert "_ingestd.shop says" in (removed(files, "shop", lake) or "")
+    assert "_ingestd.shop.json says" in (removed(files, "shop", lake) or "")
     with pytest.raises(LakeLostError, match="it is another lake"):
         require_marker(files, str(uuid4()))
     for content, told in {
