@@ -261,8 +261,9 @@ BEGIN
       JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
      WHERE CASE WHEN c.relispartition THEN c.relkind = 'r' ELSE c.relkind = 'p' END
        AND (SELECT count(*) FROM pg_catalog.pg_trigger g
-             WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled = 'A'
-               AND g.tgname IN ('ingestd_ddl_truncate', 'ingestd_ddl_truncated')
+             WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled = 'A' AND g.tgqual IS NULL
+               AND g.tgtype = CASE g.tgname WHEN 'ingestd_ddl_truncate' THEN 34   -- BEFORE TRUNCATE
+                                            WHEN 'ingestd_ddl_truncated' THEN 32 END  -- AFTER TRUNCATE
                AND g.tgfoid = 'ingestd_ddl.truncating'::regproc
            ) < CASE WHEN c.relispartition THEN 1 ELSE 2 END
   LOOP

@@ -75,6 +75,8 @@ MEANINGS: Mapping[str, str] = {
     "source.encoding": "The database has values in an encoding that only the server converts.",
     "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
     " person must act). Once for each change of state.",
+    "source.first_start": "The lake has nothing of the source: it is begun there, and all its tables are"
+    " read. Of a polled source nothing may tell whether another lake had it.",
     "source.held": "What is kept for a paused source, in bytes of WAL: when it is paused, then every"
     " hour.",
     "source.lag_unknown": "The lag can't be measured. Once until it can be again.",

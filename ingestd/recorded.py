@@ -178,7 +178,8 @@ class Committed:
     identifier) these rows come from. `gone`: tables that an epoch lists and that have no raw table
     any more; `tables` has them as stopped. `damaged`: tables whose raw table can't be used, and
     why: only they stop (I8). What the lake has of them is neither in `watermarks` nor `unlisted`.
-    `lake`: the id in the lake's marker, None without one.
+    `lake`: the id in the lake's marker, None without one. `removed`: of a lake that has nothing of
+    the source, what speaks for its having had something; None where nothing does.
     """
 
     epoch: int = 0
@@ -191,6 +192,7 @@ class Committed:
     damaged: Mapping[TableId, TableError] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
     lake: str | None = None
+    removed: str | None = None
 
     @property
     def has_nothing(self) -> bool:

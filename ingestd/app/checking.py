@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ingestd.app.lake_check import check_lakes, check_marker
 from ingestd.app.parts import connector_of, lake_of, load, policy_of, storage_options
-from ingestd.capture.advisory import claim_of
+from ingestd.capture.advisory import signature_of
 from ingestd.capture.reference import check_references
 from ingestd.capture.server_room import room_lines
 from ingestd.checks import CheckLine
@@ -43,7 +43,7 @@ async def _check_writers(config: Config) -> list[CheckLine | None]:
 async def _check_writer(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
     """Say if another ingestd wrote the source's lake last, one that may live."""
     subject = f"lake {config.lake.uri}"
-    lake = lake_of(config, name, Writer(claim_of(settings)), is_claimed=False)
+    lake = lake_of(config, name, Writer(signature_of(settings)), is_claimed=False)
     try:
         other = await lake.last_claim()
     except IngestdError as error:

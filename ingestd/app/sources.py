@@ -20,7 +20,7 @@ from ingestd.app.parts import (
     reference_table_of,
     storage_options,
 )
-from ingestd.capture.advisory import claim_of
+from ingestd.capture.advisory import claim_of, signature_of
 from ingestd.capture.reference import CopiedReferenceSource
 from ingestd.capture.session import transport_of
 from ingestd.capture.tls import REMEDY, weakness
@@ -81,8 +81,9 @@ class Building:
         known.references.clear()
         known.claim = claim_of(settings)
         writer = self._writers.get(name)
-        if writer is None or writer.claim != known.claim:
-            writer = self._writers[name] = Writer(known.claim)
+        signature = signature_of(settings)
+        if writer is None or writer.claim != signature:
+            writer = self._writers[name] = Writer(signature)
         self._trimming.limit_bytes = config.limits.memory
         lake = self._known.setdefault(name, KnownLake())
         self._root.expect(name)

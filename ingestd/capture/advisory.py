@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ingestd.capture.dsn import read_dsn
+from ingestd.capture.dsn import read_dsn, role_of
 from ingestd.config import SourceSettings
 from ingestd.errors import OperatorError
 
@@ -18,6 +18,21 @@ def claim_key(name: str) -> int:
 def claim_of(settings: SourceSettings) -> str:
     """Name the claim by which a source is worked on."""
     return claim_text(getattr(settings, "slot", None), settings.dsn.get_secret_value())
+
+
+def signature_of(settings: SourceSettings) -> str:
+    """Name the claim for what is committed: of a polled source by the role, too.
+
+    Nothing keeps out who polls by another role: its lock need not be counted (`claiming`).
+    """
+    claim = claim_of(settings)
+    if getattr(settings, "slot", None) is not None:
+        return claim
+    try:
+        role = role_of(settings.dsn.get_secret_value())
+    except OperatorError:
+        return claim
+    return claim if role is None else claim.replace("polling", f"polling as role {role!r}", 1)
 
 
 def claim_text(slot: str | None, dsn: str) -> str:

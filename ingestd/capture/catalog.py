@@ -13,8 +13,9 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import args_row, class_row
 
-from ingestd.capture.names import refused_name
+from ingestd.capture.names import refused_name, tables_apart
 from ingestd.changes import RESERVED_PREFIX
+from ingestd.decode.encodings import told_apart
 from ingestd.decode.types import BUILT_IN, Attribute, PgType, Types, lake_type
 from ingestd.errors import TableError
 from ingestd.ports import Refused
@@ -199,15 +200,19 @@ async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
     """Give all user tables that a publication could hold, partitioned ones as their root."""
     async with connection.cursor(row_factory=class_row(TableRow)) as cursor:
         await cursor.execute(_TABLES)
+        rows = await cursor.fetchall()
+        names = tables_apart([(row.schema, row.name) for row in rows])
         return [
             replace(
                 row,
+                schema=schema,
+                name=name,
                 unreadable=tuple(row.unreadable),
                 primary_key=_hashable(row.primary_key),
                 identity_key=_hashable(row.identity_key),
                 declared_key=_hashable(row.declared_key),
             )
-            for row in await cursor.fetchall()
+            for row, (schema, name) in zip(rows, names, strict=True)
         ]
 
 
@@ -232,7 +237,12 @@ async def list_columns(
     for column in columns:
         if not column.generated or column.name in generated.get(column.relation, ()):
             by_table.setdefault(column.relation, []).append(column)
-    return {oid: tuple(found) for oid, found in by_table.items()}
+    return {oid: _apart(found) for oid, found in by_table.items()}
+
+
+def _apart(columns: Sequence[ColumnRow]) -> tuple[ColumnRow, ...]:
+    names = told_apart([column.name for column in columns])
+    return tuple(replace(c, name=name) for c, name in zip(columns, names, strict=True))
 
 
 async def list_generated(

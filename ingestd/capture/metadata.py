@@ -16,6 +16,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.faults import classify
+from ingestd.capture.names import tables_apart
 from ingestd.capture.session import connect
 from ingestd.errors import TransientError
 from ingestd.ports import ColumnInfo, TableInfo
@@ -109,7 +110,12 @@ class PostgresMetadata:
         where = "all tables" if schema is None else f"tables of schema {schema!r}"
         async with self._session(where) as connection:
             cursor = await connection.execute(_TABLES, {"schema": schema})
-            tables = [_FoundTable(*row) for row in await cursor.fetchall()]
+            rows = await cursor.fetchall()
+            names = tables_apart([row[1:3] for row in rows])
+            tables = [
+                _FoundTable(oid, *name, *facts)
+                for (oid, _, _, *facts), name in zip(rows, names, strict=True)
+            ]
             cursor = await connection.execute(_COLUMNS, ([t.oid for t in tables],))
             columns: dict[int, list[_FoundColumn]] = {}
             for oid, *facts in await cursor.fetchall():

@@ -8,7 +8,7 @@ Support".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, LiteralString
 
 from psycopg import AsyncConnection, AsyncCursor, sql
@@ -16,7 +16,14 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.types.string import StrDumperUnknown
 
-from ingestd.decode.encodings import KNOWN, Encoding, encoding_of, name_of
+from ingestd.decode.encodings import (
+    KNOWN,
+    Encoding,
+    OddName,
+    encoding_of,
+    name_of,
+    told_apart,
+)
 
 _TEXTS = ("text", "name", "varchar", "bpchar")
 _UNKNOWN_TYPE = 0
@@ -41,23 +48,13 @@ _RENAMING = (
 )
 
 
-class OddName(str):
-    r"""A name with bytes that are no characters; these are as `\xff`. No query can name it.
-
-    `raw`: as the catalog has it.
-    """
-
-    __slots__ = ("raw",)
-    raw: bytes
-
-
 class _NameLoader(Loader):
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
         self._encoding = _client_encoding(self.connection)
 
     def load(self, data: Buffer) -> str:
-        return _read(bytes(data), self._encoding)
+        return name_of(bytes(data), self._encoding)
 
 
 class _NameDumper(StrDumperUnknown):
@@ -124,21 +121,28 @@ def name_bytes(column: LiteralString) -> sql.Composed:
 def name_from(connection: AsyncConnection[Any], name: bytes) -> str:
     """Return the name that `name_bytes` selected, an `OddName` if it has odd bytes."""
     server = connection.pgconn.parameter_status(b"server_encoding") or b""
-    return _read(name, encoding_of(server.decode()))
+    return name_of(name, encoding_of(server.decode()))
+
+
+def tables_apart(tables: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the schema and name of each of a database's tables as `told_apart` does."""
+    schemas = {_exactly(schema): schema for schema, _ in tables}
+    apart = dict(zip(schemas, told_apart(list(schemas.values())), strict=True))
+    found: dict[int, tuple[str, str]] = {}
+    for exactly, schema in apart.items():
+        places = [i for i, (of, _) in enumerate(tables) if _exactly(of) == exactly]
+        names = told_apart([tables[i][1] for i in places])
+        found |= {i: (schema, name) for i, name in zip(places, names, strict=True)}
+    return [found[i] for i in range(len(tables))]
+
+
+def _exactly(name: str) -> str | bytes:
+    return name.raw if isinstance(name, OddName) else name
 
 
 def odd_names(*names: str) -> list[str]:
     """Return those of these names that no query can name."""
     return [name for name in names if isinstance(name, OddName)]
-
-
-def _read(raw: bytes, encoding: Encoding | None) -> str:
-    name, is_odd = name_of(raw, encoding)
-    if not is_odd:
-        return name
-    odd = OddName(name)
-    odd.raw = raw
-    return odd
 
 
 def _client_encoding(connection: Any) -> Encoding | None:  # noqa: ANN401 - psycopg has two kinds

@@ -12,6 +12,7 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
+from ingestd.capture.names import odd_names
 from ingestd.schema import TableId
 
 _PUBLICATION = """
@@ -131,18 +132,22 @@ async def find_publication(connection: AsyncConnection[Any], name: str) -> Publi
 async def published(
     connection: AsyncConnection[Any], name: str, server_version: int
 ) -> dict[TableId, Published]:
-    """Give every table it publishes, however it came to (list, schema, all tables), and how."""
+    """Return every table it publishes, however it came to (list, schema, all tables), and how.
+
+    Without names that no query can name: another may be written like one, and none is captured.
+    """
     query = sql.SQL(_PUBLISHED).format(**_by_version(server_version))
     cursor = await connection.execute(query, (name,))
     return {
         TableId(schema, table): Published(
-            None if columns is None else frozenset(columns),
+            None if columns is None else frozenset(columns) - set(odd_names(*columns)),
             row_filter,
             membership,
             frozenset(made),
             entry,
         )
         for schema, table, membership, entry, columns, row_filter, made in await cursor.fetchall()
+        if not odd_names(schema, table)
     }
 
 

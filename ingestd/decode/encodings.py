@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import count, groupby
 
 import numpy as np
 import pyarrow as pa
@@ -200,15 +200,50 @@ def encoding_of(server_encoding: str) -> Encoding | None:
     return _ENCODINGS.get(server_encoding)
 
 
-def name_of(name: bytes, encoding: Encoding | None) -> tuple[str, bool]:
-    r"""Return a name of the catalog, and whether it has bytes that are no characters, as `\xff`.
+class OddName(str):
+    r"""A name with bytes that are no characters; these are as `\xff`. No query can name it.
+
+    `raw`: as the catalog has it.
+    """
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+    @classmethod
+    def of(cls, name: str, raw: bytes) -> OddName:
+        """Return it, written like that."""
+        made = cls(name)
+        made.raw = raw
+        return made
+
+
+def name_of(name: bytes, encoding: Encoding | None) -> str:
+    """Return a name of the catalog, an `OddName` if it has odd bytes.
 
     `encoding`: what it is in; None for UTF-8, and where the database has none.
     """
     try:
-        return name.decode() if encoding is None else encoding.decode(name), False
+        return name.decode() if encoding is None else encoding.decode(name)
     except UnicodeDecodeError:
-        return name.decode("ascii", "backslashreplace"), True
+        return OddName.of(name.decode("ascii", "backslashreplace"), name)
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    r"""Return the names, with a number after each odd one that is written like another.
+
+    A name may have a backslash: a column can be called `\xff`, beside one that is that byte.
+    """
+    taken = {name for name in names if not isinstance(name, OddName)}
+    found = []
+    for name in names:
+        unique = name
+        if isinstance(name, OddName):
+            numbers = count(2)
+            while unique in taken:
+                unique = OddName.of(f"{name} ({next(numbers)})", name.raw)
+            taken.add(unique)
+        found.append(unique)
+    return found
 
 
 def recoded(texts: Texts) -> tuple[Texts, Flags]:

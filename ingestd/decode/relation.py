@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
-from ingestd.decode.encodings import Encoding, name_of
+from ingestd.decode.encodings import Encoding, name_of, told_apart
 from ingestd.decode.types import BUILT_IN, lake_type
 from ingestd.errors import ProtocolError
 from ingestd.positions import ZERO, Lsn
@@ -56,8 +56,8 @@ TellPartition = Callable[[Relation, int], None]
 def parse_relation(message: bytes, encoding: Encoding | None = None) -> Relation:
     r"""Read an 'R' message, type byte included, its names in `encoding` (None: UTF-8).
 
-    A name that can't be converted stops nothing: its odd bytes are written as ``\xff``. Raises
-    ProtocolError.
+    A name that can't be converted stops nothing: it is an `OddName`, and each column's name is
+    another. Raises ProtocolError.
     """
     try:
         return _parse(message, encoding)
@@ -72,17 +72,20 @@ def _parse(message: bytes, encoding: Encoding | None) -> Relation:
     name, at = _name(message, at, encoding)
     identity, count = _IDENTITY_AND_COUNT.unpack_from(message, at)
     at += _IDENTITY_AND_COUNT.size
-    columns = []
+    names, shapes = [], []
     for _ in range(count):
         flags = message[at : at + 1]
         column, at = _name(message, at + 1, encoding)
         type_oid, typmod = _TYPE.unpack_from(message, at)
         at += _TYPE.size
-        columns.append(RelationColumn(column, type_oid, typmod, bool(flags[0] & 1)))
+        names.append(column)
+        shapes.append((type_oid, typmod, bool(flags[0] & 1)))
     if at != len(message) or count < 0:
         msg = f"{count} columns do not fill the message"
         raise ValueError(msg)
-    if len({c.name for c in columns}) != count:
+    apart = told_apart(names)
+    columns = [RelationColumn(n, *shape) for n, shape in zip(apart, shapes, strict=True)]
+    if len(set(apart)) != count:
         msg = "two columns of one name"
         raise ValueError(msg)
     where = TableId(schema or "pg_catalog", name)
@@ -91,7 +94,7 @@ def _parse(message: bytes, encoding: Encoding | None) -> Relation:
 
 def _name(message: bytes, at: int, encoding: Encoding | None) -> tuple[str, int]:
     end = message.index(b"\0", at)
-    return name_of(message[at:end], encoding)[0], end + 1
+    return name_of(message[at:end], encoding), end + 1
 
 
 def table_of(relation: Relation) -> Table:

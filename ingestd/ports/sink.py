@@ -158,7 +158,10 @@ class Sink(ChangeLog, Protocol):
         ...
 
     async def ensure_there(self) -> None:
-        """Raise LakeLostError if the marker that `open` or `mark` saw is not there any more."""
+        """Raise LakeLostError if the marker that `open` or `mark` saw is not there any more.
+
+        Or if an older copy of the lake, which has the same marker, took its place.
+        """
         ...
 
     async def fence(self) -> Mapping[TableId, TableError]:

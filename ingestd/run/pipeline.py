@@ -305,6 +305,8 @@ class Pipeline:
             await self._root.may_begin(self._watch.source)
         is_new = committed.has_nothing and committed.lake is None
         self._known.is_found(await self._sink.mark(None if is_new else self._known.lake))
+        if committed.has_nothing and self._known.lake is not None:
+            self._watch.begins(self._known.lake)
         self._root.say(self._watch.source, None)
         self._watch.lake_found()
         not_fenced = await self._sink.fence()

@@ -212,6 +212,10 @@ class Watch(TableWatch):
         """Take that the lake is the source's, or is taken as that."""
         self._lake_lost(is_lost=False)
 
+    def begins(self, lake: str) -> None:
+        """Say that the lake has nothing of the source yet."""
+        self._log.info("source.first_start", lake=lake)
+
     def lake_given_up(self, reason: str) -> None:
         """Take that the source begins again, in another lake than it was written to."""
         self._log.warning("source.lake_lost", reason=reason, action="resnapshot")

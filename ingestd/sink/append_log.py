@@ -43,7 +43,7 @@ from ingestd.sink.commit_actions import (
 )
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.store import Store
-from ingestd.sink.table_log import RESUMES, TableLog
+from ingestd.sink.table_log import RESUMES, GiveUp, TableLog
 from ingestd.sink.writer import Writer
 
 CHECKPOINT_INTERVAL = 20
@@ -91,6 +91,10 @@ class ForeignCommitError(AppendedByAnotherError, FolderError):
     """Another writer did that is no program of ours: a fault of that table alone."""
 
 
+class ReplacedError(FolderError):
+    """The commit that was read or made last is not there: of an older copy, or of another one."""
+
+
 class AppendLog(TableLog):
     """See TableLog. Raises OperatorError too, when another writer appended.
 
@@ -115,6 +119,38 @@ class AppendLog(TableLog):
         self._turn = turn_of(folder)
         self._checkpointing: Future[None] | None = None
         self._fault: IngestdError | None = None
+        self._made = (-1, "")
+        """The newest version that was put here, and its token."""
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the newest version, as `TableLog.load`; whoever made it."""
+        self._made = (-1, "")
+        super().load(give_up)
+
+    def ensure_unreplaced(self) -> None:
+        """Raise ReplacedError if what the next commit would follow is not there.
+
+        A copy of the lake has the same marker. In an older one the next version would follow a gap:
+        nobody could read it, and what it has would be confirmed.
+        """
+        if not self.exists:
+            return
+        text = self._commit_text(self._version)
+        if text is not None:
+            version, token = self._made
+            if version != self._version or token in text:
+                return
+            what = f"its version {version} is another"
+        else:  # an old commit goes where a checkpoint has what is in it
+            table = self._open()
+            newest = -1 if table is None else table.version()
+            if newest >= self._version:
+                return
+            what = f"it ends at version {newest}, and was written to {self._version}"
+        raise ReplacedError(
+            f"lake table {self.uri}: a copy took its place: {what}",
+            remedy="put back what was there",
+        )
 
     def create(
         self,
@@ -240,6 +276,8 @@ class AppendLog(TableLog):
         *,
         is_fence: bool = False,
     ) -> int:
+        if self.store.syncs:  # of a store that would be a request for each table
+            self.ensure_unreplaced()
         token = uuid.uuid4().hex
         stamps = self._stamps(token, resume, is_fence=is_fence)
         content = commit_text(fragments, stamps, self._carried(app_version))
@@ -253,6 +291,7 @@ class AppendLog(TableLog):
             known = self._version
             if is_ours:
                 self._version += 1
+                self._made = self._version, token
                 committed: int | None = self._version
             else:
                 committed = self._look_on(token, failure)
@@ -377,6 +416,8 @@ class AppendLog(TableLog):
         return {name: text for name, text in stamps.items() if not left_out.get(name)}
 
     def _commit(self, attempt: Callable[[str], None]) -> int:
+        if self.store.syncs:
+            self.ensure_unreplaced()
         token = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
             if self.exists:

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.changes import CommittedEpoch
+from ingestd.errors import LakeLostError
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
 from ingestd.schema import TIMESTAMP
-from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, ReplacedError
 from ingestd.sink.fragments import FragmentWriter
 from ingestd.sink.read import read_files
 from ingestd.sink.table_log import GiveUp
@@ -42,6 +43,8 @@ SCHEMA = pa.schema(
         ),
     ]
 )
+NEWEST = 32
+"""Of so many epochs, at least, it is known which versions they list. Each may be a file."""
 _STATISTICS = ("epoch", "first_lsn", "end_lsn")
 
 
@@ -59,6 +62,9 @@ class EpochTable:
         self.end_lsn: Lsn | None = None
         self.position: Lsn | None = None
         self.origin: str | None = None
+        self.newest: dict[str, int] = {}
+        """The version that the newest epoch to list a table lists, by "schema.table": as `load`
+        found it, of epochs that are not long ago."""
 
     @property
     def exists(self) -> bool:
@@ -85,6 +91,7 @@ class EpochTable:
         """Read the last epoch, the position and the origin; `give_up`: see `TableLog.load`."""
         self._log.load(give_up)
         self.last_epoch, self.end_lsn, self.position = 0, None, None
+        self.newest = {}
         self.origin = self._log.configuration().get(ORIGIN)
         if not self._log.exists:
             return
@@ -92,13 +99,16 @@ class EpochTable:
         if rows:
             last = max(rows, key=lambda row: int(row["epoch"]))
             self.last_epoch, self.end_lsn = last["epoch"], Lsn(last["end_lsn"])
+            for row in sorted(rows, key=lambda row: int(row["epoch"])):
+                self.newest |= {each["table"]: each["version"] for each in row["tables"] or ()}
         version = self._log.app_version()
         known = [p for p in (self.end_lsn, version) if p is not None]
         self.position = Lsn(max(known)) if known else None
 
     def _last_rows(self) -> list[dict[str, Any]]:
-        """Read the files that may hold the last epoch, not all that there are."""
+        """Read the files that may hold one of the newest epochs, not all that there are."""
         newest = 0
+        before = NEWEST - 1 if self._log.store.syncs else 0  # in a store each is a request
 
         def remember(statistics: Mapping[str, Any]) -> bool:
             nonlocal newest
@@ -107,14 +117,14 @@ class EpochTable:
 
         def may_be_last(statistics: Mapping[str, Any]) -> bool:
             high = statistics.get("maxValues", {}).get("epoch")
-            return high is None or high >= newest
+            return high is None or high >= newest - before
 
         for keep in (remember, may_be_last):
             rows = read_files(
                 self._log.handle,
                 self._log.store,
                 self._log.folder,
-                columns=["epoch", "end_lsn"],
+                columns=["epoch", "end_lsn", "tables"],
                 keep=keep,
             )
         found: list[dict[str, Any]] = rows.to_pylist()
@@ -164,6 +174,13 @@ class EpochTable:
         self.last_epoch, self.end_lsn = epoch.epoch, summary.end_lsn
         self.position = max(summary.end_lsn, self.position or summary.end_lsn)
 
+    def ensure_unreplaced(self) -> None:
+        """Raise LakeLostError if the table is not the one that was read or written last."""
+        try:
+            self._log.ensure_unreplaced()
+        except ReplacedError as error:
+            raise LakeLostError(error.what, remedy=error.remedy) from error
+
     def vouch(self) -> None:
         """Commit nothing, durably: that fails if another process has fenced the table."""
         self._log.append([])
@@ -174,6 +191,7 @@ class EpochTable:
             return
         self._before_commit("_epochs")
         reach("sink.advance.before", lost)
+        self.ensure_unreplaced()
         self._log.append([], int(position))
         reach("sink.advance.after", lost)
         self.position = position

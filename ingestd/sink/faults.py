@@ -7,7 +7,9 @@ system as ``(os error N)``).
 from __future__ import annotations
 
 import errno
+import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -52,8 +54,8 @@ _STAYS = re.compile(
 _REMEDIES = {
     errno.ENOSPC: ("the disk is full", "free space there; ingestd tries again by itself"),
     errno.EDQUOT: ("the disk quota is used up", "raise it or free space there"),
-    errno.EACCES: ("permission denied", "let the daemon's user write there"),
-    errno.EPERM: ("operation not permitted", "let the daemon's user write there"),
+    errno.EACCES: ("permission denied", "let the daemon's user read and write there"),
+    errno.EPERM: ("operation not permitted", "let the daemon's user read and write there"),
     errno.EROFS: ("the file system is read-only", "remount it, or set `lake.uri` elsewhere"),
     errno.EFBIG: (
         "a file may not become that large",
@@ -69,6 +71,7 @@ _PUT_BACK = (
     "put it back from a copy; or, of a raw table, move the table's folder away and have it read"
     " again: `ingestd snapshot`"
 )
+_DENIED = frozenset({errno.EACCES, errno.EPERM})
 _OF_ONE_FOLDER = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 _ERRNO_PASSES = frozenset(
     {
@@ -184,6 +187,9 @@ def _known(number: int, uri: str) -> IngestdError:
     if number == errno.EMFILE:
         return none_left(f"lake {uri}")
     cause, remedy = _REMEDIES[number]
+    if number in _DENIED and "://" not in uri:
+        path = shlex.quote(uri)
+        remedy += f": sudo chown -R {os.getuid()} {path} && sudo chmod -R u+rwX {path}"
     if number == errno.ENOENT and uri.endswith(".parquet"):
         return DamagedError(f"lake {uri}: {cause}", remedy=_PUT_BACK)
     if number in _OF_ONE_FOLDER:

@@ -56,6 +56,10 @@ class OwningLake(Protocol):
         """Give the raw table."""
         ...
 
+    async def ensure_unreplaced(self) -> None:
+        """Raise LakeLostError if the lake is not the one that was read or written last."""
+        ...
+
     async def vouch(self) -> None:
         """Commit to `_epochs` without a row: it fails if another process has taken over."""
         ...
@@ -167,6 +171,7 @@ class DeltaEpochWriter:
         try:
             fragments = await self._finish_or_remove()
             await self._wait_for_previous()
+            await self._lake.ensure_unreplaced()
             tables = await self._commit_tables(fragments, summary)
             if self._failed:
                 await _refuse_or_stop(self._failed, stop)

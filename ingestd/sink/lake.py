@@ -36,7 +36,7 @@ from ingestd.sink.epochs import EpochTable
 from ingestd.sink.faults import storage_faults, table_fault, unreadable
 from ingestd.sink.filling import DeltaEpochWriter
 from ingestd.sink.jobs import Jobs, ahead
-from ingestd.sink.marker import read_marker, require_marker, write_marker
+from ingestd.sink.marker import note_source, read_marker, removed, require_marker, write_marker
 from ingestd.sink.opening import (
     cut_short,
     missing,
@@ -150,8 +150,14 @@ class DeltaLake:
         return self._lake
 
     async def ensure_there(self) -> None:
-        """Read the marker."""
+        """Read the marker, and the newest commit of `_epochs`."""
         await self.jobs.run(require_marker, self.store, self._lake)
+        await self.ensure_unreplaced()
+
+    async def ensure_unreplaced(self) -> None:
+        """Raise LakeLostError if `_epochs` is not the one that was read or written last."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.ensure_unreplaced)
 
     async def fence(self) -> Mapping[TableId, TableError]:
         """Have all others who opened the lake before be refused, whatever they commit (I5).
@@ -169,6 +175,7 @@ class DeltaLake:
             await self.jobs.run(self._epochs.adopt, origin)
         async with self._registry_lock:
             await self.jobs.run(self._registry.adopt)
+        await self.jobs.run(note_source, self.store, self.layout.root)
 
     def begin(self) -> EpochWriter:
         """Start to fill the next epoch: one more than the last, durable or being committed.
@@ -407,7 +414,9 @@ class DeltaLake:
         if mends:
             for log in self._own_logs:
                 log.settle()
+        has_something = self._epochs.exists or self._registry.exists or self._raw
         return Committed(
+            removed=None if has_something else removed(self.store, self.layout.root, self._lake),
             epoch=self._epochs.last_epoch,
             position=self._epochs.position,
             watermarks=watermarks,
@@ -481,6 +490,21 @@ class DeltaLake:
             raw.log.settle()
         else:
             raw.load()
+        self._refuse_older(raw)
+
+    def _refuse_older(self, raw: RawTable) -> None:
+        """Raise FolderError for an older copy of a raw table: what it lacks is confirmed."""
+        entry = self._registry.table(raw.id)
+        listed = self._epochs.newest.get(str(raw.id), -1)
+        # One that is not read yet may have begun anew.
+        is_in_use = entry is not None and (entry.state is TableState.LIVE or entry.progress)
+        if is_in_use and raw.log.exists and raw.log.version < listed:
+            found = FolderError(
+                f"lake table {raw.log.uri}: it is an older copy: it ends at version"
+                f" {raw.log.version}, and an epoch lists version {listed}"
+            )
+            found.remedy = table_fault(found, self.layout.source, raw.id, raw.log.uri).remedy
+            raise found
 
     def _fence(self) -> None:
         """Fence `_epochs` first: from then on none of them completes an epoch.

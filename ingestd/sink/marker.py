@@ -20,6 +20,8 @@ from ingestd.sink.store import Store
 FORMAT = 1
 """The newest format that this version reads and writes."""
 _MOST_BYTES = 1 << 16
+_OF_NOBODY = {"lost+found"}
+_NAMED = 3
 
 
 def read_marker(store: Store) -> str | None:
@@ -72,6 +74,52 @@ def write_marker(store: Store, lake: str | None = None) -> str:
     if written is None:
         raise _damaged(store, "it cannot be read back")
     return written
+
+
+def note_source(store: Store, segment: str) -> None:
+    """Note beside the marker, durably, that the lake has a source's folder. Blocks."""
+    name = _note(segment)
+    with storage_faults(store.uri(name)):
+        if store.size(name) is not None:
+            return
+        content = json.dumps({"folder": segment}).encode() + b"\n"
+        if store.puts_new:
+            store.put_new(name, content)
+        else:
+            with store.create(name) as file:
+                file.write(content)
+        store.sync("", [])
+
+
+def removed(store: Store, segment: str, lake: str | None) -> str | None:
+    """Say what speaks for a source's folder having been in a lake that has none; None if nothing.
+
+    `lake`: the id in its marker. Blocks. A folder that is a mount point often has a file in it that
+    says so; what a new file system has, and what is hidden, says nothing.
+    """
+    with storage_faults(store.uri("")):
+        if lake is not None:
+            if store.size(_note(segment)) is None:
+                return None
+            return (
+                f"its file {_note(segment)} says that the source was read into it, and its folder "
+                f"{segment} has none of its tables: they were removed"
+            )
+        if not store.syncs:
+            return None  # a prefix of a bucket is always mounted
+        found = [n for n in (*store.folders(""), *store.files("")) if n not in _OF_NOBODY]
+    found = [name for name in found if not name.startswith(".")]
+    if not found:
+        return None
+    told = ", ".join(sorted(found)[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+    return (
+        f"its folder has no {NAME}, but has {told}: it is not mounted, or that was removed, or "
+        "this is a first start"
+    )
+
+
+def _note(segment: str) -> str:
+    return f"_ingestd.{segment}.json"
 
 
 def require_marker(store: Store, lake: str | None = None) -> None:

@@ -86,6 +86,10 @@ class RegistryTable:
         """Give the present state of every table, by its text ("schema.table")."""
         return dict(self._tables)
 
+    def table(self, table: TableId) -> RegisteredTable | None:
+        """Return the present state of one."""
+        return self._tables.get(str(table))
+
     def _keep(self, row: dict[str, Any]) -> None:
         name = row["table"]
         self._last[name] = row

@@ -253,6 +253,15 @@ class TableLog:
         with storage_faults(self.uri), self.store.open(self._log_file(version)) as file:
             return bytes(file.read()).decode()
 
+    def _commit_text(self, version: int) -> str | None:
+        """Return a commit as `_commit_json` does; None if it is not there."""
+        with storage_faults(self.uri):
+            try:
+                with self.store.open(self._log_file(version)) as file:
+                    return bytes(file.read()).decode()
+            except FileNotFoundError:
+                return None
+
     def _log_file(self, version: int) -> str:
         return f"{self.folder}/_delta_log/{version:020}.json"
 

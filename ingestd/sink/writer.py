@@ -10,6 +10,7 @@ from ingestd.recorded import Notice
 
 SEPARATE = "give one of the two another source name or lake.uri"
 _SLOT = re.compile(r"slot '([a-z0-9_]+)'")
+_ROLE = re.compile(r"""\Apolling as role (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 
 
 class Writer:
@@ -38,13 +39,13 @@ class Writer:
     def other_claim(self, signed: str | None) -> str | None:
         """Name the claim of who signed a commit, unless this one's claim says that he is gone.
 
-        That is so of the same slot, or the same database by polling. (One server may be spelled in
-        several ways: it is not compared.)
+        That is so of the same slot, or the same database by polling as the same role. (One server
+        may be spelled in several ways: it is not compared.)
         """
         if not self.claim or signed in {None, self.name}:
             return None
         _, _, other = str(signed).partition(" ")
-        return other if other and _held(other) != _held(self.claim) else None
+        return other if other and not _is_same(other, self.claim) else None
 
     def refuse_if_taken_over(self, signed: str | None, lake: str) -> None:
         """Raise OperatorError if one who may live has signed a commit since the fence.
@@ -79,6 +80,13 @@ def drop_of(claim: str) -> str:
     if slot is None:
         return ""
     return f"; else drop its slot, which keeps WAL: SELECT pg_drop_replication_slot('{slot[1]}');"
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether one daemon alone can have both. Versions before signed without a role."""
+    roles = {found[0] for claim in (one, other) if (found := _ROLE.match(claim))}
+    one, other = (_ROLE.sub("polling", claim, count=1) for claim in (one, other))
+    return len(roles) < 2 and _held(one) == _held(other)  # noqa: PLR2004
 
 
 def _held(claim: str) -> str:

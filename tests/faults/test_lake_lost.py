@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.failpoints import VARIABLE
+from ingestd.schema import TableId
 from tests.harness.command_line import run_command
-from tests.harness.compare import epochs
-from tests.harness.config import wal_config
+from tests.harness.compare import epochs, raw_rows
+from tests.harness.config import polling_config, wal_config
 from tests.harness.lake_faults import IMPATIENT
 from tests.harness.shop_servers import assert_equal, slot, snapshots, stopped_for
 from tests.harness.waiting import await_until
@@ -265,6 +267,198 @@ def test_a_lake_that_vanishes_under_a_daemon_is_not_replaced(
         assert lake_id(lake) == before
     assert snapshots(lake) == 1
     assert daemon.sigterm() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """I13: its marker is the same, and the next version would follow a gap."""
+    daemon = make_daemon(config(shop, lake))
+    daemon.program = IMPATIENT
+    daemon.start_ready()
+    shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (7)")
+    other = TableId("public", "other")
+    await_until(lambda: {7} <= {r["id"] for r in raw_rows(lake, other)}, LIMIT_S, daemon.tail)
+    assert_equal(shop, lake)
+    older, away = tmp_path / "older", tmp_path / "away"
+    shutil.copytree(lake, older)
+    logs = logs_of(lake)
+    for number, has_changes in enumerate((True, False), 300):
+        shop.execute(f"INSERT INTO orders VALUES ({number}, 'there')")
+        assert_equal(shop, lake)
+        lake.rename(away)
+        shutil.copytree(older, lake)
+        if has_changes:  # before it asks whether the lake is there
+            shop.execute(f"UPDATE orders SET note = 'meanwhile' WHERE id = {number}")
+        failed = stopped_for(daemon)
+        assert "the lake is lost" in failed["reason"]
+        assert "copy" in failed["reason"]  # as the commit says, or the attempt after it
+        assert "--accept-empty-lake shop" in failed["remedy"]
+        assert metric(daemon, "ingestd_lake_lost") == 1
+        assert logs_of(lake) == logs
+        shutil.rmtree(lake)
+        away.rename(lake)
+        daemon.await_ready(LIMIT_S)
+        assert_equal(shop, lake)
+    assert snapshots(lake) == 1
+    assert daemon.sigterm() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_running", [True, False])
+def test_an_older_copy_of_one_raw_table_stops_that_table(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path, *, is_running: bool
+) -> None:
+    """I8, I13: what it lacks is confirmed."""
+    shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (7)")
+    daemon = make_daemon(config(shop, lake))
+    daemon.start_ready()
+    assert_equal(shop, lake)
+    orders, other = lake / "shop/public/orders", TableId("public", "other")
+    shutil.copytree(orders, tmp_path / "older")
+    shop.execute("INSERT INTO orders VALUES (200, 'x')")
+    assert_equal(shop, lake)
+    if not is_running:
+        assert daemon.sigterm() == 0
+    shutil.rmtree(orders)
+    shutil.copytree(tmp_path / "older", orders)
+    shop.execute("INSERT INTO orders VALUES (201, 'x')", "INSERT INTO other VALUES (8)")
+    told = "a copy took its place" if is_running else "it is an older copy"
+    if not is_running:
+        checked = run_command(daemon.config_path, "check", columns=1000)
+        assert (checked.returncode, told in checked.stdout) == (1, True), checked.stdout
+        assert "ingestd snapshot shop public.orders" in checked.stdout
+        daemon.start()
+    await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
+    [stopped] = daemon.events("table.stopped")
+    assert told in stopped["reason"]
+    await_until(lambda: 8 in {r["id"] for r in raw_rows(lake, other)}, LIMIT_S, daemon.tail)
+    orders.rename(tmp_path / "away")
+    command = re.findall(r"ingestd (snapshot [\w. ]+)", stopped["remedy"])[-1]
+    ran = run_command(daemon.config_path, *command.split())
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    daemon.await_ready(LIMIT_S)
+    assert_equal(shop, lake)
+    assert daemon.sigterm() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_polled_lake_stops_where_anything_tells_that_it_is_lost(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """I13: nothing in the source does. With an older copy it goes on: the polls find the rest."""
+    deletes = '[sources.shop.table."public.orders"]\ndetect_deletes = "500ms"'
+    daemon = make_daemon(polling_config(lake=lake, dsn=shop.dsn, extra=deletes))
+    daemon.program = IMPATIENT
+
+    def assert_same() -> None:
+        source = set(shop.rows("SELECT id, note FROM orders"))
+        await_until(lambda: current(lake) == source, LIMIT_S, daemon.tail)
+
+    def is_sound() -> None:
+        assert_same()
+        assert daemon.sigterm() == 0
+
+    daemon.start_ready()
+    is_sound()
+    older = tmp_path / "older"
+    shutil.copytree(lake, older)
+    assert len(daemon.events("source.first_start")) == 1
+    daemon.start_ready()
+    shop.execute("DELETE FROM orders WHERE id < 5", "INSERT INTO orders VALUES (200, 'x')")
+    is_sound()
+    shop.execute("UPDATE orders SET note = 'y' WHERE id = 200", "DELETE FROM orders WHERE id = 7")
+    shutil.rmtree(lake)
+    shutil.copytree(older, lake)
+    daemon.start_ready()
+    is_sound()
+    assert snapshots(lake) == 1
+    for lose, told in (
+        (without_the_source, "says that the source was read into it"),
+        (with_a_note, "but has NOT_MOUNTED"),
+    ):
+        lose(shop, lake, older)
+        there = content(lake)
+        checked = run_command(daemon.config_path, "check", "--json")
+        assert checked.returncode == 1, checked.stdout + checked.stderr
+        lines = [n for n in json.loads(checked.stdout)["checks"] if n["level"] == "fail"]
+        assert [told in line["detail"] for line in lines] == [True]
+        daemon.start()
+        failed = stopped_for(daemon)
+        assert told in failed["reason"]
+        assert metric(daemon, "ingestd_lake_lost") == 1
+        assert daemon.sigterm() == 0
+        assert content(lake) == there
+        daemon.start(*re.findall(r"(--accept-empty-lake) (shop)", failed["remedy"])[0])
+        daemon.await_ready(LIMIT_S)
+        is_sound()
+        daemon.start_ready()
+        is_sound()
+    assert len(daemon.events("source.lake_lost")) == 2
+    begun = len(daemon.events("source.first_start"))
+    shutil.rmtree(lake)
+    lake.mkdir()
+    daemon.start_ready()
+    is_sound()
+    assert len(daemon.events("source.first_start")) == begun + 1  # nothing tells, but that is said
+
+
+def with_a_note(_shop: Database, lake: Path, _older: Path) -> None:
+    shutil.rmtree(lake)
+    lake.mkdir()
+    (lake / "NOT_MOUNTED").touch()
+
+
+def current(lake: Path) -> set[tuple[int, str]]:
+    """The rows of `orders` by the newest position of each key."""
+    orders = TableId("public", "orders")
+    rows = sorted(raw_rows(lake, orders), key=lambda r: (r["_cdc_lsn"], r["_cdc_seq"]))
+    void = [i for i, row in enumerate(rows) if row["_cdc_op"] == "t"]
+    newest = {row["id"]: row for row in rows[void[-1] + 1 :]} if void else {}
+    return {(r["id"], r["note"]) for r in newest.values() if r["_cdc_op"] != "d"}
+
+
+def logs_of(lake: Path) -> set[str]:
+    """The commits of the tables that an epoch writes."""
+    return {str(path.relative_to(lake)) for path in lake.rglob("_delta_log/*.json")}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_of_two_copies_one_goes_on(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """I5, I13: at once the second waits; later it is an older copy. Neither loses anything."""
+    copy = tmp_path / "copy"
+    first, second = make_daemon(config(shop, lake)), make_daemon(config(shop, copy), "second")
+    for daemon in (first, second):
+        daemon.program = IMPATIENT
+    first.start_ready()
+    assert_equal(shop, lake)
+    shutil.copytree(lake, copy)
+    second.start()
+    await_until(lambda: second.events("source.failed"), LIMIT_S, second.tail)
+    waits = second.events("source.failed")[0]
+    assert waits["state"] == "backing_off"
+    assert "another ingestd works on slot 'ingestd_shop' (pid" in waits["reason"]
+    shop.execute("INSERT INTO orders VALUES (200, 'by the first')")
+    assert_equal(shop, lake)
+    assert first.sigterm() == 0
+    assert "older copy" in stopped_for(second)["reason"]
+    assert second.sigterm() == 0
+    shutil.rmtree(copy)
+    shutil.copytree(lake, copy)
+    second.start_ready()
+    shop.execute("DELETE FROM orders WHERE id = 200")
+    assert_equal(shop, copy)
+    assert second.sigterm() == 0
+    first.start()
+    assert "older copy" in stopped_for(first)["reason"]
+    assert first.sigterm() == 0
 
 
 @pytest.mark.thorough

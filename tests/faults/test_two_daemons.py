@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.failpoints import VARIABLE
+from ingestd.schema import TableId
 from tests.faults.test_kill import Auditor, await_epoch_after
-from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
-from tests.harness.config import wal_config
+from tests.harness.command_line import run_command
+from tests.harness.compare import (
+    assert_change_log_is_sound,
+    assert_lake_equals_source,
+    epochs,
+    raw_rows,
+)
+from tests.harness.config import polling_config, wal_config
 from tests.harness.epoch_versions import assert_epoch_versions
 from tests.harness.pausing import (
     LIMIT_S,
@@ -54,6 +61,52 @@ def test_one_writer_a_paused_daemon_commits_nothing_after_another_took_over(
 ) -> None:
     """I1 to I5: it wakes before the other's first commit, and after."""
     two_at_once(workload_database, make_daemon, lake, seed, (MIDDLE, HALF), pause_s=2)
+
+
+@pytest.mark.thorough
+def test_one_writer_of_two_that_poll_as_roles_that_see_no_lock_of_each_other(
+    database: Database, make_daemon: MakeDaemon, lake: Path, stranger: str
+) -> None:
+    """I5: the one that was started last goes on; the other stops, and names it."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        f"GRANT SELECT ON t TO {stranger}",
+        "INSERT INTO t VALUES (1)",
+    )
+    config = polling_config(lake=lake, dsn=database.dsn)
+    role = database.rows("SELECT current_user::text")[0][0]
+    as_stranger = config.replace(f"user={role}", f"user={stranger}")
+    assert as_stranger != config
+    first, second = make_daemon(as_stranger, "first"), make_daemon(config, "second")
+    first.start_ready()
+    await_until(lambda: ids(lake) == [1], LIMIT_S, first.tail)
+    checked = run_command(second.config_path, "check", columns=300)
+    assert f"last written by polling as role '{stranger}'" in checked.stdout
+    second.start_ready()
+    [taken] = second.events("lake.taken_over")
+    assert f"as role '{stranger}'" in taken["reason"]
+    wanted = 1
+
+    def is_stopped() -> bool:
+        nonlocal wanted
+        wanted += 1
+        database.execute(f"INSERT INTO t VALUES ({wanted})")
+        return any(e["state"] == "stopped" for e in first.events("source.failed"))
+
+    await_until(is_stopped, LIMIT_S, first.tail)
+    failed = first.events("source.failed")[-1]
+    assert (
+        f"another ingestd has taken over: it works by polling as role '{role}'"
+        in (failed["reason"])
+    )
+    await_until(lambda: sorted(ids(lake)) == list(range(1, wanted + 1)), LIMIT_S, second.tail)
+    assert not second.events("source.failed"), second.tail()
+
+
+def ids(lake: Path) -> list[int]:
+    """Of all rows of `t`: none came twice."""
+    rows = raw_rows(lake, TableId("public", "t"))
+    return [row["id"] for row in rows if row["_cdc_op"] != "t"]
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 
 from ingestd.capture.session import connect
 from ingestd.capture.wal.ddl_log import DdlEvent, parse
-from ingestd.capture.wal.ddl_script import bodies, ddl_log_fault, script
+from ingestd.capture.wal.ddl_script import DdlLogFault, bodies, ddl_log_fault, script
 from ingestd.decode.logical_messages import DDL_PREFIX
 from ingestd.schema import TableId
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
@@ -69,6 +69,12 @@ UNDONE = {
     "savepoint": "BEGIN; SAVEPOINT a; {}; ROLLBACK TO a; CREATE TABLE made (id int); COMMIT",
     "exception": "DO $$ BEGIN {}; RAISE 'no'; EXCEPTION WHEN OTHERS THEN NULL; END $$",
 }
+TRIGGER = "CREATE OR REPLACE TRIGGER ingestd_ddl_truncate"
+EXECUTE = (
+    "FOR EACH STATEMENT EXECUTE FUNCTION ingestd_ddl.truncating();"
+    " ALTER TABLE part ENABLE ALWAYS TRIGGER ingestd_ddl_truncate"
+)
+CONDITIONAL = EXECUTE.replace("EXECUTE", "WHEN (false) EXECUTE", 1)
 MESSAGES = """
 SELECT data FROM pg_logical_slot_get_binary_changes('{name}', NULL, NULL, 'proto_version', '1',
   'publication_names', 'p', 'messages', 'true') WHERE get_byte(data, 0) = ascii('M')
@@ -142,14 +148,17 @@ def test_what_is_no_ddl_or_is_streamed_writes_nothing(source: Database) -> None:
 
 
 @pytest.mark.thorough
-async def test_it_is_said_what_is_not_in_place(database: Database) -> None:
+async def test_it_is_said_what_is_not_in_place(database: Database, stranger: str) -> None:
     database.execute(*TABLES, "CREATE PUBLICATION p FOR TABLE parts")
     oid = database.value("SELECT 'parts'::regclass::oid::int8")
 
-    async def fault() -> str | None:
+    async def found() -> DdlLogFault | None:
         async with await connect(database.dsn) as connection:
-            found = await ddl_log_fault(connection, [oid])
-        return None if found is None else found.what
+            return await ddl_log_fault(connection, [oid])
+
+    async def fault() -> str | None:
+        was_found = await found()
+        return None if was_found is None else was_found.what
 
     assert await fault() == "its event triggers are missing"
     for _ in range(2):
@@ -164,6 +173,15 @@ async def test_it_is_said_what_is_not_in_place(database: Database) -> None:
         "ALTER TABLE part DISABLE TRIGGER ingestd_ddl_truncate": "TRUNCATE are missing",
         "ALTER FUNCTION ingestd_ddl.dropped() SECURITY DEFINER": "dropped() was altered",
         "ALTER FUNCTION ingestd_ddl.dropped() RESET ALL": "dropped() was altered",
+        "ALTER FUNCTION ingestd_ddl.truncating() STABLE": "truncating() was altered",
+        "DROP EVENT TRIGGER ingestd_ddl_command_end; CREATE EVENT TRIGGER ingestd_ddl_command_end "
+        "ON ddl_command_end WHEN TAG IN ('CREATE SCHEMA') EXECUTE FUNCTION "
+        "ingestd_ddl.command_end()": "command_end was altered",
+        "DROP EVENT TRIGGER ingestd_ddl_dropped; CREATE EVENT TRIGGER ingestd_ddl_dropped ON "
+        "sql_drop WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION ingestd_ddl.dropped()": "was altered",
+        f"{TRIGGER} BEFORE TRUNCATE ON part {CONDITIONAL}": "TRUNCATE are missing",
+        f"{TRIGGER} AFTER TRUNCATE ON part {EXECUTE}": "TRUNCATE are missing",
+        f"{TRIGGER} BEFORE UPDATE ON part {EXECUTE}": "TRUNCATE are missing",
         "CREATE OR REPLACE FUNCTION ingestd_ddl.dropped() RETURNS event_trigger LANGUAGE plpgsql"
         " SET search_path = pg_catalog, pg_temp AS 'BEGIN RAISE ''no''; END'": "was altered",
         "COMMENT ON SCHEMA ingestd_ddl IS 'ingestd ddl_log version 0'": "is version 0",
@@ -174,6 +192,16 @@ async def test_it_is_said_what_is_not_in_place(database: Database) -> None:
         assert what in (await fault() or ""), statement
         database.execute(script())
         assert await fault() is None, statement
+    made = "SCHEMA ingestd_ddl", *(f"FUNCTION ingestd_ddl.{name}()" for name in bodies())
+    for each in made:
+        database.execute(f"ALTER {each} OWNER TO {stranger}")
+        was_found = await found()
+        assert was_found is not None
+        assert f"belongs to role {stranger!r}, which may alter" in was_found.what
+        with pytest.raises(psycopg.errors.RaiseException, match="belongs to role"):
+            database.execute(script())
+        database.execute(was_found.remedy)
+        assert await fault() is None, each
     # One that comes later gets its trigger by itself, attached or made.
     database.execute(
         "CREATE TABLE late PARTITION OF parts FOR VALUES IN (5) PARTITION BY LIST (id)",
@@ -215,6 +243,18 @@ def readings(lake: Path, table: TableId) -> int:
     return [row["_cdc_op"] for row in raw_rows(lake, table)].count("t")
 
 
+OF_OTHERS = [
+    f"""SELECT pg_logical_emit_message(true, 'ingestd.ddl', json_build_object(
+        'v', 1, 'kind', 'ALTER TABLE', 'what', '{what}', 'oid', {oid}, 'root', {root}, 'why', 2,
+        'schema', 'public', 'name', 'apart', 'types', json_build_object('1', 20),
+        'leaves', json_build_array(4294967295))::text)"""
+    for what in ("table", "table column", "dropped table", "rewrite", "truncate", "type")
+    for oid in ("4294967295", "(SELECT oid::int8 FROM pg_class WHERE relname = 'apart')")
+    for root in ("4294967295", "(SELECT oid::int8 FROM pg_class WHERE relname = 'apart')")
+]
+"""Events of tables that nobody captures, or that are those of another database."""
+
+
 @pytest.mark.thorough
 def test_a_table_is_read_again_at_once_and_for_its_reason(
     database: Database, lake: Path, daemon: Daemon
@@ -227,6 +267,9 @@ def test_a_table_is_read_again_at_once_and_for_its_reason(
         "SELECT pg_logical_emit_message(true, 'ingestd.ddl', '\\x00ff'::bytea)",
         "SELECT pg_logical_emit_message(false, 'ingestd.ddl', '{\"v\": 1}')",
         "SELECT pg_logical_emit_message(true, 'another', 'x')",
+        "SELECT pg_logical_emit_message(true, 'ingestd.ddl', repeat('[', 1000000))",
+        "SELECT pg_logical_emit_message(true, 'ingestd.ddl', repeat('9', 1000000))",
+        *OF_OTHERS,
         "ALTER TABLE plain ADD n int",
         "INSERT INTO plain VALUES (2, 'b', 3)",
         "TRUNCATE part",
@@ -242,7 +285,7 @@ def test_a_table_is_read_again_at_once_and_for_its_reason(
     assert "a partition was truncated by itself (TRUNCATE)" in reasons
     metrics = daemon.get("/metrics")
     assert metrics is not None
-    assert 'ingestd_ignored_messages_total{source="shop"} 6.0' in metrics[1]
+    assert 'ingestd_ignored_messages_total{source="shop"} 8.0' in metrics[1]
     assert daemon.events("ddl_log.incomplete") == []
     for there_and_back in (
         ("ALTER TABLE plain RENAME note TO x", "INSERT INTO plain VALUES (7, 'x', 1)"),

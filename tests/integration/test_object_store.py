@@ -8,22 +8,31 @@ import threading
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
 from ingestd.demo.comparison import await_caught_up
-from ingestd.errors import IngestdError, TransientError
+from ingestd.errors import IngestdError, LakeLostError, OperatorError, TransientError
+from ingestd.positions import Lsn
 from ingestd.schema import TableId
 from ingestd.sink import append_log
 from ingestd.sink.faults import storage_fault
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
+from ingestd.sink.marker import (
+    note_source,
+    read_marker,
+    removed,
+    require_marker,
+    write_marker,
+)
 from ingestd.sink.paths import Layout
 from ingestd.sink.read import read_files, read_raw
 from ingestd.sink.s3_objects import S3Objects
-from ingestd.sink.store import open_store
+from ingestd.sink.store import MARKER, open_store
 from ingestd.sink.writer import Writer
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
 from tests.harness.compare import epochs as epochs_of
@@ -109,8 +118,57 @@ async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
         found |= {epoch: await requests_of(lake, epoch) for epoch in range(102, 106)}
 
     assert found[105] == found[5]
-    # of the raw table and of `_epochs`
-    assert found[5].total() == 2 * REQUESTS_OF_A_COMMIT[way]
+    # of the raw table and of `_epochs`, and those that show that this is the lake it was
+    assert found[5].total() == 2 * REQUESTS_OF_A_COMMIT[way] + 2
+
+
+@pytest.mark.thorough
+def test_a_marker_in_a_store_is_read_written_once_and_refused_as_on_a_disk(
+    store: ObjectStoreServer,
+) -> None:
+    files = open_store(store.uri, store.options)
+    assert read_marker(files) is None
+    with pytest.raises(LakeLostError, match="is not there"):
+        require_marker(files)
+    lake = write_marker(files)
+    assert [write_marker(files), read_marker(files)] == [lake, lake]
+    assert removed(files, "shop", lake) is None
+    note_source(files, "shop")
+    note_source(files, "shop")
+    assert "_ingestd.shop.json says" in (removed(files, "shop", lake) or "")
+    with pytest.raises(LakeLostError, match="it is another lake"):
+        require_marker(files, str(uuid4()))
+    for content, told in {
+        b"": "it is empty",
+        b"\0" * 40: "it is not JSON",
+        b'{"format": 2, "lake": "x"}': "a newer version",
+        b" " * (1 << 17): "131072 bytes",
+    }.items():
+        with files.create(MARKER) as file:
+            file.write(content)
+        for use in (read_marker, write_marker, require_marker):
+            with pytest.raises(OperatorError, match=told):
+                use(files)
+        with files.open(MARKER) as opened_file:
+            assert opened_file.read() == content
+
+
+@pytest.mark.thorough
+async def test_no_epoch_follows_one_that_is_not_there_any_more(store: ObjectStoreServer) -> None:
+    """I13: a bucket that was put back as it was at another time has the same marker."""
+    async with opened(store.uri, store.options) as lake:
+        await lake.mark()
+        await commit(lake, 1)
+        await commit(lake, 2)
+        files = open_store(store.uri, store.options)
+        newest = max(n for n in files.files(f"{lake.layout.epochs}/_delta_log") if "json" in n)
+        files.remove(f"{lake.layout.epochs}/_delta_log/{newest}")
+        with pytest.raises(LakeLostError, match="a copy took its place"):
+            await lake.ensure_there()
+        with pytest.raises(LakeLostError, match="a copy took its place"):
+            await lake.advance(Lsn(10_000))
+        with pytest.raises(LakeLostError, match="a copy took its place"):
+            await commit(lake, 3)
 
 
 @pytest.mark.thorough

@@ -55,6 +55,7 @@ from ingestd.ports import (
     Discovery,
     Fresh,
     Lag,
+    LakeLost,
     Lost,
     Prepared,
     Refused,
@@ -168,6 +169,8 @@ class PollingCapture:
         self._positions.begin_at(reached)
         self._progress = _progress_of(committed)
         lacks = any(p.lsn > shown or p.below > seen.xmax for p in self._progress.values())
+        if committed.has_nothing and committed.removed is not None:
+            return LakeLost(f"{committed.removed}. Nothing in the source tells")
         verdict = self._judge(committed, server, current, lacks=lacks)
         if not isinstance(verdict, Resumed):
             self._progress = {}

@@ -120,7 +120,7 @@ def test_a_value_that_its_column_can_not_hold_is_refused_while_it_is_there() -> 
 def test_a_value_that_was_not_sent_is_refused_as_long_as_it_is_there(name: str) -> None:
     """The old row's text, which its column can't hold, is the new row's."""
     old, new = {f"_cdc_before.{name}": "odd"}.items(), {name: "odd"}.items()
-    log = [
+    log: list[dict[str, Any]] = [
         {"a": 1, "_cdc_raw": list(new), "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 1},
         {"a": 2, "_cdc_raw": list(old), "_cdc_before": {"a": 1}, "_cdc_op": "u"},
         {"_cdc_raw": list(old), "_cdc_before": {"a": 2}, "_cdc_op": "d"},

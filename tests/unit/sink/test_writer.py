@@ -138,3 +138,27 @@ async def test_one_writer_its_own_commits_are_no_ones_else(lake: Path) -> None:
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     return tmp_path
+
+
+def test_a_role_that_polls_is_told_from_another_but_not_from_an_older_version() -> None:
+    """Of two that poll by other roles neither may see the other's lock."""
+    claims = [
+        claim_text_as("reader"),
+        claim_text_as("o'brien, database x"),
+        claim_text_as("postgres"),
+        claim_text_as("a at b"),
+        claim_text_as("both ' and \""),
+    ]
+    for one in claims:
+        for other in claims:
+            told = Writer(one).other_claim(f"0123 {other}")
+            assert told == (None if one == other else other)
+        assert Writer(one).other_claim("0123 polling, database shop at h port 5432") is None
+        assert Writer("polling, database shop").other_claim(f"0123 {one}") is None
+        assert Writer(one).other_claim("0123 polling, database crm at h") == (
+            "polling, database crm at h"
+        )
+
+
+def claim_text_as(role: str) -> str:
+    return f"polling as role {role!r}, database shop at h port 5432"
