@@ -140,17 +140,15 @@ class AppendLog(TableLog):
             version, token = self._made
             if version != self._version or token in text:
                 return
-            what = f"its version {version} is another"
-        else:  # an old commit goes where a checkpoint has what is in it
-            table = self._open()
-            newest = -1 if table is None else table.version()
-            if newest >= self._version:
-                return
-            what = f"it ends at version {newest}, and was written to {self._version}"
-        raise ReplacedError(
-            f"lake table {self.uri}: a copy took its place: {what}",
-            remedy="put back what was there",
-        )
+            what = f"a copy took its place: its version {version} is another"
+        elif (table := self._open()) is None:
+            what = "the table that was there is gone"
+        elif table.version() >= self._version:
+            return  # an old commit is removed once a checkpoint has what is in it
+        else:
+            ends = f"it ends at version {table.version()}, and was written to {self._version}"
+            what = f"a copy took its place: {ends}"
+        raise ReplacedError(f"lake table {self.uri}: {what}", remedy="put back what was there")
 
     def create(
         self,
