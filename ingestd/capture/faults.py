@@ -77,12 +77,12 @@ _NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
 _RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
 _UNDEFINED = _Operator(
     "a publication made after the slot, or dropped and made again, is unknown to the slot's past: "
-    "drop the slot (SELECT pg_drop_replication_slot('...');), all tables are read anew"
+    "SELECT pg_drop_replication_slot({slot});  -- all tables are read again"
 )
 _UNMAPPED = _Operator(
     "if it comes again: the server does not know of an ALTER or TRUNCATE that ran while this slot "
-    "was made (servers to 18): drop the slot (SELECT pg_drop_replication_slot('...');), all tables "
-    "are read anew"
+    "was made (servers to 18): SELECT pg_drop_replication_slot({slot});  -- all tables are read "
+    "again"
 )
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
 _LIMIT = _Operator(
@@ -132,6 +132,7 @@ _OPERATOR_CODES = {
     "53400": _LIMIT,
 }
 
+_IN_SLOT = re.compile(r'slot "([a-z0-9_]+)", output plugin')
 _NO_WORDS = "no error details available"
 """psycopg's, where libpq gives none."""
 
@@ -216,8 +217,15 @@ def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> Ingest
     names = {
         "role": identifier(place.get("user")) or "<role>",
         "database": identifier(place.get("database")) or "<database>",
+        "slot": _slot_of(error),
     }
     return OperatorError(what, remedy=meaning.remedy.format(**names))
+
+
+def _slot_of(error: psycopg.Error) -> str:
+    """Return the slot whose decoding failed as a literal: the error's context names it."""
+    found = _IN_SLOT.match(error.diag.context or "")
+    return f"'{found[1]}'" if found is not None else "'<slot>'"
 
 
 def lost(error: EOFError | OSError) -> str:
