@@ -61,7 +61,10 @@ MAX_NAMED = 5
 
 
 async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
-    """Look at the server, the role, the tables, the publication and the slot. Changes nothing."""
+    """Look at the server, the role, the tables, the publication and the slot.
+
+    Changes nothing: whether tables can be published is tried in a transaction that is rolled back.
+    """
     found = Findings(source)
     dsn = settings.dsn.get_secret_value()
     try:
