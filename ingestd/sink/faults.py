@@ -121,7 +121,7 @@ def unreadable(uri: str) -> Iterator[None]:
     """Raise as FolderError what the libraries raise at a log whose actions make no sense."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
         raise FolderError(
             f"lake table {uri}: its log can't be read: {type(error).__name__}"
         ) from error

@@ -336,7 +336,8 @@ class DeltaLake:
     def _faults_of(self, table: TableId) -> Iterator[None]:
         """Raise a fault at a raw table's folder, where it is read, as that table's (I8)."""
         try:
-            yield
+            with unreadable(self.store.uri(self.layout.raw(table))):
+                yield
         except FolderError as error:
             raise self.set_damaged(table, error) from error
 
