@@ -73,11 +73,13 @@ class Comparison:
             return reason_of(in_doubt)
         return reason
 
-    async def with_empty(self, now: Storage) -> Storage:
+    async def with_empty(self, now: Storage, then: Storage | None) -> Storage:
         """Return it with the partitions that have no blocks. Raises psycopg.Error."""
         if not now.places:
             return now
-        return replace(now, empty=await read_empty(await self._connection(), now.files))
+        empty = () if then is None else then.empty
+        same = {p for p in empty if then is not None and then.files.get(p) == now.files.get(p)}
+        return replace(now, empty=await read_empty(await self._connection(), now.files, same))
 
     async def _connection(self) -> WatchedConnection:
         if self._own is None:

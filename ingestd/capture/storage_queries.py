@@ -129,19 +129,21 @@ async def read_homes(connection: AsyncConnection[Any], tables: Iterable[int]) ->
 
 
 async def read_empty(
-    connection: AsyncConnection[Any], partitions: Mapping[int, int]
+    connection: AsyncConnection[Any], partitions: Mapping[int, int], before: Collection[int] = ()
 ) -> frozenset[int]:
     """Return which of these partitions (their files by OID) have no blocks in that file.
 
-    None of them if one is locked.
+    `before`: those that had none in the same file. They count where that can't be told now, because
+    one is locked or has another file since: whatever came into them is in the stream.
     """
     try:
         cursor = await connection.execute(_EMPTY, (list(partitions),))
     except psycopg.errors.LockNotAvailable:
-        return frozenset()
-    rows = await cursor.fetchall()
+        return frozenset(before)
     return frozenset(
-        oid for oid, before, size, after in rows if not size and before == after == partitions[oid]
+        oid
+        for oid, file, size, after in await cursor.fetchall()
+        if (not size if file == after == partitions[oid] else oid in before)
     )
 
 

@@ -189,7 +189,8 @@ def _known(number: int, uri: str) -> IngestdError:
     cause, remedy = _REMEDIES[number]
     if number in _DENIED and "://" not in uri:
         path = shlex.quote(uri)
-        remedy += f": sudo chown -R {os.getuid()} {path} && sudo chmod -R u+rwX {path}"
+        made = "" if os.path.lexists(uri) else f"sudo mkdir -p {path} && "
+        remedy += f": {made}sudo chown -R {os.getuid()} {path} && sudo chmod -R u+rwX {path}"
     if number == errno.ENOENT and uri.endswith(".parquet"):
         return DamagedError(f"lake {uri}: {cause}", remedy=_PUT_BACK)
     if number in _OF_ONE_FOLDER:

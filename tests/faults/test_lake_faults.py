@@ -132,7 +132,7 @@ FAULTS: dict[str, Fault] = {
         lambda lake, _: close_folder(lake / "shop/_epochs"),
         lambda lake, _: close_folder(lake / "shop/_epochs", yes=False),
         says="permission denied",
-        remedy="let the daemon's user write there",
+        remedy="let the daemon's user read and write there",
     ),
     "_epochs removed": Fault(
         away("_epochs"), back("_epochs"), says="_epochs: the table is gone", remedy="put it back"

@@ -490,7 +490,8 @@ def test_a_lake_that_this_user_may_not_write(
         open_way(tmp_path, account)
     found = ingestd(tmp_path, "check", config, account)
     closed.chmod(0o700)
-    assert_fails(found, "lake .*permission denied", "let the daemon's user write there")
+    remedy = "let the daemon's user read and write there: sudo mkdir"
+    assert_fails(found, "lake .*permission denied", remedy)
     # and the daemon: a file in the way stops the source, the process goes on
     (closed / "lake").write_text("in the way")
     daemon = make_daemon(config)

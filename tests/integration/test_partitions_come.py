@@ -16,7 +16,7 @@ import pytest
 
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage
-from ingestd.capture.storage_queries import difference, read_files, read_places
+from ingestd.capture.storage_queries import difference, read_empty, read_files, read_places
 from ingestd.capture.views import look
 
 if TYPE_CHECKING:
@@ -250,3 +250,27 @@ def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -
             session.execute(statement.encode())
         if keep:
             session.commit()
+
+
+async def test_i7_an_empty_partition_whose_file_is_replaced_during_the_reading_stays_empty(
+    database: Database,
+) -> None:
+    """So does one that is locked; one that has rows now does not."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
+        *(f"CREATE TABLE p{n} PARTITION OF t FOR VALUES FROM ({n}) TO ({n + 1})" for n in (1, 2)),
+    )
+    oid = database.rows("SELECT 't'::regclass::oid::int8")[0][0]
+    async with await connect(database.dsn, lock_timeout_s=0.5) as looking:
+        files, _ = await read_files(looking, [oid])
+        before = await read_empty(looking, files[oid])
+        assert before == files[oid].keys()
+        with closing(database.connect(autocommit=True)) as other:
+            other.execute("VACUUM FULL p1")
+        database.execute("INSERT INTO t VALUES (2, 'a')")
+        [first] = [p for p in before if database.rows(f"SELECT {p}::regclass::text") == [("p1",)]]
+        assert await read_empty(looking, files[oid]) == set()
+        assert await read_empty(looking, files[oid], before) == {first}
+        with closing(database.connect(autocommit=False)) as other:
+            other.execute("LOCK TABLE p1")
+            assert await read_empty(looking, files[oid], before) == before

@@ -117,7 +117,7 @@ class SourceTables:
                 if gap := self._gap(found, catalog, then, now, known.get(row.id)):
                     interrupted[row.id] = gap
                 now = _first(now, known.get(row.id)) if then is None else now.after(then)
-                now = told.without_changed(row.oid, await comparison.with_empty(now))
+                now = told.without_changed(row.oid, await comparison.with_empty(now, then))
                 makers = await read_makers(connection, now.partitions_since(then, row.oid))
                 quiet = self._quiet(row.oid, then, now, catalog, makers)
                 reason = by_ddl.get(row.oid) if row.id in known else None

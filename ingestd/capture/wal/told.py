@@ -203,6 +203,8 @@ class Tellings:
         One that comes, and that the look sees, was undone by a TRUNCATE.
         """
         self._quiet.setdefault((oid, table), seen)
+        if (oid, table) in self._changed:  # it came since that look began
+            self._emptied.add((oid, table))
 
     def expect_made(self, table: int, makers: Mapping[int, int]) -> None:
         """Watch for changes of new partitions by the transactions that created them."""

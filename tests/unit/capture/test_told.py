@@ -226,3 +226,13 @@ def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_
     assert tellings.partition(leaf(identity=sent), TABLE, then) is is_told
     assert (tellings.by(SEEN).difference(TABLE, then) is not None) is is_told
     assert (TABLE in tellings.unjudged()) is is_told
+
+
+def test_i6_a_change_that_comes_while_its_partition_is_found_empty_counts() -> None:
+    tellings, then = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
+    told = tellings.by(SEEN)
+    tellings.partition(leaf(), TABLE, then)
+    tellings.expect_quiet(LEAF, TABLE, SEEN)
+    tellings.forget(told, SEEN, {TABLE: then}, [])
+    assert tellings.by(SEEN).difference(TABLE, then) == "a partition was truncated by itself"
