@@ -205,7 +205,7 @@ class TableBook:
             entry, known = self._entries.get(name), self.known.get(name)
             if entry is None or known is None or entry.is_stopped or known.storage == storage:
                 continue
-            if known.oid == entry.table.oid:  # else it is to be read from the start
+            if known.oid == entry.table.oid:  # else it will be read from the start
                 identity = known.replica_identity
                 table = replace(entry.table, columns=(), replica_identity=identity, storage=storage)
                 events += self.events([table], self.state(name), at, at_lsn)

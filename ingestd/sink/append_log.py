@@ -123,7 +123,7 @@ class AppendLog(TableLog):
         """The newest version that was put here, and its token."""
 
     def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the newest version, as `TableLog.load`; whoever made it."""
+        """Read the newest version, as `TableLog.load`, by any writer."""
         self._made = (-1, "")
         super().load(give_up)
 

@@ -473,7 +473,7 @@ class DeltaLake:
         try:
             with unreadable(raw.log.uri):
                 self._load_raw(raw)
-                refuse_foreign(raw.log)  # nothing that is read anew makes others' rows void
+                refuse_foreign(raw.log)  # a new snapshot does not make others' rows void
                 if raw.log.exists:
                     raw.log.fence()
         except FolderError as error:
@@ -497,7 +497,7 @@ class DeltaLake:
         """Raise FolderError for an older copy of a raw table: what it lacks is confirmed."""
         entry = self._registry.table(raw.id)
         listed = self._epochs.newest.get(str(raw.id), -1)
-        # One that is not read yet may have begun anew.
+        # One that is not read yet may have started again.
         is_in_use = entry is not None and (entry.state is TableState.LIVE or entry.progress)
         if is_in_use and raw.log.exists and raw.log.version < listed:
             found = FolderError(

@@ -52,7 +52,7 @@ def notices_of(log: TableLog) -> list[Notice]:
             Notice(
                 "lake.foreign_commit",
                 f"lake table {log.uri}: another writer made version {version}",
-                "stop whoever writes there",
+                "stop the program that writes there",
             )
         )
     return found

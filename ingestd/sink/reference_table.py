@@ -152,7 +152,7 @@ class DeltaReferenceTable:
         read_marker(self._store)
         with unreadable(self._log.uri):
             if self._is_claimed:
-                # Whoever gives the rows goes on from `position`, or reads them all.
+                # The source continues from `position`, or reads all rows.
                 self._log.load(never_refuse)
                 refuse_foreign(self._log)
                 self._refuse_if_missing()

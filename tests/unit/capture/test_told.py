@@ -96,7 +96,7 @@ def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
     now = unseen.taken(TABLE, THEN)
     assert now.former == {digest("x")}
     tellings.forget(unseen, SEEN, {TABLE: now}, [])
-    tellings.columns(relation("id", "n", "x"), now)  # when the stream is read anew
+    tellings.columns(relation("id", "n", "x"), now)  # when the stream is read again
     assert not tellings.by(SEEN).has_news(TABLE, now)
 
 
