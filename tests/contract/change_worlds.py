@@ -349,9 +349,10 @@ class WalChangeWorld(ServerWorld):
 
     async def outlast_patience(self) -> None:
         async def outlasted() -> bool:
-            query = """SELECT count(*) > 0 FROM pg_stat_replication r JOIN pg_replication_slots s
+            # Nobody streams where what came first is a backlog's: no server loses patience there.
+            query = """SELECT count(*) = 0 FROM pg_stat_replication r JOIN pg_replication_slots s
                           ON s.active_pid = r.pid WHERE s.slot_name = %s
-                         AND clock_timestamp() - backend_start > %s * interval '2.5 s'"""
+                         AND clock_timestamp() - backend_start <= %s * interval '2.5 s'"""
             return bool(await self._value(query, self._slot, SENDER_TIMEOUT_S))
 
         await until(outlasted)

@@ -486,6 +486,7 @@ async def test_resumes_exactly_after_the_confirmed_position(stream_world: Change
 @pytest.mark.thorough
 async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> None:
     capture, _ = await begun(world)
+    await world.write_elsewhere()  # who catches up stalls in a backlog, the others in a stream
     async with aclosing(capture.live(None)) as live:
         first = await anext(live)
         await world.insert(*range(LARGE_ROWS), note="y" * 400)

@@ -41,12 +41,21 @@ def let_pass(seconds: float) -> None:
 
 
 def end_sessions(database: Database) -> int:
-    """Have the server end all sessions of daemons, as it does when TCP is cut; give how many."""
-    query = f"SELECT count(pg_terminate_backend(pid)) {_SESSIONS}"
-    ended: int = database.value(query, database.name)
-    count = f"SELECT count(*) {_SESSIONS}"
-    await_until(lambda: database.value(count, database.name) == 0, LIMIT_S, "the sessions' end")
-    return ended
+    """Have the server end all sessions of daemons, as it does when TCP is cut; give how many.
+
+    One that was being opened meanwhile is ended too.
+    """
+    query = f"SELECT pid, application_name, wait_event, pg_terminate_backend(pid) {_SESSIONS}"
+    ended: set[int] = set()
+    left: list[tuple[Any, ...]] = []
+
+    def are_gone() -> bool:
+        left[:] = database.rows(query, database.name)
+        ended.update(pid for pid, *_ in left)
+        return not left
+
+    await_until(are_gone, LIMIT_S, lambda: f"the end of these sessions: {left}")
+    return len(ended)
 
 
 def await_acted(daemon: Daemon, point: str) -> None:
