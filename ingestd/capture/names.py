@@ -14,8 +14,8 @@ from typing import Any, LiteralString
 from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
-from psycopg.types.string import StrDumperUnknown
 
+from ingestd.capture.quoting import QuotedStr
 from ingestd.decode.encodings import (
     KNOWN,
     Encoding,
@@ -57,7 +57,7 @@ class _NameLoader(Loader):
         return name_of(bytes(data), self._encoding)
 
 
-class _NameDumper(StrDumperUnknown):
+class _NameDumper(QuotedStr):
     def dump(self, obj: str) -> bytes:
         return _encoded(obj, _client_encoding(self.connection))
 
