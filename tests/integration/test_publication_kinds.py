@@ -210,13 +210,7 @@ def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
     shop.execute(f"{alter} {away}", "UPDATE sales.orders SET note = 'unseen'", f"{alter} {back}")
     if not is_running:
         daemon.start()
-
-    def read_anew() -> bool:
-        operations: list[str] = read_raw(str(lake), "shop", ORDERS)["_cdc_op"].to_pylist()
-        return operations.count("t") == 2
-
-    await_until(read_anew, LIMIT_S, lambda: f"orders to be read anew\n{daemon.tail()}")
-    await_live(daemon, lake, "sales.orders")
+    await_read_again(daemon, lake)
     assert_equal(shop, lake)
     assert_change_log_is_sound(shop, lake)
     daemon.close()
@@ -248,15 +242,51 @@ def test_a_publication_of_all_tables_made_anew_is_a_gap(
             f'DROP PUBLICATION "{shop.name}"', "DELETE FROM sales.orders WHERE id = 1", create
         )
         daemon.start()
-
-        def read_anew() -> bool:
-            found = state(lake, "sales.orders")
-            raw = read_raw(str(lake), "shop", ORDERS)["_cdc_op"].to_pylist()
-            return found is not None and found[0] == "live" and raw.count("t") > 1
-
-        await_until(read_anew, LIMIT_S, lambda: f"orders to be read anew\n{daemon.tail()}")
+        await_read_again(daemon, lake)
         assert_lake_equals_source(shop, lake, tables=[ORDERS], slot=shop.name, limit_s=LIMIT_S)
         daemon.close()
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_a_publication_of_ours_that_was_made_again_is_a_gap(
+    shop: Database, lake: Path, make_daemon: MakeDaemon, *, again: bool, is_running: bool
+) -> None:
+    """I6, I13: the server can't decode what came between, and nobody has to do anything."""
+    tables = (ORDERS, PARTS)
+    shop.execute("DROP TABLE log")
+    daemon = make_daemon(config(shop, lake).replace("manage = false", "manage = true"))
+    daemon.start_ready(LIMIT_S)
+    if not is_running:
+        assert daemon.sigterm() == 0
+    create = f'CREATE PUBLICATION "{shop.name}" FOR TABLE sales.orders, parts'
+    shop.execute(
+        "UPDATE sales.orders SET note = 'before' WHERE id = 1",
+        f'DROP PUBLICATION "{shop.name}"',
+        "DELETE FROM sales.orders WHERE id = 2",
+        *([f"{create} WITH (publish_via_partition_root = true)"] if again else []),
+        "DELETE FROM sales.orders WHERE id = 3",
+    )
+    if not is_running:
+        daemon.start()
+    await_read_again(daemon, lake)
+    assert_lake_equals_source(shop, lake, tables=tables, slot=shop.name, limit_s=LIMIT_S)
+    shop.execute("DELETE FROM sales.orders WHERE id = 4")
+    assert_lake_equals_source(shop, lake, tables=tables, slot=shop.name, limit_s=LIMIT_S)
+    daemon.await_ready(LIMIT_S)
+    assert_change_log_is_sound(shop, lake)
+    daemon.close()
+
+
+def await_read_again(daemon: Daemon, lake: Path) -> None:
+    """Wait until sales.orders was read a second time and is live."""
+
+    def is_read_again() -> bool:
+        operations: list[str] = read_raw(str(lake), "shop", ORDERS)["_cdc_op"].to_pylist()
+        return operations.count("t") > 1
+
+    await_until(is_read_again, LIMIT_S, lambda: f"orders to be read again\n{daemon.tail()}")
+    await_live(daemon, lake, "sales.orders")
 
 
 def await_live(daemon: Daemon, lake: Path, table: str) -> None:

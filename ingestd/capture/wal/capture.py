@@ -38,6 +38,7 @@ from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server, inspect_server, server_notices
 from ingestd.capture.wal.slot import (
     ExportedPoint,
+    SlotPast,
     find_slot,
     missing_slot,
     moved_slot,
@@ -77,6 +78,7 @@ class WalCapture:
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy | None = None,
         told: Tellings | None = None,
+        past: SlotPast | None = None,
     ) -> None:
         self._where = f"source {source}"
         self._settings = settings
@@ -88,6 +90,7 @@ class WalCapture:
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._tables = SourceTables(settings, told)
+        self._past = past or SlotPast()
         self._relations = Relations(
             self._describe,
             settings.streams,
@@ -102,6 +105,7 @@ class WalCapture:
             memory_bytes=memory_bytes,
             catch_up=catch_up,
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
+            past=self._past,
         )
         self._is_live = False
         self._unread_above: Lsn | None = None  # of a slot above nothing was read; all will be
@@ -165,7 +169,7 @@ class WalCapture:
         with self._control.errors("continuity"):
             server = await self._checked_server(control)
             found = await continuity_of(
-                control, server, self._settings, committed, where=self._where
+                control, server, self._settings, committed, past=self._past, where=self._where
             )
         self._reach = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
@@ -203,6 +207,7 @@ class WalCapture:
                     where=self._where,
                 )
                 if exported is not None:
+                    self._past.lacks_publication = False
                     exported = await without_walsender(self._settings, exported)
                 self._reach = exported.point if exported is not None else self._reach
                 if self._reach is None:  # one that serves wherever it stands

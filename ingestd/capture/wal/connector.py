@@ -16,6 +16,7 @@ from ingestd.capture.wal.discovery import SourceTables
 from ingestd.capture.wal.open_transactions import SpoolPolicy
 from ingestd.capture.wal.preflight import demand_for, preflight
 from ingestd.capture.wal.server import inspect_server
+from ingestd.capture.wal.slot import SlotPast
 from ingestd.capture.wal.told import Tellings
 from ingestd.checks import CheckLine
 from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, Demand
@@ -35,6 +36,7 @@ class WalConnector(PostgresConnector):
         self._catch_up = catch_up
         self._spool = SpoolPolicy(settings.open_transaction_spool)
         self._told = Tellings()
+        self._past = SlotPast()
 
     async def _look(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
@@ -53,6 +55,7 @@ class WalConnector(PostgresConnector):
             catch_up=self._catch_up,
             spool=self._spool,
             told=self._told,
+            past=self._past,
         )
 
     async def check(self) -> Sequence[CheckLine]:

@@ -14,7 +14,9 @@ What is compared, in this order, and what it says:
     another timeline, which does not have all of the  Lost
     lake in its history, or did not keep the slot
     the lake was written by polling                   Lost
-    no publication, no slot, one that was given up    Lost
+    no publication or one made after changes that     Lost
+    the slot still has to send
+    no slot, one that was given up                    Lost
     a slot beyond the lake that nobody read           Lost
     else                                              Resumed
 
@@ -33,7 +35,7 @@ Source: PostgreSQL documentation, "Timelines", "Replication Slot Synchronization
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -46,7 +48,7 @@ from ingestd.capture.wal.server import (
     Server,
     switch_points,
 )
-from ingestd.capture.wal.slot import FIRST_WITH_FAILOVER, Slot, find_slot, gap_before
+from ingestd.capture.wal.slot import FIRST_WITH_FAILOVER, Slot, SlotPast, find_slot, gap_before
 from ingestd.errors import OperatorError, TransientError
 from ingestd.ports import Continuity, Fresh, LakeLost, Lost, Resumed
 from ingestd.positions import ZERO, Lsn
@@ -70,6 +72,7 @@ class Standing:
     slot: Slot | None
     has_publication: bool
     switched: Mapping[int, Lsn]
+    past: SlotPast = field(default_factory=SlotPast)
 
 
 async def continuity_of(
@@ -78,13 +81,14 @@ async def continuity_of(
     settings: WalSettings,
     committed: Committed,
     *,
+    past: SlotPast,
     where: str,
 ) -> Continuity:
     """Compare slot and server with what the lake holds. Changes nothing.
 
-    `where` begins an error's text. Raises psycopg.Error; TransientError while a standby is behind
-    the lake; OperatorError for a server that is and a lake without rows that count, and for a slot
-    that can't be ours.
+    `past`: what the slot was found to lack. `where` begins an error's text. Raises psycopg.Error;
+    TransientError while a standby is behind the lake; OperatorError for a server that is and a lake
+    without rows that count, and for a slot that can't be ours.
     """
     slot = await find_slot(control, settings.slot)
     publication = await find_publication(control, settings.publication)
@@ -92,7 +96,7 @@ async def continuity_of(
     switched: Mapping[int, Lsn] = {}
     if committed.origin not in {None, server.origin}:
         switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
-    found = Standing(server, current, slot, publication is not None, switched)
+    found = Standing(server, current, slot, publication is not None, switched, past)
     return judge(found, settings, committed, where=where)
 
 
@@ -158,6 +162,11 @@ def _gap(found: Standing, settings: WalSettings, committed: Committed, position:
     if not found.has_publication:
         # Made anew it is unknown to the WAL that the slot still has to decode.
         return f"publication {settings.publication!r} does not exist"
+    if found.past.lacks_publication:
+        return (
+            f"publication {settings.publication!r} was dropped and made again, or made after the "
+            "slot: the server can't send the changes before that"
+        )
     return gap_before(found.slot, settings.slot, position)
 
 

@@ -36,7 +36,7 @@ from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
-from ingestd.capture.wal.slot import moved_slot, skipped
+from ingestd.capture.wal.slot import SlotPast, moved_slot, skipped
 from ingestd.capture.wal.slot_advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.capture.wal.stream import (
     STATUS_INTERVAL_S,
@@ -49,7 +49,7 @@ from ingestd.decode.encodings import Encoding, encoding_of
 from ingestd.decode.packed import PackedTooLargeError
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.streamed import CommitOrder
-from ingestd.errors import OperatorError, ProtocolError, TransientError
+from ingestd.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
 from ingestd.row_limit import row_limit_bytes
@@ -80,6 +80,7 @@ class Delivery:
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy,
+        past: SlotPast,
     ) -> None:
         self._source = source
         self._slot_position = slot_position
@@ -87,11 +88,13 @@ class Delivery:
         self._slot = settings.slot
         self._publication = settings.publication
         self._logs_ddl = settings.logs_ddl
+        self._is_managed = settings.manage
         self._relations = relations
         self._memory_bytes = memory_bytes
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._catch_up = catch_up
         self._spool = spool
+        self._past = past
         self._position = self._slot_at = ZERO
         self._lineage = ""
         self._encoding: Encoding | None = None
@@ -182,22 +185,10 @@ class Delivery:
                     self._position = decoder.position
                     return
         except (OperatorError, ProtocolError) as error:
-            if is_unsendable(error.__cause__):
-                what = "its large column"
-                raise OperatorError(error.what, remedy=self._past_it(what)) from error.__cause__
-            # Servers to 18 fail at some transactions with DDL and savepoints, each time they send
-            # them while open, and not after (could not map filenode ... to relation OID).
-            if not takes_open:
-                if isinstance(error.__cause__, psycopg.DataError):
-                    remedy = f"correct it in its table; or {self._past_it('its column')}"
-                    raise OperatorError(error.what, remedy=remedy) from error.__cause__
+            meant = self._meant(error, takes_open=takes_open)
+            if meant is error:
                 raise
-            self._spool.is_refused = True
-            raise TransientError(
-                error.what,
-                reason="open_transactions",
-                remedy="nothing: the next connection has transactions sent when they are committed",
-            ) from error
+            raise meant from error.__cause__ or error
         finally:
             self._stream, self._is_letting_go = None, True
             try:
@@ -205,6 +196,36 @@ class Delivery:
             finally:
                 self._is_letting_go = False
                 self._advance.begin(max(self._slot_at, self._confirmed))
+
+    def _meant(self, error: OperatorError | ProtocolError, *, takes_open: bool) -> IngestdError:
+        """Return what it means for the next start that the stream ended so; the same if nothing."""
+        cause = error.__cause__
+        if self._is_managed and self._is_of_publication(cause):
+            self._past.lacks_publication = True  # `continuity` takes it for a gap
+            what = f"publication {self._publication!r} was made after changes still to be sent"
+            return TransientError(
+                f"source {self._source}, stream: {what}", reason="publication_lost"
+            )
+        if is_unsendable(cause):
+            return OperatorError(error.what, remedy=self._past_it("its large column"))
+        if takes_open:
+            # Servers to 18 fail at some transactions with DDL and savepoints, each time they send
+            # them while open, and not after (could not map filenode ... to relation OID).
+            self._spool.is_refused = True
+            return TransientError(
+                error.what,
+                reason="open_transactions",
+                remedy="nothing: the next connection has transactions sent when they are committed",
+            )
+        if isinstance(cause, psycopg.DataError):
+            remedy = f"correct it in its table; or {self._past_it('its column')}"
+            return OperatorError(error.what, remedy=remedy)
+        return error
+
+    def _is_of_publication(self, fault: BaseException | None) -> bool:
+        if not isinstance(fault, psycopg.errors.UndefinedObject):
+            return False
+        return f'"{self._publication}"' in (fault.diag.message_primary or "")
 
     async def _begin_stream(
         self, start: Lsn, server: Server, *, takes_open: bool

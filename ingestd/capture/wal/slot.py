@@ -192,6 +192,16 @@ async def advance_slot(connection: AsyncConnection[Any], name: str, position: Ls
         raise moved_slot(name, said(error)) from error
 
 
+@dataclass(slots=True)
+class SlotPast:
+    """What the slot can't decode; a source has one as long as the process runs.
+
+    `lacks_publication`: it was made after changes that the slot still has to send.
+    """
+
+    lacks_publication: bool = False
+
+
 def vanished_slot(name: str) -> TransientError:
     """Make the error for a slot that is ours to make and not there: the next start makes it."""
     return TransientError(
