@@ -38,7 +38,8 @@ class Case:
     """Statements that bring a refusal about; `{limited}` is a role without rights of its own.
 
     `shown`: its title in docs/errors.md. `kind`, `source`, `extra`: of the config. `as_limited`:
-    the daemon connects as that role. `first`: a daemon has run before, without fault.
+    the daemon connects as that role. `first`: a daemon has run before, without fault. `is_pasted`:
+    the remedy is SQL, and the source starts after it.
     """
 
     statements: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Case:
     as_limited: bool = False
     shown: str = ""
     first: bool = False
+    is_pasted: bool = False
 
 
 READS = (
@@ -77,6 +79,15 @@ CASES: dict[str, Case] = {
         as_limited=True,
     ),
     "no identity": Case(("CREATE TABLE visits (page text)",), shown="A new table without a key"),
+    "an event trigger refuses": Case(
+        (
+            """CREATE FUNCTION no() RETURNS event_trigger LANGUAGE plpgsql
+                   AS $$ BEGIN RAISE 'no publications'; END $$""",
+            """CREATE EVENT TRIGGER "No ""pub\""" ON ddl_command_start
+                   WHEN TAG IN ('CREATE PUBLICATION') EXECUTE FUNCTION no()""",
+        ),
+        is_pasted=True,
+    ),
     "no publication": Case(source=UNMANAGED),
     "not in the publication": Case(
         ("CREATE PUBLICATION ingestd_shop WITH (publish_via_partition_root = true)", SLOT),
@@ -231,6 +242,12 @@ def test_check_refuses_what_run_refuses(
         for refused in refusals(daemon):
             remedy, _, _ = refused["remedy"].partition("\n  then: ingestd snapshot ")
             assert remedy in before["failed"], (refused, before)
+        if case.is_pasted:
+            with shop.connect("shop") as connection:
+                for refused in refusals(daemon):
+                    connection.execute(refused["remedy"].encode())
+            assert daemon.sigterm() == 0
+            daemon.start_ready(LIMIT_S)
     finally:
         daemon.close()
 

@@ -43,10 +43,11 @@ from ingestd.capture.wal.publication import (
     owners_statement,
     partitioned_of,
     possible_lists,
+    refused_by_trigger,
 )
 from ingestd.capture.wal.server import Server, inspect_server, server_notices
 from ingestd.capture.wal.slot import Slot, find_slot, slot_fault
-from ingestd.checks import CheckLine
+from ingestd.checks import CheckLine, Level
 from ingestd.decode.types import BUILT_IN
 from ingestd.errors import IngestdError, TableError
 from ingestd.ports import Demand
@@ -290,8 +291,7 @@ async def _publication(
     elif others:
         listed = ", ".join(map(str, others))
         found.note(subject, "fail", f"not the owner of {listed}", by_owner)
-    else:
-        await _note_refused(connection, name, absent + changing, lists, found)
+    elif await _note_refused(connection, name, absent + changing, lists, found):
         more = f", {len(absent)} to be added" if absent else ""
         _sent(subject, None if publication is None else sent, settings, found, more)
 
@@ -302,15 +302,18 @@ async def _note_refused(
     tables: Sequence[TableId],
     lists: ColumnLists,
     found: Findings,
-) -> None:
-    """Note the tables that the server refuses to publish, which it is asked for in a trial."""
+) -> bool:
+    """Note the tables that the server refuses to publish; return whether it could be tried."""
     try:
         refused = await kept_out(connection, name, tables, lists)
     except psycopg.Error as error:
-        found.note(f"publication {name}", "warn", f"could not be tried: {said(error)}")
-        return
+        disable = await refused_by_trigger(connection, error)
+        level: Level = "warn" if disable is None else "fail"
+        found.note(f"publication {name}", level, f"could not be tried: {said(error)}", disable)
+        return False
     for table, fault in refused.items():
         found.note(f"table {table}", "fail", fault.reason, fault.remedy)
+    return True
 
 
 def _sent(

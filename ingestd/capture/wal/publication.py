@@ -224,6 +224,24 @@ async def kept_out(
     }
 
 
+async def refused_by_trigger(connection: AsyncConnection[Any], error: psycopg.Error) -> str | None:
+    """Return the statements that disable the event triggers that refuse it, or None."""
+    if not (error.sqlstate or "").startswith("P0"):  # what PL/pgSQL raises
+        return None
+    cursor = await connection.execute(
+        """
+        SELECT evtname FROM pg_catalog.pg_event_trigger
+         WHERE evtevent IN ('ddl_command_start', 'ddl_command_end') AND evtenabled <> 'D'
+           AND (evttags IS NULL OR evttags && '{CREATE PUBLICATION,ALTER PUBLICATION}')
+         ORDER BY 1
+        """
+    )
+    disable = sql.SQL("ALTER EVENT TRIGGER {} DISABLE;")
+    names = [sql.Identifier(name) for (name,) in await cursor.fetchall()]
+    statements = " ".join(disable.format(name).as_string(None) for name in names)
+    return f"{statements}  -- or have it let the publication pass" if statements else None
+
+
 def is_locked(error: psycopg.Error) -> bool:
     """Whether the server refused a table only because somebody has it locked."""
     return isinstance(

@@ -9,6 +9,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.published import find_publication
+from ingestd.capture.said import said
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.wal.publication import (
@@ -20,6 +21,7 @@ from ingestd.capture.wal.publication import (
     keep_publication,
     owners_statement,
     partitioned_of,
+    refused_by_trigger,
 )
 from ingestd.errors import OperatorError, TransientError
 from ingestd.schema import Table, TableId
@@ -80,6 +82,14 @@ async def prepare_publication(
         raise OperatorError(
             f"{where}: no right to keep publication {name!r}: {error.diag.message_primary}",
             remedy=f"{statement}  -- as the tables' owner; then set manage = false",
+        ) from error
+    except psycopg.Error as error:
+        disable = await refused_by_trigger(control, error)
+        if disable is None:
+            raise
+        raise OperatorError(
+            f"{where}: an event trigger refuses publication {name!r}: {said(error)}",
+            remedy=disable,
         ) from error
 
 
