@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,7 +172,8 @@ class DdlLog:
 
     `_pending`: by the table's OID and the transaction's id, why it is read again, and where that
     commits. `_tables`, `_seen`: the last check, by the table's OID. `_before`: by OID, the events
-    since the last check and one before, as anybody may have written the last; `_leaves`: by the
+    since the last check and one before, as anybody may have written the last; of `_objects`: the
+    captured tables, and the types that their columns are made of; `_leaves`: by the
     root's, the partitions that events tell of. `_voided`: the last check that had a table read
     again; `_points`: where it was read, as the lake has it. `_last`: where the last event's
     transaction commits: what comes again has been taken. `awaits`: the last check did not see the
@@ -182,6 +184,7 @@ class DdlLog:
     _pending: dict[tuple[int, int], tuple[str, Lsn]] = field(default_factory=dict)
     _tables: Mapping[int, tuple[TableId, Storage]] = field(default_factory=dict)
     _seen: Visibility | None = None
+    _objects: AbstractSet[int] = frozenset()
     _before: dict[int, list[Known]] = field(default_factory=dict)
     _leaves: dict[int, set[int]] = field(default_factory=dict)
     _voided: dict[int, Visibility] = field(default_factory=dict)
@@ -237,21 +240,17 @@ class DdlLog:
     ) -> None:
         """Take what a check found, after `by(seen)`, and which tables are read again for it."""
         self._tables, self._seen = tables, seen
+        self._objects = {t.oid for _, s in tables.values() for t in s.types} | tables.keys()
         self._voided |= dict.fromkeys(voided, seen)
         self._pending = {
             key: found for key, found in self._pending.items() if not _sees(seen, key[1])
         }
-        kept = self._objects()
         self._before = {
             oid: events if self._unseen else events[-1:]
             for oid, events in self._before.items()
-            if oid in kept
+            if oid in self._objects
         }
-        self._leaves = {root: found for root, found in self._leaves.items() if root in kept}
-
-    def _objects(self) -> set[int]:
-        """Return the captured tables, and the types that their columns are made of."""
-        return {t.oid for _, s in self._tables.values() for t in s.types} | self._tables.keys()
+        self._leaves = {r: found for r, found in self._leaves.items() if r in self._objects}
 
     def _judged(self, event: DdlEvent, xid: int) -> Iterable[tuple[int, str | None]]:
         """Give which captured tables it concerns, and why each is to be read again."""
@@ -303,7 +302,7 @@ class DdlLog:
 
     def _note(self, event: DdlEvent) -> None:
         """Keep what the next event is compared with, of captured tables and their types."""
-        if not {event.oid, event.root} & self._objects() and event.what != "dropped table":
+        if not {event.oid, event.root} & self._objects and event.what != "dropped table":
             return
         if event.what == "table" and event.command.startswith("CREATE") and event.root is not None:
             self._leaves.setdefault(event.root, set()).add(event.oid)
