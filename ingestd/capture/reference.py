@@ -30,7 +30,8 @@ from ingestd.capture.catalog import (
 from ingestd.capture.columns import controlled
 from ingestd.capture.faults import classify
 from ingestd.capture.pages import TablePages
-from ingestd.capture.patterns import missing_tables
+from ingestd.capture.not_tables import find_not_tables
+from ingestd.capture.patterns import missing_table
 from ingestd.capture.rewrites import keep_shared
 from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error, splits_seen
@@ -46,6 +47,11 @@ from ingestd.schema import Table, TableId
 LOCK_TIMEOUT_S = 10.0
 """How long it waits for a table that somebody alters: so long others wait behind."""
 SPLIT_BYTES = 64_000_000
+_REACHABLE = """
+SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
+   AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+"""
 
 
 class CopiedReferenceSource:
@@ -167,7 +173,10 @@ class CopiedReferenceSource:
             self.progress = done / total if total else 1.0
 
     async def _lock(self, connection: AsyncConnection[Any]) -> None:
-        """Lock the table, if it is there."""
+        """Lock the table, if it exists: asked first, as the server logs each error."""
+        found = await connection.execute(_REACHABLE, (self._id.schema, self._id.name))
+        if await found.fetchone() is None:
+            return
         try:
             await keep_shared(connection, sql.Identifier(self._id.schema, self._id.name))
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -186,8 +195,7 @@ async def describe(
     rows = {row.id: row for row in await list_tables(connection)}
     row = rows.get(name)
     if row is None:
-        only = settings.model_copy(update={"tables": [str(name)]})
-        raise missing_tables(only, rows)[0].error
+        raise missing_table(settings, name, rows, await find_not_tables(connection, [name]))
     generated = their_names(await list_generated(connection, [row.oid]))
     columns = (await list_columns(connection, [row.oid], generated)).get(row.oid, ())
     types = {**BUILT_IN, **await list_types(connection, {c.type_oid for c in columns})}

@@ -61,6 +61,11 @@ class ReferenceWatch:
         """Whether the source is claimed, and delivers or is about to (I5)."""
         return self.watch.not_running() is None
 
+    def state_of(self, table: TableId) -> object:
+        """Return what is another after the source's own table has come into another state."""
+        found = self._status.tables.get(str(table))
+        return None if found is None else (found.state, found.since)
+
     def requested(self, tables: Sequence[TableId]) -> None:
         """Take that somebody asked for these tables' rows."""
         for table in tables:

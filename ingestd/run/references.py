@@ -10,7 +10,8 @@
 
 One table after the other, only while the source's pipeline runs: who holds its claim alone writes
 to the lake (I5). A fault of one table is that table's own (I8): what passes by itself is tried
-again after 0.5 s to 30 s, anything else after 60 s; the version that is there serves.
+again after 0.5 s to 30 s, anything else after 5 s to 60 s, and at once when the source's table was
+read again; the version that is there serves.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from ingestd.schema import TableId, in_name_order
 SHARE_OF_TIME = 0.2
 """Merges take no more of the time than this: with larger tables they come less often."""
 PAUSE_LIMIT_S = 60.0
+RETRY_S = 5.0
+"""What an operator has to act for is tried again after this, or later where trying takes long."""
 
 Monotonic = Callable[[], float]
 
@@ -288,20 +291,24 @@ class References:
                     await woken.wait()
                     continue
                 async with self._one:
+                    began = time.monotonic()
                     delay_s, error = await self._tried(keeper.step())
+                    took_s = time.monotonic() - began
                 attempt = 0 if error is None else attempt + 1
                 if error is not None:
                     await self._tried(keeper.close())
                     delay_s = retry_delay_s(error, attempt, self._jitter())
+                    if not isinstance(error, TransientError):
+                        delay_s = min(delay_s, max(RETRY_S, took_s / SHARE_OF_TIME))
                     self._watch.failed(table, error, delay_s)
-                    await self._pause(keeper, woken, delay_s)
+                    await self._pause(table, woken, delay_s)
                 elif delay_s == 0.0:
                     await asyncio.sleep(0)
                 elif isinstance(keeper, Followed):
                     await asyncio.sleep(delay_s or 0.0)
                     await woken.wait()
                 else:
-                    await self._pause(keeper, woken, delay_s)
+                    await self._pause(table, woken, delay_s)
         finally:
             await self._tried(keeper.close())
 
@@ -318,11 +325,16 @@ class References:
         except BaseException as fault:  # noqa: BLE001 - a Rust panic too
             return None, self._watch.unknown(fault)
 
-    async def _pause(self, keeper: Keeper, woken: asyncio.Event, delay_s: float | None) -> None:
-        """Wait, or until somebody asks."""
+    async def _pause(self, table: TableId, woken: asyncio.Event, delay_s: float | None) -> None:
+        """Wait, at most until it is asked for, or its own table comes into another state."""
+        keeper, state = self._keepers[table], self._watch.state_of(table)
         try:
             async with asyncio.timeout(delay_s):
-                while not keeper.is_asked and self._watch.is_running:
+                while (
+                    not keeper.is_asked
+                    and self._watch.is_running
+                    and state == self._watch.state_of(table)
+                ):
                     await woken.wait()
                     woken.clear()
         except TimeoutError:
