@@ -33,13 +33,13 @@ def reading_anew(source: str, *tables: TableId | str) -> str:
     return shlex.join(["ingestd", "snapshot", source, *map(str, tables)])
 
 
-def did_you_mean(name: str, candidates: Iterable[str], *, cutoff: float = SIMILAR) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return a question for the most similar candidate, with a space after it; empty if none is.
 
     `candidates`: only what would help: not what is asked for, or configured, already.
     """
     others = sorted({*candidates} - {name})
-    near = difflib.get_close_matches(name, others, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(name, others, n=1, cutoff=SIMILAR)
     return f"did you mean {near[0]!r}? " if near else ""
 
 

@@ -15,7 +15,6 @@ from ingestd.schema import Table, TableId
 
 _WILD = set("*?[")
 UNMATCHED = "tables.unmatched"
-_NOT_MATCHED = "not matched by `tables`"
 Others = Mapping[TableId, NotTable]
 NONE: Others = MappingProxyType({})
 
@@ -125,14 +124,12 @@ def why_left_out(settings: SourceSettings, table: TableId) -> str | None:
         return included([pattern.removeprefix("!")], table.schema, table.name)
 
     if not any(matches(p) for p in settings.tables if not p.startswith("!")):
-        return _NOT_MATCHED
+        return "not matched by `tables`"
     excluding = next((p for p in settings.tables if p.startswith("!") and matches(p)), None)
     return None if excluding is None else f"left out by {excluding!r} in `tables`"
 
 
-def _helpful(
-    settings: SourceSettings, table: TableId, present: Iterable[TableId]
-) -> list[TableId]:
+def _helpful(settings: SourceSettings, table: TableId, present: Iterable[TableId]) -> list[TableId]:
     """Return the tables that could stand in the name's place.
 
     None that has a section already. In `tables` none that it matches already, or excludes; as the
@@ -141,7 +138,8 @@ def _helpful(
     sections = {TableId.parse(text) for text in settings.table}
     unconfigured = [t for t in present if t not in sections]
     if _is_exact(settings, table):
-        return [t for t in unconfigured if why_left_out(settings, t) == _NOT_MATCHED]
+        patterns = [p.removeprefix("!") for p in settings.tables]
+        return [t for t in unconfigured if not any(_candidates(p, [t]) for p in patterns)]
     return [t for t in unconfigured if settings.includes(t.schema, t.name)]
 
 

@@ -29,8 +29,8 @@ from ingestd.capture.catalog import (
 )
 from ingestd.capture.columns import controlled
 from ingestd.capture.faults import classify
-from ingestd.capture.pages import TablePages
 from ingestd.capture.not_tables import find_not_tables
+from ingestd.capture.pages import TablePages
 from ingestd.capture.patterns import missing_table
 from ingestd.capture.rewrites import keep_shared
 from ingestd.capture.session import connect

@@ -12,10 +12,10 @@ from ingestd.app.checking import check
 from ingestd.observe.client import fetch_status
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
-from tests.harness.command_line import run_command
-from tests.harness.config import polling_config, wal_config
 from ingestd.sink.read import read_files
 from ingestd.sink.store import open_store
+from tests.harness.command_line import run_command
+from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:

@@ -220,7 +220,10 @@ async def _tables(
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
             remedy = identify(plain, settings.publication, sent, sending)
             found.note(subject, "warn", detail, remedy)
-    for notice in (*unmatched_notices(settings, catalog.present, catalog.others), *server_notices(server, dsn)):
+    for notice in (
+        *unmatched_notices(settings, catalog.present, catalog.others),
+        *server_notices(server, dsn),
+    ):
         found.notice(notice)
     return good
 
