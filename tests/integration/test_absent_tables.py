@@ -73,7 +73,8 @@ def rows_of(lake: Path, folder: str) -> list[dict[str, Any]]:
         handle = DeltaTable(str(lake / folder))
     except TableNotFoundError:
         return []
-    return read_files(handle, open_store(str(lake), None), folder).to_pylist()
+    rows: list[dict[str, Any]] = read_files(handle, open_store(str(lake), None), folder).to_pylist()
+    return rows
 
 
 def sections() -> str:
