@@ -14,7 +14,6 @@ from ingestd.references import key_path
 from ingestd.schema import Table, TableId
 
 _WILD = set("*?[")
-UNMATCHED = "tables.unmatched"
 Others = Mapping[TableId, NotTable]
 NONE: Others = MappingProxyType({})
 
@@ -79,8 +78,7 @@ def unmatched_notices(
     """
     tables = list(present)
     notices = [
-        Notice(
-            UNMATCHED,
+        _notice(
             f"no table matches {pattern!r} in `tables`",
             "correct the pattern, or create the table: it is captured when it exists; "
             "`ingestd tables` lists those that exist",
@@ -91,13 +89,17 @@ def unmatched_notices(
         matched = [] if pattern.startswith("!") else _candidates(pattern, tables)
         if matched and not any(settings.includes(t.schema, t.name) for t in matched):
             what = f"every table that {pattern!r} in `tables` matches is excluded there by '!'"
-            notices.append(Notice(UNMATCHED, what, "take the one or the other out of `tables`"))
+            notices.append(_notice(what, "take the one or the other out of `tables`"))
         excluded = pattern.removeprefix("!")
         if pattern != excluded and not set(excluded) & _WILD and not _matches(excluded, tables):
             what = f"no table matches {pattern!r} in `tables`: it excludes nothing"
             error = missing_table(settings, TableId.parse(excluded), tables, others)
-            notices.append(Notice(UNMATCHED, what, str(error.remedy)))
+            notices.append(_notice(what, str(error.remedy)))
     return (*notices, *_unused_sections(settings, tables, others))
+
+
+def _notice(what: str, remedy: str) -> Notice:
+    return Notice("tables.unmatched", what, remedy)
 
 
 def _unused_sections(
@@ -113,7 +115,7 @@ def _unused_sections(
         error = missing_table(settings, table, present, others)
         keys = ", ".join(sorted(settings.controls(table).model_fields_set)) or "nothing"
         what = f"section {_section(table)}: the table {error.reason}; what it sets holds for none"
-        notices.append(Notice(UNMATCHED, f"{what}: {keys}", str(error.remedy)))
+        notices.append(_notice(f"{what}: {keys}", str(error.remedy)))
     return notices
 
 

@@ -32,6 +32,8 @@ from ingestd.capture.faults import classify
 from ingestd.capture.not_tables import find_not_tables
 from ingestd.capture.pages import TablePages
 from ingestd.capture.patterns import missing_table
+from ingestd.capture.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
+from ingestd.capture.read_probe import read_fault
 from ingestd.capture.rewrites import keep_shared
 from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error, splits_seen
@@ -216,7 +218,9 @@ async def check_references(source: str, settings: SourceSettings) -> list[CheckL
         return []
     dsn = settings.dsn.get_secret_value()
     try:
-        async with await connect(dsn, autocommit=False, reads_names=True) as connection:
+        async with await connect(
+            dsn, autocommit=False, lock_timeout_s=PROBE_TIMEOUT_S, reads_names=True
+        ) as connection:
             return [await _check(connection, source, settings, t, names[t]) for t in names]
     except psycopg.Error as error:
         fault = classify(error, f"source {source}, reference tables", dsn)
@@ -232,9 +236,14 @@ async def _check(
 ) -> CheckLine:
     subject = f"reference table {name}"
     try:
-        await describe(connection, settings, name)
+        table = await describe(connection, settings, name)
     except TableError as error:
         return CheckLine(source, subject, "fail", error.reason, error.remedy)
+    fault = await read_fault(connection, table, settings.dsn.get_secret_value())
+    await connection.rollback()  # what was refused has ended the transaction
+    if fault is not None:
+        what = fault.reason if isinstance(fault, TableError) else fault.what
+        return CheckLine(source, subject, "fail", what, fault.remedy)
     if kind == "snapshot_only":
         every_s = settings.controls(name).refresh_s
         return CheckLine(source, subject, "ok", f"read every {every_s:g} s")

@@ -87,8 +87,20 @@ class ReferenceWatch:
             )
 
     def opened(self, table: TableId, state: ReferenceState | None) -> None:
-        """Take what the lake had at the start."""
-        if state is not None:
+        """Record what the lake has; a table that is stopped stays so until a step succeeds."""
+        if state is None:
+            return
+        reference = self._status.references[str(table)]
+        if reference.state is TableState.STOPPED:
+            reference.version, reference.rows = state.version, state.rows
+            reference.epoch = state.position
+        else:
+            self._take(table, state)
+
+    def succeeded(self, table: TableId, state: ReferenceState | None) -> None:
+        """Record that nothing is due: the lake has what it is to have."""
+        reference = self._status.references[str(table)]
+        if state is not None and reference.reason is not None:
             self._take(table, state)
 
     def current(

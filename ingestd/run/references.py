@@ -78,27 +78,29 @@ class Reread:
         self._refresh_s = refresh_s
         self._monotonic = monotonic
         self._is_open = False
+        self._state: ReferenceState | None = None
         self._due_s: float | None = None
 
     async def step(self) -> float | None:
         """Read the table if that is due."""
         now = self._monotonic()
         if not self._is_open:
-            state = await self._sink.open()
-            self._watch.opened(self._table, state)
+            self._state = await self._sink.open()
+            self._watch.opened(self._table, self._state)
             self._is_open = True
             # A version may be old, or other settings have made it: it is looked at once.
-            if state is None or self._refresh_s is not None:
+            if self._state is None or self._refresh_s is not None:
                 self._due_s = now
         if self.is_asked or (self._due_s is not None and now >= self._due_s):
             await self._read()
+        self._watch.succeeded(self._table, self._state)
         return None if self._due_s is None else max(0.0, self._due_s - self._monotonic())
 
     async def _read(self) -> None:
         began, self.is_asked = self._monotonic(), False
         source = self._make_source()
         try:
-            state = await self._sink.replace(self._batches(source))
+            self._state = state = await self._sink.replace(self._batches(source))
         except IngestdError:
             self._due_s = began  # whoever asked, it is to be read
             raise
@@ -168,6 +170,7 @@ class Followed:
                 self._has_begun_anew = True
                 return 0.0
             raise
+        self._watch.succeeded(self._table, self._state)
         took_s = self._monotonic() - began
         return min(PAUSE_LIMIT_S, took_s / SHARE_OF_TIME - took_s) or None
 

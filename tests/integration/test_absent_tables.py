@@ -157,3 +157,24 @@ def test_isolated_what_is_absent_says_so_and_is_read_when_it_exists(
             assert sorted(row["id"] for row in rows_of(lake, folder)) == [1, 2], name
     assert daemon.events("source.failed") == []
     daemon.close()
+
+
+def test_check_tries_to_read_reference_tables(
+    database: Database, lake: Path, make_daemon: MakeDaemon, stranger: str
+) -> None:
+    """Row security and missing rights are found before a run, and each by itself."""
+    names = ("hiding", "denied", "good")
+    database.execute(
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names),
+        f"GRANT SELECT ON hiding, good TO {stranger}",
+        "ALTER TABLE hiding ENABLE ROW LEVEL SECURITY",
+    )
+    sections = [f'[sources.shop.table."public.{n}"]\nreference = "manual"' for n in names]
+    dsn = f"{database.dsn} user={stranger}"
+    daemon = make_daemon(polling_config(lake=lake, dsn=dsn, extra="\n".join(sections)))
+    found = {line.subject: line for line in check(daemon.config_path)}
+    hiding, denied, good = (found[f"reference table public.{name}"] for name in names)
+    assert (hiding.level, denied.level, good.level) == ("fail", "fail", "ok"), found
+    assert "row-level security" in hiding.detail
+    assert "BYPASSRLS" in str(hiding.remedy)
+    assert "GRANT SELECT" in str(denied.remedy)
