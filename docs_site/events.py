@@ -97,7 +97,8 @@ MEANINGS: Mapping[str, str] = {
     " Once for each column.",
     "table.state": "A table has another state; `reason`: why it is read anew.",
     "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
-    "tables.unmatched": "A pattern in `tables` matches no table at present.",
+    "tables.unmatched": "A pattern in `tables`, or a table's section, is for no table"
+    " that exists at present.",
     "task.failed": "A task of the event loop ended by an error that nobody took. A fault of the"
     " program.",
     "thread.failed": "A thread ended by an error. A fault of the program.",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -55,8 +57,16 @@ class Problem:
     meant: str = ""
 
 
-def problems_of(error: ValidationError, model: type[BaseModel], at: KeyPath) -> list[Problem]:
-    """Translate a validation error of the section at `at`, whose model is `model`."""
+def problems_of(
+    error: ValidationError,
+    model: type[BaseModel],
+    at: KeyPath,
+    section: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Problem]:
+    """Translate a validation error of the section at `at`, whose model is `model`.
+
+    `section`: as it was written. What it has already is not suggested.
+    """
     found = []
     for fault in error.errors(include_url=False, include_input=False):
         context = fault.get("ctx", {})
@@ -64,7 +74,8 @@ def problems_of(error: ValidationError, model: type[BaseModel], at: KeyPath) -> 
         where = (*at, *fault["loc"], *(cause.at if isinstance(cause, KeyPathError) else ()))
         kind = fault["type"]
         if kind == "extra_forbidden":
-            found.append(_unknown(where, _keys_at(model, fault["loc"][:-1])))
+            place = fault["loc"][:-1]
+            found.append(_unknown(where, _keys_at(model, place), _given_at(section, place)))
         elif kind == "literal_error":
             found.append(Problem(where, f"must be {context['expected']}", quotes=True))
         elif isinstance(cause, ValueError):
@@ -90,8 +101,17 @@ def describe(problems: Sequence[Problem], document: object, resolver: Resolver) 
     return lines
 
 
-def _unknown(at: KeyPath, keys: Sequence[str]) -> Problem:
-    near = difflib.get_close_matches(str(at[-1]), keys, n=1, cutoff=0.5)
+def _given_at(section: object, place: tuple[int | str, ...]) -> Collection[str]:
+    """Name the keys that are set in the section at `place` below `section`."""
+    for part in place:
+        section = section.get(part) if isinstance(section, Mapping) else None
+    return section if isinstance(section, Mapping) else ()
+
+
+def _unknown(at: KeyPath, keys: Sequence[str], given: Collection[str]) -> Problem:
+    near = difflib.get_close_matches(
+        str(at[-1]), sorted({*keys}.difference(given)), n=1, cutoff=0.5
+    )
     if near:
         return Problem(at, f"unknown key; did you mean {near[0]!r}?", meant=near[0])
     return Problem(at, f"unknown key; valid keys: {', '.join(keys)}")

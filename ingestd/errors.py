@@ -16,16 +16,46 @@ them ever carries a secret or a value of a row.
 
 from __future__ import annotations
 
+import difflib
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ingestd.schema import TableId
 
+SIMILAR = 0.6
+"""How similar two names are, 0 to 1, of which one may have been meant by the other."""
+
 
 def reading_anew(source: str, *tables: TableId | str) -> str:
     """Give the command that has a source's tables read anew, for a remedy."""
     return shlex.join(["ingestd", "snapshot", source, *map(str, tables)])
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return a question for the most similar candidate, with a space after it; empty if none is.
+
+    `candidates`: only what would help: not what is asked for, or configured, already.
+    """
+    others = sorted({*candidates} - {name})
+    near = difflib.get_close_matches(name, others, n=1, cutoff=SIMILAR)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def did_you_mean_table(table: TableId, candidates: Iterable[TableId]) -> str:
+    """Do so for a table: schema and name must each be similar.
+
+    A long schema would have any two tables in it look alike.
+    """
+
+    def similarity(other: TableId) -> float:
+        parts = (table.schema, other.schema), (table.name, other.name)
+        return min(difflib.SequenceMatcher(None, a, b).ratio() for a, b in parts)
+
+    found = sorted((-similarity(other), str(other)) for other in candidates if other != table)
+    near = next((name for score, name in found if -score >= SIMILAR), None)
+    return "" if near is None else f"did you mean {near!r}? "
 
 
 class IngestdError(Exception):

@@ -5,7 +5,6 @@ It only reads, beside a daemon or without one.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.config import Config, TableSettings
-from ingestd.errors import ConfigError, FolderError, OperatorError
+from ingestd.errors import ConfigError, FolderError, OperatorError, did_you_mean_table
 from ingestd.positions import Lsn
 from ingestd.redaction import MASK
 from ingestd.schema import TableId
@@ -102,7 +101,7 @@ def hidden(name: str, value: object, controls: TableSettings) -> object:
 
 def _unknown(store: Store, layout: Layout, table: TableId, uri: str) -> ConfigError | OperatorError:
     there = sorted(
-        str(layout.table_of(schema, name))
+        layout.table_of(schema, name)
         for schema in store.folders(layout.root)
         if schema not in OWN_FOLDERS
         for name in store.folders(f"{layout.root}/{schema}")
@@ -112,9 +111,8 @@ def _unknown(store: Store, layout: Layout, table: TableId, uri: str) -> ConfigEr
             f"the lake {uri} has no changes of source {layout.source} yet",
             remedy="ingestd run reads its tables; ingestd status tells how far it is",
         )
-    near = difflib.get_close_matches(str(table), there, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(there[:5])}"
-    return ConfigError(f"{table}: the lake has no changes of it; {hint}")
+    hint = did_you_mean_table(table, there) or f"there is {', '.join(map(str, there[:5]))}"
+    return ConfigError(f"{table}: the lake has no changes of it; {hint.rstrip()}")
 
 
 def _store(config: Config) -> Store:

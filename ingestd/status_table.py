@@ -75,6 +75,11 @@ def _print_pause(out: Console, name: str, source: Mapping[str, Any]) -> None:
 def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
     faults = [(f"source {name}", source)]
     faults += [(f"source {name}, table {printable(t['table'])}", t) for t in source["tables"]]
+    told = {t["table"] for t in source["tables"] if t["state"] == "stopped" and t["reason"]}
+    for reference in source.get("references", ()):
+        if reference["table"] not in told:
+            where = f"source {name}, reference table {printable(reference['table'])}"
+            faults.append((where, reference))
     for where, fault in faults:
         is_shown_below = fault["state"] == "snapshotting" and fault.get("snapshot")
         if fault["reason"] and not is_shown_below:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ingestd.config import UNSTREAMED, SourceSettings, included
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, did_you_mean_table
 from ingestd.ports import Coverage
 from ingestd.positions import Lsn
 from ingestd.schema import Table, TableId
@@ -64,7 +63,7 @@ def asked_for(
     read_whole = [t for t, s in settings.references().items() if s.reference in UNSTREAMED]
     there = [*(t.id for t in coverage.tables), *(r.table.id for r in coverage.refused), *read_whole]
     for pattern in patterns:
-        _ensure_known(pattern, there)
+        _ensure_known(pattern, there, patterns)
     tables = [t for t in coverage.tables if is_chosen(t.id)]
     refused = [r for r in coverage.refused if is_chosen(r.table.id)]
     left_out = [
@@ -76,15 +75,14 @@ def asked_for(
     return tables, [*outcomes, *left_out]
 
 
-def _ensure_known(pattern: str, there: Collection[TableId]) -> None:
-    names = sorted(map(str, there))
+def _ensure_known(pattern: str, there: Collection[TableId], patterns: Sequence[str]) -> None:
     try:
+        wanted = TableId.parse(pattern.removeprefix("!"))
         if any(included([pattern.removeprefix("!")], t.schema, t.name) for t in there):
             return
     except ValueError as error:
         raise ConfigError(f"TABLE {pattern}: {error}") from error
-    near = difflib.get_close_matches(pattern, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean_table(wanted, [t for t in there if str(t) not in patterns])
     raise ConfigError(
         f"TABLE {pattern}: matches no captured table",
         remedy=f"{hint}names are schema.table, as `ingestd tables` shows them",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 import time
 import uuid
@@ -13,9 +12,9 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 
 from ingestd.config import Config, included
-from ingestd.errors import ConfigError, TransientError
+from ingestd.errors import ConfigError, TransientError, did_you_mean_table
 from ingestd.positions import Lsn
-from ingestd.schema import Table
+from ingestd.schema import Table, TableId
 from spark_jobs.command import spark_uri
 from spark_jobs.lake import SourceLake
 from spark_jobs.lake_state import known_tables, lake_position
@@ -87,9 +86,8 @@ def _asked_for(
     there = [*tables, *(one.table for one in refused)]
     for pattern in patterns:
         if not any(included([pattern.removeprefix("!")], t.id.schema, t.id.name) for t in there):
-            captured = sorted(str(table.id) for table in point.coverage.tables)
-            near = difflib.get_close_matches(pattern, captured, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            captured = [t.id for t in point.coverage.tables if str(t.id) not in patterns]
+            hint = did_you_mean_table(TableId.parse(pattern.removeprefix("!")), captured)
             raise ConfigError(
                 f"TABLE {pattern}: matches no captured table",
                 remedy=f"{hint}names are schema.table, as `ingestd tables` shows them",

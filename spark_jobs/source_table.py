@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from ingestd.capture.faults import classify
 from ingestd.capture.registry import FACTORIES
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import SourceSettings, load_config
-from ingestd.errors import ConfigError, IngestdError, TableError
+from ingestd.errors import ConfigError, IngestdError, TableError, did_you_mean_table
 from ingestd.ports import Connector, Refused
 from ingestd.schema import Table, TableId
 from spark_jobs.source_options import SourceOptions
@@ -122,9 +121,8 @@ async def _read_anyway(connector: Connector, refused: Refused) -> Table:
 
 
 async def _absent(connector: Connector, asked: TableId) -> IngestdError:
-    there = {str(info.id) for info in await connector.metadata().tables()}
-    near = difflib.get_close_matches(str(asked), there, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    there = [info.id for info in await connector.metadata().tables()]
+    hint = did_you_mean_table(asked, there)
     return TableError(
         asked,
         "does not exist in the database",
@@ -140,9 +138,8 @@ async def _refuse_unasked(options: SourceOptions, settings: SourceSettings) -> N
         infos = [info.id for info in await connector.metadata().tables()]
     finally:
         await connector.close()
-    included = [str(i) for i in infos if settings.includes(i.schema, i.name)]
-    near = difflib.get_close_matches(str(asked), included, n=1)
-    hint = f"did you mean {near[0]!r}? " if near and asked not in infos else ""
+    included = [i for i in infos if settings.includes(i.schema, i.name)]
+    hint = "" if asked in infos else did_you_mean_table(asked, included)
     raise ConfigError(
         f"option table: `tables` of sources.{options.source} does not include {asked}",
         remedy=f"{hint}only tables of the config are read: add it to `tables`",

@@ -17,7 +17,6 @@ does not stop the others.
 
 from __future__ import annotations
 
-import difflib
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from ingestd.config import included
-from ingestd.errors import IngestdError, OperatorError, TableError
+from ingestd.errors import IngestdError, OperatorError, TableError, did_you_mean_table
 from ingestd.recorded import TableState
 from ingestd.schema import TableId
 from spark_jobs.commits import current_version
@@ -292,10 +291,11 @@ class EpochStream:
         known = self._registry().tables if tables else []
         for table in tables:
             if table not in known:
-                near = difflib.get_close_matches(table, known, n=1)
+                others = [TableId.parse(name) for name in known if name not in tables]
+                hint = did_you_mean_table(TableId.parse(table), others).rstrip()
                 raise OperatorError(
                     f"table {table} is not in the lake",
-                    remedy=f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}",
+                    remedy=hint or f"there are {', '.join(known)}",
                 )
 
     def _is_cut(self, whole: Collection[str]) -> bool:

@@ -5,7 +5,6 @@ Pure functions on a table as the catalog or a RELATION message describes it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ import pyarrow as pa
 from ingestd.config import TableSettings
 from ingestd.decode.masks import masked_text
 from ingestd.decode.types import Types, is_number, override_type
-from ingestd.errors import TableError
+from ingestd.errors import TableError, did_you_mean
 from ingestd.references import key_path
 from ingestd.schema import Column, Mask, Table
 
@@ -124,8 +123,8 @@ def _refuse_unknown(table: Table, settings: TableSettings) -> None:
     for key, columns in said.items():
         for column in columns:
             if column not in names:
-                near = difflib.get_close_matches(column, names, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
+                configured = {c for others in said.values() for c in others}
+                hint = did_you_mean(column, [n for n in names if n not in configured])
                 what = f"no column {column!r} to capture, which {key} names"
                 raise TableError(table.id, what, remedy=f"{hint}correct {_at(table, key)}")
 

@@ -37,6 +37,8 @@ from ingestd.capture.dependent_text_queries import read_texts, read_uses
 from ingestd.capture.dependent_texts import NO_TEXTS, TableTexts, Use, refuse_key
 from ingestd.capture.identity import Partition, Sending, list_partitions
 from ingestd.capture.indexes import IndexRow, list_indexes
+from ingestd.capture.not_tables import NotTable, find_not_tables
+from ingestd.capture.patterns import named_tables
 from ingestd.capture.positions import insert_position
 from ingestd.capture.published import (
     WITH_GENERATED,
@@ -67,6 +69,7 @@ class Catalog:
     """What the database has of what the config asks for. Two are equal if nothing changed.
 
     `is_streamed`: a publication sends the changes. `present`: every table, asked for or not.
+    `others`: what the config names as a table, and is none.
     `columns`, `files`, `toast`, `places` and `homes` (see `Storage`) by OID, `types` by theirs;
     `structs`: by OID, the columns that the lake has as structs; `published` by name; `generated`:
     such columns, sent or not, by OID of the table; `minds_unsent`: the server refuses UPDATE and
@@ -79,6 +82,7 @@ class Catalog:
 
     is_streamed: bool = False
     present: tuple[TableId, ...] = field(default=(), compare=False)
+    others: Mapping[TableId, NotTable] = field(default_factory=dict)
     rows: tuple[TableRow, ...] = ()
     columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
     files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
@@ -180,10 +184,13 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
     every = await list_tables(connection)
     wanted = tuple(r for r in every if settings.streams(r.id))
     oids = [r.oid for r in wanted]
+    present = {r.id for r in every}
+    absent = [t for t in named_tables(settings) if t not in present]
     files, toast = await read_files(connection, oids)
     catalog = Catalog(
         is_streamed=settings.sent_by is not None,
         present=tuple(r.id for r in every),
+        others=await find_not_tables(connection, absent),
         rows=wanted,
         files=files,
         toast=toast,

@@ -29,8 +29,11 @@ from ingestd.capture.catalog import (
 )
 from ingestd.capture.columns import controlled
 from ingestd.capture.faults import classify
+from ingestd.capture.not_tables import find_not_tables
 from ingestd.capture.pages import TablePages
-from ingestd.capture.patterns import missing_tables
+from ingestd.capture.patterns import missing_table
+from ingestd.capture.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
+from ingestd.capture.read_probe import read_fault
 from ingestd.capture.rewrites import keep_shared
 from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error, splits_seen
@@ -46,6 +49,11 @@ from ingestd.schema import Table, TableId
 LOCK_TIMEOUT_S = 10.0
 """How long it waits for a table that somebody alters: so long others wait behind."""
 SPLIT_BYTES = 64_000_000
+_REACHABLE = """
+SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
+   AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+"""
 
 
 class CopiedReferenceSource:
@@ -167,7 +175,10 @@ class CopiedReferenceSource:
             self.progress = done / total if total else 1.0
 
     async def _lock(self, connection: AsyncConnection[Any]) -> None:
-        """Lock the table, if it is there."""
+        """Lock the table, if it exists: asked first, as the server logs each error."""
+        found = await connection.execute(_REACHABLE, (self._id.schema, self._id.name))
+        if await found.fetchone() is None:
+            return
         try:
             await keep_shared(connection, sql.Identifier(self._id.schema, self._id.name))
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -186,8 +197,7 @@ async def describe(
     rows = {row.id: row for row in await list_tables(connection)}
     row = rows.get(name)
     if row is None:
-        only = settings.model_copy(update={"tables": [str(name)]})
-        raise missing_tables(only, rows)[0].error
+        raise missing_table(settings, name, rows, await find_not_tables(connection, [name]))
     generated = their_names(await list_generated(connection, [row.oid]))
     columns = (await list_columns(connection, [row.oid], generated)).get(row.oid, ())
     types = {**BUILT_IN, **await list_types(connection, {c.type_oid for c in columns})}
@@ -208,7 +218,9 @@ async def check_references(source: str, settings: SourceSettings) -> list[CheckL
         return []
     dsn = settings.dsn.get_secret_value()
     try:
-        async with await connect(dsn, autocommit=False, reads_names=True) as connection:
+        async with await connect(
+            dsn, autocommit=False, lock_timeout_s=PROBE_TIMEOUT_S, reads_names=True
+        ) as connection:
             return [await _check(connection, source, settings, t, names[t]) for t in names]
     except psycopg.Error as error:
         fault = classify(error, f"source {source}, reference tables", dsn)
@@ -224,9 +236,14 @@ async def _check(
 ) -> CheckLine:
     subject = f"reference table {name}"
     try:
-        await describe(connection, settings, name)
+        table = await describe(connection, settings, name)
     except TableError as error:
         return CheckLine(source, subject, "fail", error.reason, error.remedy)
+    fault = await read_fault(connection, table, settings.dsn.get_secret_value())
+    await connection.rollback()  # what was refused has ended the transaction
+    if fault is not None:
+        what = fault.reason if isinstance(fault, TableError) else fault.what
+        return CheckLine(source, subject, "fail", what, fault.remedy)
     if kind == "snapshot_only":
         every_s = settings.controls(name).refresh_s
         return CheckLine(source, subject, "ok", f"read every {every_s:g} s")

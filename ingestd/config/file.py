@@ -80,7 +80,7 @@ def load_config(
     try:
         config = Config.model_validate({**resolved, "sources": found or {"-": stand_in}})
     except ValidationError as error:
-        problems += problems_of(error, Config, ())
+        problems += problems_of(error, Config, (), document)
     if problems or config is None:
         raise ConfigError("\n".join(describe(problems, document, resolver)))
     _hide(config, resolver, environ)
@@ -126,7 +126,7 @@ def _sources(
             try:
                 found[name] = model.model_validate({**model.defaults(name), **section})
             except ValidationError as error:
-                problems += problems_of(error, model, at)
+                problems += problems_of(error, model, at, section)
     return found
 
 

@@ -21,7 +21,7 @@ from ingestd.observe.connections import Connections
 from ingestd.observe.events_feed import EventsFeed
 from ingestd.observe.pause_commands import PauseCommands
 from ingestd.observe.protection import OPEN, Handler, Protection
-from ingestd.observe.status import paused, ready
+from ingestd.observe.status import not_ready, paused
 from ingestd.observe.status_json import to_json
 from ingestd.observe.status_page import add_page
 from ingestd.quantities import Address
@@ -142,12 +142,11 @@ class HttpServer:
         return web.Response(text="ok\n")
 
     async def _get_ready(self, _: web.Request) -> web.Response:
-        is_ready, reasons = ready(self._status)
-        told = ["ready", *paused(self._status)] if is_ready else reasons
-        text = "".join(f"{reason}\n" for reason in told)
-        if is_ready:
-            return web.Response(text=self._redactor.text(text))
-        return web.Response(status=503, text=self._redactor.text(text))
+        told = [_one_line(*reason) for reason in not_ready(self._status)]
+        code = 503 if told else 200
+        told = told or ["ready", *paused(self._status)]
+        text = "".join(f"{line}\n" for line in told)
+        return web.Response(status=code, text=self._redactor.text(text))
 
     async def _get_status(self, _: web.Request) -> web.Response:
         body = json.dumps(self._redactor.tree(to_json(self._status)), indent=2)
@@ -211,6 +210,12 @@ def _server_log() -> logging.Logger:
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
     add_headers(response)
+
+
+def _one_line(reason: str, remedy: str | None) -> str:
+    """Return them on one line, as a probe's message or a script takes them."""
+    text = reason if remedy is None else f"{reason}; remedy: {remedy}"
+    return " ".join(text.split())
 
 
 def _tell_failed(feeding: asyncio.Task[None]) -> None:

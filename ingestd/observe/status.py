@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -175,6 +175,22 @@ class SourceStatus:
             note_error(self.last_errors, now, error.what, error.remedy)
         return changed
 
+    def shown_references(self) -> list[ReferenceStatus]:
+        """Return them by name; one that follows a table which is stopped or dropped is stopped."""
+        return [self._shown(reference) for _, reference in sorted(self.references.items())]
+
+    def _shown(self, reference: ReferenceStatus) -> ReferenceStatus:
+        table = self.tables.get(reference.table)
+        if table is None or table.state not in {TableState.STOPPED, TableState.DROPPED}:
+            return reference
+        return replace(
+            reference,
+            state=TableState.STOPPED,
+            since=table.since,
+            reason=table.reason,
+            remedy=table.remedy,
+        )
+
     def attend(self, notices: Sequence[Notice]) -> list[Notice]:
         """Take what needs attention now though nothing is stopped; return what is new of it."""
         new = [notice for notice in notices if notice not in self.notices]
@@ -294,22 +310,30 @@ def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
 
     A source that somebody paused is not asked for more: see `paused`.
     """
-    reasons = [] if status.sources else ["no sources"]
+    reasons = [reason for reason, _ in not_ready(status)]
+    return not reasons, reasons
+
+
+def not_ready(status: DaemonStatus) -> list[tuple[str, str | None]]:
+    """Return what `ready` does, each reason with its remedy, if there is one."""
+    found: list[tuple[str, str | None]] = [] if status.sources else [("no sources", None)]
     for name, source in status.sources.items():
         if source.state is SourceState.PAUSED:
             continue
         if source.state is not SourceState.STREAMING:
             why = f": {source.reason}" if source.reason else ""
-            reasons.append(f"source {name} is {source.state}{why}")
+            found.append((f"source {name} is {source.state}{why}", source.remedy))
         stopped = [t for t in source.tables.values() if t.state is TableState.STOPPED]
-        reasons += [f"source {name}, table {t.table} is stopped: {t.reason}" for t in stopped]
+        found += [
+            (f"source {name}, table {t.table} is stopped: {t.reason}", t.remedy) for t in stopped
+        ]
         told = {t.table for t in stopped}
-        for reference in source.references.values():
+        for reference in source.shown_references():
             if reference.state is not TableState.LIVE and reference.table not in told:
                 why = f": {reference.reason}" if reference.reason else ""
                 what = f"reference table {reference.table} is {reference.state}"
-                reasons.append(f"source {name}, {what}{why}")
-    return not reasons, reasons
+                found.append((f"source {name}, {what}{why}", reference.remedy))
+    return found
 
 
 def paused(status: DaemonStatus) -> list[str]:

@@ -71,7 +71,7 @@ def facts_to_json(source: SourceStatus) -> dict[str, Any]:
         "freshness_p50_seconds": source.freshness.quantile(0.5),
         "freshness_p99_seconds": source.freshness.quantile(0.99),
         "last_commit": _time(source.last_commit),
-        "references": [_reference_to_json(r) for _, r in sorted(source.references.items())],
+        "references": [_reference_to_json(r) for r in source.shown_references()],
         "notices": [{"reason": n.what, "remedy": n.remedy} for n in source.notices],
         "last_epochs": [_epoch_to_json(e) for e in source.last_epochs],
         "last_errors": [_error_to_json(e) for e in source.last_errors],

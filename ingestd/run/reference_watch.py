@@ -61,6 +61,11 @@ class ReferenceWatch:
         """Whether the source is claimed, and delivers or is about to (I5)."""
         return self.watch.not_running() is None
 
+    def state_of(self, table: TableId) -> object:
+        """Return what is another after the source's own table has come into another state."""
+        found = self._status.tables.get(str(table))
+        return None if found is None else (found.state, found.since)
+
     def requested(self, tables: Sequence[TableId]) -> None:
         """Take that somebody asked for these tables' rows."""
         for table in tables:
@@ -82,8 +87,20 @@ class ReferenceWatch:
             )
 
     def opened(self, table: TableId, state: ReferenceState | None) -> None:
-        """Take what the lake had at the start."""
-        if state is not None:
+        """Record what the lake has; a table that is stopped stays so until a step succeeds."""
+        if state is None:
+            return
+        reference = self._status.references[str(table)]
+        if reference.state is TableState.STOPPED:
+            reference.version, reference.rows = state.version, state.rows
+            reference.epoch = state.position
+        else:
+            self._take(table, state)
+
+    def succeeded(self, table: TableId, state: ReferenceState | None) -> None:
+        """Record that nothing is due: the lake has what it is to have."""
+        reference = self._status.references[str(table)]
+        if state is not None and reference.reason is not None:
             self._take(table, state)
 
     def current(

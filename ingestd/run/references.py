@@ -10,7 +10,8 @@
 
 One table after the other, only while the source's pipeline runs: who holds its claim alone writes
 to the lake (I5). A fault of one table is that table's own (I8): what passes by itself is tried
-again after 0.5 s to 30 s, anything else after 60 s; the version that is there serves.
+again after 0.5 s to 30 s, anything else after 5 s to 60 s, and at once when the source's table was
+read again; the version that is there serves.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from ingestd.schema import TableId, in_name_order
 SHARE_OF_TIME = 0.2
 """Merges take no more of the time than this: with larger tables they come less often."""
 PAUSE_LIMIT_S = 60.0
+RETRY_S = 5.0
+"""What an operator has to act for is tried again after this, or later where trying takes long."""
 
 Monotonic = Callable[[], float]
 
@@ -75,27 +78,29 @@ class Reread:
         self._refresh_s = refresh_s
         self._monotonic = monotonic
         self._is_open = False
+        self._state: ReferenceState | None = None
         self._due_s: float | None = None
 
     async def step(self) -> float | None:
         """Read the table if that is due."""
         now = self._monotonic()
         if not self._is_open:
-            state = await self._sink.open()
-            self._watch.opened(self._table, state)
+            self._state = await self._sink.open()
+            self._watch.opened(self._table, self._state)
             self._is_open = True
             # A version may be old, or other settings have made it: it is looked at once.
-            if state is None or self._refresh_s is not None:
+            if self._state is None or self._refresh_s is not None:
                 self._due_s = now
         if self.is_asked or (self._due_s is not None and now >= self._due_s):
             await self._read()
+        self._watch.succeeded(self._table, self._state)
         return None if self._due_s is None else max(0.0, self._due_s - self._monotonic())
 
     async def _read(self) -> None:
         began, self.is_asked = self._monotonic(), False
         source = self._make_source()
         try:
-            state = await self._sink.replace(self._batches(source))
+            self._state = state = await self._sink.replace(self._batches(source))
         except IngestdError:
             self._due_s = began  # whoever asked, it is to be read
             raise
@@ -165,6 +170,7 @@ class Followed:
                 self._has_begun_anew = True
                 return 0.0
             raise
+        self._watch.succeeded(self._table, self._state)
         took_s = self._monotonic() - began
         return min(PAUSE_LIMIT_S, took_s / SHARE_OF_TIME - took_s) or None
 
@@ -288,20 +294,24 @@ class References:
                     await woken.wait()
                     continue
                 async with self._one:
+                    began = time.monotonic()
                     delay_s, error = await self._tried(keeper.step())
+                    took_s = time.monotonic() - began
                 attempt = 0 if error is None else attempt + 1
                 if error is not None:
                     await self._tried(keeper.close())
                     delay_s = retry_delay_s(error, attempt, self._jitter())
+                    if not isinstance(error, TransientError):
+                        delay_s = min(delay_s, max(RETRY_S, took_s / SHARE_OF_TIME))
                     self._watch.failed(table, error, delay_s)
-                    await self._pause(keeper, woken, delay_s)
+                    await self._pause(table, woken, delay_s)
                 elif delay_s == 0.0:
                     await asyncio.sleep(0)
                 elif isinstance(keeper, Followed):
                     await asyncio.sleep(delay_s or 0.0)
                     await woken.wait()
                 else:
-                    await self._pause(keeper, woken, delay_s)
+                    await self._pause(table, woken, delay_s)
         finally:
             await self._tried(keeper.close())
 
@@ -318,11 +328,16 @@ class References:
         except BaseException as fault:  # noqa: BLE001 - a Rust panic too
             return None, self._watch.unknown(fault)
 
-    async def _pause(self, keeper: Keeper, woken: asyncio.Event, delay_s: float | None) -> None:
-        """Wait, or until somebody asks."""
+    async def _pause(self, table: TableId, woken: asyncio.Event, delay_s: float | None) -> None:
+        """Wait, at most until it is asked for, or its own table comes into another state."""
+        keeper, state = self._keepers[table], self._watch.state_of(table)
         try:
             async with asyncio.timeout(delay_s):
-                while not keeper.is_asked and self._watch.is_running:
+                while (
+                    not keeper.is_asked
+                    and self._watch.is_running
+                    and state == self._watch.state_of(table)
+                ):
                     await woken.wait()
                     woken.clear()
         except TimeoutError:

@@ -13,13 +13,12 @@ A stopped table stays so until its definition changes, somebody asks for it, or 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NoReturn
 
-from ingestd.errors import OperatorError, TableError
+from ingestd.errors import OperatorError, TableError, did_you_mean_table
 from ingestd.ports import Discovery, Prepared
 from ingestd.positions import Lsn
 from ingestd.recorded import (
@@ -107,11 +106,11 @@ class TableBook:
         chosen = list(names)
         for name in chosen:
             if name not in self._entries:
-                self._refuse_unknown(name)
+                self._refuse_unknown(name, chosen)
         for name in chosen:
             self._entries[name].ask(self._snapshot_lsn(name))
 
-    def _refuse_unknown(self, name: TableId) -> NoReturn:
+    def _refuse_unknown(self, name: TableId, chosen: Sequence[TableId]) -> NoReturn:
         for refused in self._discovery.refused:
             if refused.table.id == name:
                 raise OperatorError(
@@ -119,8 +118,7 @@ class TableBook:
                     remedy=f"{refused.error.remedy or 'mend the cause'}; it is looked for again"
                     " every `discover_interval`, and read then",
                 )
-        near = difflib.get_close_matches(str(name), map(str, self._entries), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean_table(name, [t for t in self._entries if t not in chosen])
         raise OperatorError(
             f"table {name} is not captured",
             remedy=f"{hint}`ingestd check` and `ingestd status` say what is, and why not",
@@ -327,10 +325,11 @@ class TableBook:
 
     def request_partial(self, names: Iterable[TableId]) -> None:
         """Take that some rows of tables are to be read. Raises OperatorError if it can't be."""
-        for name in names:
+        chosen = list(names)
+        for name in chosen:
             entry = self._entries.get(name)
             if entry is None:
-                self._refuse_unknown(name)
+                self._refuse_unknown(name, chosen)
             elif not entry.is_whole:
                 raise OperatorError(
                     f"table {name} is not live: a part of it would not make it so",

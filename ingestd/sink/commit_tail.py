@@ -25,28 +25,33 @@ def commit_path(folder: str, version: int) -> str:
 
 
 class CommitTail:
-    """The files that commits after a version have added, with data; and those kept from before."""
+    """The files that commits after a version have added, with data; and those kept from before.
+
+    Made when the log was just read up to `version`. Another log in its place, as of a table that
+    was moved away and read again, has another commit of that number.
+    """
 
     def __init__(self, store: Store, folder: str, version: int) -> None:
         self._store = store
         self._folder = folder
         self._version = version
         self._kept: list[File] = []
+        with storage_faults(store.uri(folder)):
+            self._newest = self._commit(version)
 
     def keep(self, files: Iterable[File]) -> None:
         """Give these again with the next ones."""
         self._kept = list(files)
 
     def files(self) -> list[File] | None:
-        """Give what was added since; None if the log, or a file of before, is there no more."""
+        """Return what was added since; None if the log, or a file of before, was replaced."""
         with storage_faults(self._store.uri(self._folder)):
-            if self._store.size(commit_path(self._folder, self._version)) is None:
+            if self._newest is None or self._commit(self._version) != self._newest:
                 return None
-            while self._store.size(commit_path(self._folder, self._version + 1)) is not None:
-                with self._store.open(commit_path(self._folder, self._version + 1)) as log:
-                    text = bytes(log.read()).decode()
+            while (text := self._commit(self._version + 1)) is not None:
                 self._version += 1
-                for action in actions_of(text):
+                self._newest = text
+                for action in actions_of(text.decode()):
                     add = action.get("add")
                     if add is not None and add.get("dataChange", True):
                         if add.get("deletionVector"):
@@ -55,6 +60,13 @@ class CommitTail:
             paths = [f"{self._folder}/{path}" for path, _ in self._kept]
             is_missing = any(self._store.size(path) is None for path in paths)
         return None if is_missing else list(self._kept)
+
+    def _commit(self, version: int) -> bytes | None:
+        path = commit_path(self._folder, version)
+        if self._store.size(path) is None:
+            return None
+        with self._store.open(path) as log:
+            return bytes(log.read())
 
 
 class EpochEnd:

@@ -101,8 +101,10 @@ _UNREADABLE = re.compile(
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
     """Return the fault of a raw table's folder as that table's own (I8)."""
     again = reading_anew(source, table)
+    moved = _moved_away(uri, depth=3)
+    then = f" && {again}" if moved else f"; then: {again}"
     return TableError(
-        table, fault.what, remedy=f"put {uri} right, or move that folder away; then: {again}"
+        table, fault.what, remedy=f"put {uri} right, or move that folder away{moved}{then}"
     )
 
 
@@ -111,9 +113,21 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
     return TableError(
         table,
         fault.what,
-        remedy=f"put {uri} right, or move that folder away: ingestd makes the table again from"
-        " the source's rows within a minute",
+        remedy=f"put {uri} right, or move that folder away{_moved_away(uri, depth=4)};"
+        " ingestd makes the table again from the source's rows within a minute",
     )
+
+
+def _moved_away(uri: str, *, depth: int) -> str:
+    """Return the command that moves a folder beside the lake, which is `depth` folders above.
+
+    In the lake it would be taken for another table. Empty for an object store.
+    """
+    if "://" in uri:
+        return ""
+    path = uri.rstrip("/")
+    lake = path.rsplit("/", depth)[0]
+    return f': mv {shlex.quote(path)} "$(mktemp -d {shlex.quote(lake)}.XXXXXX)"'
 
 
 @contextmanager

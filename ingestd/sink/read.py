@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.errors import FolderError
+from ingestd.errors import DamagedError, FolderError
 from ingestd.schema import TableId
 from ingestd.sink.arrow_types import conformed
 from ingestd.sink.commit_actions import parse_statistics
@@ -213,15 +213,23 @@ def _read_file(
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give the table the schema: missing columns, and missing fields of structs, become null."""
+    """Give the table the schema: missing columns, and missing fields of structs, become null.
+
+    Raises DamagedError for a column of another type, whose values the schema's can't hold.
+    """
     columns = []
     for field in schema:
         index = table.schema.get_field_index(field.name)
         if index < 0:
             columns.append(pa.nulls(table.num_rows, field.type))
         else:
-            column = table.column(index)
-            columns.append(
-                pa.chunked_array([conformed(c, field.type) for c in column.chunks], field.type)
-            )
+            columns.append(_conform_column(table.column(index), field))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conform_column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    try:
+        return pa.chunked_array([conformed(c, field.type) for c in column.chunks], field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # their text quotes values
+        what = f"a data file has column {field.name!r} as {column.type}, the table as {field.type}"
+        raise DamagedError(what) from error

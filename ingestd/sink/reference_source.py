@@ -58,7 +58,7 @@ class _Plan:
     above: Position
     passes: int
     linked: pa.Table | None
-    version: int
+    tail: CommitTail
     reach: Position
 
 
@@ -182,10 +182,7 @@ class RawReferenceSource:
             return batch
         self._plan = None
         self._given, self._is_complete, self._epoch = 0, True, plan.epoch
-        self._tail, self._reach = (
-            CommitTail(self._store, self._raw.folder, plan.version),
-            plan.reach,
-        )
+        self._tail, self._reach = plan.tail, plan.reach
         self._tail.keep(f for f in plan.files if epochs_of(f[1])[1] > plan.epoch)
         return None
 
@@ -226,6 +223,7 @@ class RawReferenceSource:
 
     def _planned(self, definition: ReferenceDefinition, epoch: int) -> _Plan:
         self._raw.load()
+        tail = CommitTail(self._store, self._raw.folder, self._raw.version)
         files = self._files()
         above, reach = self._marks(files, epoch)
         if definition.key_since_lsn > max(above[0], 0):
@@ -239,7 +237,7 @@ class RawReferenceSource:
         self._resumed = None
         has_key = passes > 1 and bool(definition.key)
         linked = self._linked(definition, files, epoch, above) if has_key else None
-        return _Plan(definition, epoch, files, above, passes, linked, self._raw.version, reach)
+        return _Plan(definition, epoch, files, above, passes, linked, tail, reach)
 
     def _marks(self, files: Sequence[File], epoch: int) -> tuple[Position, Position]:
         """Give the positions of the newest `t`, and of the newest row."""
@@ -389,6 +387,7 @@ class RawReferenceSource:
     def _new_tail(self) -> CommitTail:
         """After a start: look at all files once, and for how far the fold reaches."""
         self._raw.load()
+        tail = CommitTail(self._store, self._raw.folder, self._raw.version)
         files = self._files()
         for file in files:
             first, last = epochs_of(file[1])
@@ -402,7 +401,6 @@ class RawReferenceSource:
             for rows in read_changes(self._raw, file, POSITION, self._epoch):
                 if rows.num_rows:
                     self._reach = max(self._reach, highest(rows))
-        tail = CommitTail(self._store, self._raw.folder, self._raw.version)
         tail.keep(f for f in files if epochs_of(f[1])[1] > self._epoch)
         return tail
 

@@ -6,6 +6,7 @@ One table for each kind of damage and way to keep it, all damaged together.
 from __future__ import annotations
 
 import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -118,6 +119,10 @@ def _follow_remedy(folder: Path, reason: str, remedy: str) -> None:
     if folder.name.endswith(("no_permission", "read_only")):
         folder.chmod(0o755)
         close_folder(folder, yes=False)
+    elif folder.is_dir():
+        command = remedy.partition("move that folder away: ")[2].partition("; ingestd makes")[0]
+        subprocess.run(["/bin/sh", "-c", command], check=True)  # as it would be pasted
+        assert not folder.exists()
     else:
         move_away(folder)
 

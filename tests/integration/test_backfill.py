@@ -445,7 +445,7 @@ def test_one_writer_commits_nothing_without_the_claim(
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("public.smal", "did you mean public.small"), ("public.keyless", "replica identity")],
+    [("public.smal", "did you mean 'public.small'"), ("public.keyless", "replica identity")],
 )
 def test_names_what_can_not_be_backfilled(
     database: Database, make_daemon: MakeDaemon, lake: Path, name: str, told: str

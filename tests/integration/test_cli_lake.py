@@ -157,7 +157,7 @@ def test_the_last_epochs_are_told_with_and_without_a_daemon(shop: Database, daem
     assert max(map(len, lines)) <= 80
     # names that are not there
     for words, said in (
-        (("peek", "shop", "public.ordres"), "did you mean public.orders?"),
+        (("peek", "shop", "public.ordres"), "did you mean 'public.orders'?"),
         (("peek", "shop", "orders"), "write it as schema.table"),
         (("peek", "shpo", "public.orders"), "no such source; there is shop"),
         (("epochs", "shpo"), "no such source; there is shop"),

@@ -201,7 +201,7 @@ def test_an_unknown_table_is_1_with_the_nearest(daemon: Daemon) -> None:
     done = snapshot(daemon, "shop", "public.othr")
     assert (done.returncode, done.stdout) == (1, "")
     assert "public.othr" in done.stderr
-    assert "did you mean public.other?" in done.stderr
+    assert "did you mean 'public.other'?" in done.stderr
 
 
 def test_an_unknown_source_is_2(daemon: Daemon) -> None:

@@ -192,6 +192,7 @@ def test_a_missing_variable_of_a_typed_key_is_told_once(
     ("change", "line"),
     [
         (("tables =", "tabels ="), "sources.shop.tabels: unknown key; did you mean 'tables'?"),
+        (("dsn =", "kinds = 1\ndsn ="), "sources.shop.kinds: unknown key; valid keys: kind, dsn, "),
         (("[lake]", "[lakes]"), "lakes: unknown key; did you mean 'lake'?"),
         (("kind =", "zzz = 1\nkind ="), "sources.shop.zzz: unknown key; valid keys: kind, dsn, "),
         (('kind = "wal"\n', ""), "sources.shop.kind: is missing; available: 'polling', 'wal'"),

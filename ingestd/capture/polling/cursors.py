@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingestd.capture.catalog import ColumnRow
 from ingestd.capture.indexes import IndexRow
 from ingestd.capture.polling.polled import Cursor, CursorKind
-from ingestd.errors import TableError
+from ingestd.errors import TableError, did_you_mean
 from ingestd.references import key_path
 from ingestd.schema import TableId
 
@@ -71,14 +70,8 @@ def named(table: TableId, key: str, name: str, columns: Sequence[ColumnRow]) -> 
         if column.name == name:
             return column
     what = f"no column {name!r}, which {key!r} names"
-    hint = near(name, [c.name for c in columns])
+    hint = did_you_mean(name, [c.name for c in columns])
     raise TableError(table, what, remedy=f"{hint}correct {at(table, key)} in the config")
-
-
-def near(name: str, names: Collection[str]) -> str:
-    """Ask whether the most similar name was meant; empty if there is none."""
-    found = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {found[0]!r}? " if found else ""
 
 
 def at(table: TableId, key: str) -> str:

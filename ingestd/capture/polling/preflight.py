@@ -78,7 +78,7 @@ async def _look(
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
     _server(server, settings, now, found)
     catalog = await read_catalog(settings)
-    for missing in missing_tables(settings, catalog.present):
+    for missing in missing_tables(settings, catalog.present, catalog.others):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     definitions = Definitions(settings)
@@ -103,7 +103,7 @@ async def _look(
         _captured(looked, found)
         await _cursor(connection, looked, found)
         _deletes(polled, found)
-    for notice in unmatched_notices(settings, catalog.present):
+    for notice in unmatched_notices(settings, catalog.present, catalog.others):
         found.notice(notice)
     found.lines += room_lines({source: await demand_of(connection, claim_of_polling(source), {})})
 

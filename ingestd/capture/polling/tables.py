@@ -56,7 +56,7 @@ class PolledTables:
         catalog = await read_catalog(self._settings)
         await self._definitions.take(connection, catalog, known)
         polled: dict[TableId, PolledTable] = {}
-        refused = missing_tables(self._settings, catalog.present)
+        refused = missing_tables(self._settings, catalog.present, catalog.others)
         interrupted, rewritten, seen = {}, {}, {}
         async with self._looks.looking() as comparison:
             for row in catalog.rows:
@@ -91,7 +91,7 @@ class PolledTables:
             interrupted,
             rewritten,
             catalog.lsn,
-            notices=unmatched_notices(self._settings, catalog.present),
+            notices=unmatched_notices(self._settings, catalog.present, catalog.others),
         )
 
     async def have_changed(self) -> bool:

@@ -105,7 +105,7 @@ class SourceTables:
         # As it is now: what is told while tables are looked at is for the next look.
         told, by_ddl = self.told.by(catalog.seen), self.told.ddl.by(catalog.seen)
         await self._try_to_publish(catalog)
-        accepted, refused = [], missing_tables(self._settings, catalog.present)
+        accepted, refused = [], missing_tables(self._settings, catalog.present, catalog.others)
         interrupted, rewritten, seen = {}, {}, {}
         async with self._looks.looking() as comparison:
             for row in self._rows_to_describe(catalog):
@@ -161,7 +161,7 @@ class SourceTables:
             catalog.seen,
             self._doubts(),
             frozenset(departed),
-            (*unmatched_notices(self._settings, catalog.present), *self._notices()),
+            (*unmatched_notices(self._settings, catalog.present, catalog.others), *self._notices()),
         )
 
     async def have_changed(self) -> bool:

@@ -173,7 +173,7 @@ async def _tables(
 ) -> list[Table]:
     catalog = await read_catalog(settings)
     dsn = settings.dsn.get_secret_value()
-    for missing in missing_tables(settings, catalog.present):
+    for missing in missing_tables(settings, catalog.present, catalog.others):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     publication = catalog.publication
@@ -221,7 +221,10 @@ async def _tables(
             detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
             remedy = identify(plain, settings.publication, sent, sending)
             found.note(subject, "warn", detail, remedy)
-    for notice in (*unmatched_notices(settings, catalog.present), *server_notices(server, dsn)):
+    for notice in (
+        *unmatched_notices(settings, catalog.present, catalog.others),
+        *server_notices(server, dsn),
+    ):
         found.notice(notice)
     return good
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -292,3 +292,59 @@ async def test_i8_a_table_that_fails_to_close_stops_no_other(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert world.delays == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["snapshot_only", "manual", "snapshot_plus_cdc"])
+async def test_a_stopped_table_is_not_shown_live_between_two_tries(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Opening the lake's version again says nothing of the rows that can't be read."""
+    world = World(kind, monkeypatch)
+    world.table.upsert(row(1))
+    refresh_s = 0.001 if kind == "snapshot_only" else None
+    async with world.running(refresh_s):
+        await world.version(1)
+    shown: list[tuple[TableState, str | None]] = []
+    enter = ReferenceWatch._enter
+
+    def entered(watch: ReferenceWatch, reference: Any, state: TableState) -> None:
+        enter(watch, reference, state)
+        shown.append((state, reference.reason))
+
+    monkeypatch.setattr(ReferenceWatch, "_enter", entered)
+    world.table.upsert(row(2))
+    world.faults += [OperatorError("no such value") for _ in range(3)]
+    poll = Failing.poll_changes
+
+    async def failing(source: Failing) -> pa.RecordBatch | None:
+        if world.faults:
+            raise world.faults.pop(0)
+        return await poll(source)
+
+    monkeypatch.setattr(Failing, "poll_changes", failing)
+    async with world.running(refresh_s) as references:
+        if kind == "manual":
+            references.request([NAME])
+        await until(lambda: len(world.lake.versions) > 1)
+        await until(world.is_ready)
+    first = next(i for i, (state, _) in enumerate(shown) if state is TableState.STOPPED)
+    last = max(i for i, (state, _) in enumerate(shown) if state is TableState.STOPPED)
+    assert {state for state, _ in shown[first:last]} == {TableState.STOPPED}, shown
+
+
+async def test_a_stopped_table_is_tried_again_once_its_own_was_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World("snapshot_plus_cdc", monkeypatch)
+    monkeypatch.setattr(keeping, "retry_delay_s", lambda *_: 3600.0)
+    monkeypatch.setattr(keeping, "RETRY_S", 3600.0)
+    world.status.table(str(NAME), TableState.LIVE, T0)
+    world.table.upsert(row(1))
+    world.faults.append(OperatorError("its key is another"))
+    async with world.running():
+        await until(lambda: world.status.references[str(NAME)].state is TableState.STOPPED)
+        for second, state in enumerate((TableState.SNAPSHOTTING, TableState.LIVE), start=1):
+            world.status.table(str(NAME), state, T0 + timedelta(seconds=second))
+            world.watch._tell()
+        await world.version(1)
+    assert world.is_ready()

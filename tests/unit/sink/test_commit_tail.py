@@ -1,0 +1,44 @@
+"""What commits have added since, whatever was done to the table meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestd.sink.commit_tail import CommitTail, commit_path
+from ingestd.sink.store import open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def commit(root: Path, version: int, log: str) -> None:
+    """Write a commit of a log that adds a file; `log` tells it from another one."""
+    name = f"{log}{version}.parquet"
+    add = {"add": {"path": name, "partitionValues": {}, "dataChange": True}}
+    path = root / commit_path("t", version)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"commitInfo": {"log": log}}) + "\n" + json.dumps(add) + "\n")
+    (root / "t" / name).touch()
+
+
+@pytest.mark.parametrize("known", [0, 2])
+@pytest.mark.parametrize("commits", [1, 2, 3, 4, 9])
+def test_a_log_that_took_the_place_of_another_is_not_followed(
+    tmp_path: Path, known: int, commits: int
+) -> None:
+    """It may have as many commits, or more: a table was moved away, and read again."""
+    for version in range(known + 1):
+        commit(tmp_path, version, "a")
+    tail = CommitTail(open_store(str(tmp_path), None), "t", known)
+    assert tail.files() == []
+    commit(tmp_path, known + 1, "a")
+    assert tail.files() == [(f"a{known + 1}.parquet", {})]
+    tail.keep([])
+    shutil.rmtree(tmp_path / "t")
+    for version in range(commits):
+        commit(tmp_path, version, "b")
+    assert tail.files() is None
