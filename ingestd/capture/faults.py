@@ -75,10 +75,7 @@ _NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
 _NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
 _NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
 _RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
-_UNDEFINED = _Operator(
-    "a publication made after the slot, or dropped and made again, is unknown to the slot's past: "
-    "SELECT pg_drop_replication_slot({slot});  -- all tables are read again"
-)
+_UNDEFINED = _Operator("correct the setting that names it, or make what the server says is missing")
 _UNMAPPED = _Operator(
     "if it comes again: the server does not know of an ALTER or TRUNCATE that ran while this slot "
     "was made (servers to 18): SELECT pg_drop_replication_slot({slot});  -- all tables are read "

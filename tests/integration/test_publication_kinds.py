@@ -278,6 +278,29 @@ def test_a_publication_of_ours_that_was_made_again_is_a_gap(
     daemon.close()
 
 
+def test_a_publication_of_others_that_was_made_again_needs_another_slot(
+    shop: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """The remedy is pasted; from PostgreSQL 18 on the server decodes without a word."""
+    shop.execute("DROP TABLE log")
+    create = f'CREATE PUBLICATION "{shop.name}" FOR TABLE sales.orders, parts'
+    create += " WITH (publish_via_partition_root = true)"
+    shop.execute(create, f"SELECT pg_create_logical_replication_slot('{shop.name}', 'pgoutput')")
+    daemon = make_daemon(config(shop, lake))
+    daemon.start_ready(LIMIT_S)
+    assert daemon.sigterm() == 0
+    shop.execute(f'DROP PUBLICATION "{shop.name}"', "DELETE FROM sales.orders WHERE id = 2", create)
+    daemon.start()
+    if shop.value("SELECT current_setting('server_version_num')::int") < 180000:
+        await_until(lambda: bool(daemon.events("source.failed")), LIMIT_S, daemon.tail)
+        assert daemon.sigterm() == 0
+        shop.execute(daemon.events("source.failed")[-1]["remedy"])
+        daemon.start()
+    await_read_again(daemon, lake)
+    assert_lake_equals_source(shop, lake, tables=(ORDERS, PARTS), slot=shop.name, limit_s=LIMIT_S)
+    daemon.close()
+
+
 def await_read_again(daemon: Daemon, lake: Path) -> None:
     """Wait until sales.orders was read a second time and is live."""
 

@@ -36,7 +36,7 @@ from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
-from ingestd.capture.wal.slot import SlotPast, moved_slot, skipped
+from ingestd.capture.wal.slot import SlotPast, moved_slot, older_slot, skipped
 from ingestd.capture.wal.slot_advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.capture.wal.stream import (
     STATUS_INTERVAL_S,
@@ -200,12 +200,12 @@ class Delivery:
     def _meant(self, error: OperatorError | ProtocolError, *, takes_open: bool) -> IngestdError:
         """Return what it means for the next start that the stream ended so; the same if nothing."""
         cause = error.__cause__
-        if self._is_managed and self._is_of_publication(cause):
+        if self._is_of_publication(cause):
+            fault = older_slot(self._slot, self._publication, f"source {self._source}, stream")
+            if not self._is_managed:
+                return fault
             self._past.lacks_publication = True  # `continuity` takes it for a gap
-            what = f"publication {self._publication!r} was made after changes still to be sent"
-            return TransientError(
-                f"source {self._source}, stream: {what}", reason="publication_lost"
-            )
+            return TransientError(fault.what, reason="publication_lost")
         if is_unsendable(cause):
             return OperatorError(error.what, remedy=self._past_it("its large column"))
         if takes_open:

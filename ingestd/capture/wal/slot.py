@@ -242,6 +242,17 @@ def missing_slot(name: str) -> OperatorError:
     )
 
 
+def older_slot(name: str, publication: str, where: str) -> OperatorError:
+    """Make the error for a slot older than its publication, not ours to make (manage = false)."""
+    return OperatorError(
+        f"{where}: publication {publication!r} was made after changes that slot {name!r} still has "
+        "to send, or dropped and made again",
+        remedy=f"SELECT pg_drop_replication_slot('{name}'); "
+        f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');"
+        "  -- all tables are read again",
+    )
+
+
 def unusable_slot(name: str, slot: Slot) -> OperatorError:
     """Make the error for a slot that is lost and not ours to make again (manage = false)."""
     return OperatorError(
