@@ -31,7 +31,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from ingestd.errors import OperatorError
+from ingestd.errors import FolderError
 from ingestd.failpoints import lost, reach
 from ingestd.ports import Fragment
 from ingestd.sink.append_log import AppendLog
@@ -41,6 +41,7 @@ from ingestd.sink.fragments import ROW_GROUP_BYTES, FragmentWriter
 from ingestd.sink.maintenance_log import Cleaned, LogCleaner
 from ingestd.sink.maintenance_plan import DataFile, pieces, small_files
 from ingestd.sink.read import conform, list_actions, open_parquet
+from ingestd.sink.statistics import has_statistics
 from ingestd.sink.store import Store
 
 ATTEMPTS = 50
@@ -196,25 +197,34 @@ class TableMaintenance:
         return []
 
     def _ensure_whole(self, piece: Sequence[DataFile], fragments: Sequence[Fragment]) -> None:
-        rows = sum(f.statistics.get("numRecords") or 0 for f in piece)
+        rows = sum(self._stated_rows(file) for file in piece)
         found = sum(f.rows for f in fragments)
         if found != rows:
-            raise OperatorError(
+            raise FolderError(
                 f"lake {self._log.uri}: {len(piece)} files from {piece[0].path} on have {found} "
-                f"rows, and {rows} by the table's log: they are not joined",
-                remedy="another program changed one of them; remove the table's folder:"
-                " `ingestd run` reads it anew",
+                f"rows, and {rows} by the table's log: they are not joined"
             )
 
+    def _stated_rows(self, file: DataFile) -> int:
+        """Return how many rows the log says it has, or the file itself where the log does not."""
+        stated = file.statistics.get("numRecords")
+        if stated is not None:
+            return int(stated)
+        with open_parquet(self._store, f"{self._folder}/{file.path}") as parquet:
+            return int(parquet.metadata.num_rows)
+
     def _bounded(self, piece: Sequence[DataFile], schema: pa.Schema) -> list[str]:
-        """Name the columns that have bounds: by footers, as the log may not give all of them."""
+        """Name the columns that have bounds: by footers, as the log may not give all of them.
+
+        Other engines give bounds to columns of any type; only types that have some here keep them.
+        """
         found: set[str] = set()
         for part in (piece[0], piece[-1]):
             with open_parquet(self._store, f"{self._folder}/{part.path}") as file:
                 group = file.metadata.row_group(0)
                 chunks = (group.column(i) for i in range(group.num_columns))
                 found |= {c.path_in_schema for c in chunks if c.is_stats_set}
-        return [name for name in schema.names if name in found]
+        return [f.name for f in schema if f.name in found and has_statistics(f.type)]
 
     def _rows(self, piece: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
         for part in piece:

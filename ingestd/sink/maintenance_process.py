@@ -22,9 +22,9 @@ from contextlib import aclosing, suppress
 from typing import IO, Any
 
 from ingestd import failpoints
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.errors import FolderError, IngestdError, OperatorError, TransientError
 from ingestd.ports import MaintainedTable
-from ingestd.sink.faults import storage_faults
+from ingestd.sink.faults import reference_fault, storage_faults, table_fault, unreadable
 from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMaintenance
 from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import OWN_FOLDERS, Layout
@@ -180,17 +180,32 @@ def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     store = open_store(order["uri"], order["storage_options"] or None)
     read_marker(store)
     policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
-    for name, folder, joins in tables_of(store, Layout(order["source"])):
+    layout = Layout(order["source"])
+    for name, folder, joins in tables_of(store, layout):
         if order["only"] is not None and name not in order["only"]:
             continue
+        uri = store.uri(folder)
         table = TableMaintenance(store, folder, policy, now_s=time.time(), began_s=order["began_s"])
         try:
-            done = table.run(joins=joins and order["joins"], cleans=order["cleans"])
+            with unreadable(uri):
+                done = table.run(joins=joins and order["joins"], cleans=order["cleans"])
         except IngestdError as error:
             passes = isinstance(error, TransientError)
-            yield {"table": name, "error": error.what, "remedy": error.remedy, "passes": passes}
+            remedy = _remedy(error, layout, folder, uri)
+            yield {"table": name, "error": error.what, "remedy": remedy, "passes": passes}
         else:
             yield {"table": name, **_line(done, knows_small=joins)}
+
+
+def _remedy(error: IngestdError, layout: Layout, folder: str, uri: str) -> str | None:
+    """Return what helps against a fault at a table's folder, as its capture says it (I8)."""
+    parts = folder.split("/")
+    if not isinstance(error, FolderError) or len(parts) < len(("source", "schema", "table")):
+        return error.remedy  # of the lake as a whole, or of a table of its own
+    found = layout.table_of(*parts[-2:])
+    if folder == layout.reference(found):
+        return reference_fault(error, found, uri).remedy
+    return table_fault(error, layout.source, found, uri).remedy
 
 
 def _line(done: Maintained, *, knows_small: bool) -> dict[str, Any]:

@@ -120,11 +120,15 @@ def read_batches(
 
 @contextmanager
 def open_parquet(store: Store, path: str, **options: Any) -> Iterator[pq.ParquetFile]:  # noqa: ANN401
-    """Open a data file; what goes wrong while it is read names it. `options`: of ParquetFile."""
+    """Open a data file; what goes wrong while it is read names it. `options`: of ParquetFile.
+
+    Spark writes timestamps as INT96, which are read in nanoseconds unless another unit is set:
+    those before 1677 and after 2262 would silently become others.
+    """
     with (
         storage_faults(store.uri(path)),
         store.open(path) as source,
-        pq.ParquetFile(source, **options) as file,
+        pq.ParquetFile(source, coerce_int96_timestamp_unit="us", **options) as file,
     ):
         yield file
 
