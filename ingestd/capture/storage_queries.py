@@ -58,7 +58,8 @@ SELECT EXISTS (SELECT FROM ONLY {table} r
 """
 # The partition, and the partitioned tables above it that came with it. CREATE TABLE ... PARTITION
 # OF makes the rows of pg_attribute by one command, the system's columns and the others; ATTACH
-# alters the others. A file that is not the first had other rows before it was replaced.
+# alters the others. A file that is not the first had other rows before it was replaced; one that
+# VACUUM has counted (reltuples) may have had rows, which it cut off.
 _CAME_EMPTY = """
 WITH RECURSIVE places AS (
   SELECT i.inhrelid, i.inhparent FROM pg_catalog.pg_inherits i WHERE i.inhrelid = %(oid)s
@@ -66,7 +67,7 @@ WITH RECURSIVE places AS (
   SELECT i.inhrelid, i.inhparent
     FROM places p JOIN pg_catalog.pg_inherits i ON i.inhrelid = p.inhparent)
 SELECT c.relkind = 'r' AND c.relfilenode = c.oid
-   AND (pg_catalog.pg_relation_size(c.oid) = 0 OR NOT EXISTS (
+   AND (pg_catalog.pg_relation_size(c.oid) = 0 AND c.reltuples < 0 OR NOT EXISTS (
      SELECT FROM places p
       WHERE p.inhrelid <> ALL(%(known)s::oid[]) AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_attribute s
