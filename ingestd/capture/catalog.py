@@ -105,7 +105,7 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
   JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
   LEFT JOIN pg_catalog.pg_description d ON d.objoid = a.attrelid AND d.objsubid = a.attnum
        AND d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
-"""
+"""  # noqa: S608 - constants
     + TYPE_NAME
     + """
  WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
