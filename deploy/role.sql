@@ -6,7 +6,8 @@
 --   psql -d shop -c '\password ingestd'
 --
 -- Variables, by -v NAME=VALUE:
---   tables       which it may read: names as in SQL, separated by commas (none of theirs has one).
+--   tables       which it may read: names as in SQL with their schemas, separated by commas (none of
+--                theirs has one).
 --                With manage=false none is published whose own UPDATE and DELETE that would make
 --                fail: one without replica identity. The script then says which, and does nothing
 --   role         its name; ingestd
@@ -17,6 +18,9 @@
 --   owner        with manage=true: the role that owns the tables, which is no superuser
 --   publication, slot   with manage=false: their names; ingestd_shop
 \set ON_ERROR_STOP on
+-- First of all: whoever may create functions or types in a schema of the path must not decide what the
+-- statements below call, as the superuser who runs them.
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) AS path \gset
 \if :{?role}
 \else
   \set role ingestd

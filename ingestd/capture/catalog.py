@@ -13,7 +13,7 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 from psycopg.rows import args_row, class_row
 
-from ingestd.capture.names import refused_name, tables_apart
+from ingestd.capture.names import TYPE_NAME, refused_name, tables_apart
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.decode.encodings import told_apart
 from ingestd.decode.types import BUILT_IN, Attribute, PgType, Types, lake_type
@@ -74,10 +74,11 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
 # A missing value is an array's only element; as text of the array it would depend on its delimiter.
 # A partitioned table's is that of the partitions that the column was added to together with it: one
 # that was attached later may have a value of its own.
-_COLUMNS = """
+_COLUMNS = (
+    """
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
-       pg_catalog.format_type(a.atttypid, a.atttypmod) AS pg_type,
+       type.name AS pg_type,
        NOT a.attnotnull OR EXISTS (
          SELECT FROM pg_catalog.pg_constraint k
           WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated
@@ -104,9 +105,13 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
   JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
   LEFT JOIN pg_catalog.pg_description d ON d.objoid = a.attrelid AND d.objsubid = a.attnum
        AND d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
+"""  # noqa: S608 - constants
+    + TYPE_NAME
+    + """
  WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """
+)
 
 _GENERATED = """
 SELECT attrelid::int8, attnum, attname::text FROM pg_catalog.pg_attribute

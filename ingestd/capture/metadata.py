@@ -16,7 +16,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.faults import classify
-from ingestd.capture.names import tables_apart
+from ingestd.capture.names import TYPE_NAME, tables_apart
 from ingestd.capture.session import connect
 from ingestd.errors import TransientError
 from ingestd.ports import ColumnInfo, TableInfo
@@ -78,18 +78,23 @@ SELECT w.oid::int8, w.nspname::text, w.relname::text, w.relreplident::text,
 """
 )
 
-_COLUMNS: LiteralString = """
+_COLUMNS: LiteralString = (
+    """
 SELECT a.attrelid::int8, a.attname::text,
-       pg_catalog.format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
+       type.name, NOT a.attnotnull,
        pg_catalog.col_description(a.attrelid, a.attnum), s.null_frac::float8, s.n_distinct::float8
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
   LEFT JOIN pg_catalog.pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname
        AND s.attname = a.attname AND s.inherited = (c.relkind = 'p')
+"""
+    + TYPE_NAME
+    + """
  WHERE c.oid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """
+)
 
 
 class PostgresMetadata:

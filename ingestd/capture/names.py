@@ -25,6 +25,14 @@ from ingestd.decode.encodings import (
     told_apart,
 )
 
+TYPE_NAME: LiteralString = """
+  CROSS JOIN LATERAL (SELECT pg_catalog.format_type(a.atttypid, a.atttypmod) OFFSET 0) f(qualified)
+  CROSS JOIN LATERAL (
+    SELECT CASE WHEN f.qualified LIKE 'public.%%'
+                 AND pg_catalog.to_regtype(pg_catalog.substr(f.qualified, 8)) IS NULL
+                THEN pg_catalog.substr(f.qualified, 8) ELSE f.qualified END) type(name)"""
+"""Joins `type.name` to columns `a`: the type as people write it, with a schema only if that is not
+`public`, or if a type of pg_catalog has the same name."""
 _TEXTS = ("text", "name", "varchar", "bpchar")
 _UNKNOWN_TYPE = 0
 _RENAMES = {

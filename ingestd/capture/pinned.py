@@ -30,9 +30,9 @@ SETTINGS: Mapping[str, str] = {
     "bytea_output": "hex",
     # What the catalog's functions write: types, defaults, names in quotes. Money is as in C.
     "quote_all_identifiers": "off",
-    "search_path": '"$user", public',
     "lc_monetary": "C",
-    # What our own statements mean.
+    # What our own statements mean: database users may make functions, operators and types.
+    "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
     "array_nulls": "on",

@@ -25,9 +25,10 @@ WAIT_S = 2.0
 TRIES = 3
 
 # A pid may be another process's by now; and several servers may have one address. As a number: the
-# text of a time depends on settings.
+# text of a time depends on settings. They are not pinned here, so all of it is qualified.
 _PROCESS = """
-SELECT pid, (extract(epoch FROM backend_start) * 1000000)::pg_catalog.int8
+SELECT pid, (pg_catalog.date_part('epoch', backend_start) OPERATOR(pg_catalog.*)
+             1000000::pg_catalog.float8)::pg_catalog.int8
   FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())
 """
 _NO_TRANSACTIONS = "transaction blocks not allowed"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PINNED = {
     "DateStyle": "ISO, MDY", "TimeZone": "UTC", "IntervalStyle": "iso_8601",
     "extra_float_digits": "3", "bytea_output": "hex", "quote_all_identifiers": "off",
-    "search_path": '"$user", public', "lc_monetary": "C", "standard_conforming_strings": "on",
+    "search_path": "pg_catalog, pg_temp", "lc_monetary": "C", "standard_conforming_strings": "on",
     "transform_null_equals": "off", "array_nulls": "on",
     "row_security": "off", "idle_in_transaction_session_timeout": "0",
     "default_transaction_read_only": "off", "default_transaction_deferrable": "off",

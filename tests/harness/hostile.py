@@ -1,0 +1,112 @@
+"""A schema, first in everybody's path, that shadows all that pg_catalog has.
+
+Whatever of it is called raises, which the server's log keeps. What a statement of ours names, and
+has not pinned or qualified, is so found by running it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ingestd.demo.postgres import PostgresServer
+    from tests.harness.databases import Database
+
+SCHEMA = "hostile"
+CALLED = "a hostile function was called"
+_ANY = ("text", "name", "oid", "regclass", "regnamespace", "int", "bigint", "bool", "anyelement")
+"""Instead of the pseudo-type "any", which PL/pgSQL does not take: what is nearer beats it."""
+
+_FUNCTIONS = f"""
+DO $do$
+DECLARE f record; one text;
+BEGIN
+  FOR f IN
+    SELECT DISTINCT p.proname, any_as.type,
+           (SELECT string_agg(CASE WHEN t.typname = 'any' THEN any_as.type
+                                   ELSE format_type(t.oid, NULL) END, ', ' ORDER BY n)
+              FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY a(oid, n)
+              JOIN pg_type t ON t.oid = a.oid) AS arguments
+      FROM pg_proc p
+     CROSS JOIN unnest(ARRAY{list(_ANY)!r}) AS any_as(type)
+     WHERE p.pronamespace = 'pg_catalog'::regnamespace
+       AND (any_as.type = 'text' OR 2276 = ANY (p.proargtypes::oid[]))
+       AND NOT EXISTS (
+         SELECT FROM unnest(p.proargtypes::oid[]) a(oid) JOIN pg_type t ON t.oid = a.oid
+          WHERE t.typtype = 'p' AND t.typname !~ '^any')
+  LOOP
+    BEGIN
+      EXECUTE format(
+        'CREATE FUNCTION {SCHEMA}.%I(%s) RETURNS bool LANGUAGE plpgsql AS %L',
+        f.proname, f.arguments,
+        format('BEGIN RAISE EXCEPTION %L; END',
+               format('{CALLED}: %s(%s)', f.proname, f.arguments)));
+    EXCEPTION WHEN duplicate_function OR invalid_function_definition OR feature_not_supported
+                OR undefined_object THEN NULL;
+    END;
+  END LOOP;
+END $do$
+"""
+_OPERATORS = f"""
+DO $do$
+DECLARE o record;
+BEGIN
+  FOR o IN
+    SELECT p.oprname, p.oprleft, p.oprright, f.proname FROM pg_operator p
+      JOIN pg_proc f ON f.oid = p.oprcode
+     WHERE p.oprnamespace = 'pg_catalog'::regnamespace
+  LOOP
+    BEGIN
+      EXECUTE format('CREATE OPERATOR {SCHEMA}.%s (%srightarg = %s, function = {SCHEMA}.%I)',
+        o.oprname, CASE WHEN o.oprleft = 0 THEN ''
+                        ELSE format('leftarg = %s, ', format_type(o.oprleft, NULL)) END,
+        format_type(o.oprright, NULL), o.proname);
+    EXCEPTION
+      WHEN duplicate_function OR undefined_function OR invalid_function_definition THEN NULL;
+    END;
+  END LOOP;
+END $do$
+"""
+_TYPES = f"""
+DO $do$
+DECLARE t record;
+BEGIN
+  FOR t IN SELECT typname FROM pg_type
+            WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype IN ('b', 'd', 'r')
+              AND typname !~ '^_' AND typrelid = 0
+  LOOP
+    EXECUTE format('CREATE DOMAIN {SCHEMA}.%I AS int CHECK ({SCHEMA}.pg_backend_pid())', t.typname);
+  END LOOP;
+  FOR t IN SELECT relname FROM pg_class
+            WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind IN ('r', 'v')
+  LOOP
+    EXECUTE format('CREATE VIEW {SCHEMA}.%I AS SELECT {SCHEMA}.pg_backend_pid() AS oid', t.relname);
+  END LOOP;
+END $do$
+"""
+
+
+def add_hostile_schema(database: Database, victim: str) -> None:
+    """Add the schema, and have all sessions from now on begin with it in their paths.
+
+    But for those of the tests themselves. `victim`: a superuser that is made, and has none of that.
+    """
+    with database.connect() as connection:
+        connection.execute("SET search_path = pg_catalog")
+        connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
+        for each in (_FUNCTIONS, _OPERATORS, _TYPES):
+            connection.execute(each.encode())
+        for statement in (
+            f"CREATE ROLE {victim} LOGIN SUPERUSER",
+            f"GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC",
+            f"ALTER DATABASE {database.name} SET search_path = {SCHEMA}, public, pg_catalog",
+            f"ALTER ROLE CURRENT_USER IN DATABASE {database.name} SET search_path = public",
+        ):
+            connection.execute(statement.encode())
+
+
+def hostile_calls(server: PostgresServer) -> list[str]:
+    """What was called of it, as the server's log says."""
+    lines = Path(server.log_path).read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line for line in lines if CALLED in line]
