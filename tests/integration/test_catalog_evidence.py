@@ -96,17 +96,6 @@ ATTACHED = (
     ),
     Case("attach_deleted", PARTED, ((NEW_PART, NEW_ROWS, ATTACH), ("DELETE FROM {t}_3",)), None),
     Case(
-        "attach_emptied",
-        PARTED,
-        (
-            (NEW_PART, NEW_ROWS, ATTACH),
-            ("UPDATE {t} SET id = 9 WHERE id = 301",),
-            ("DELETE FROM {t}_3",),
-            ("=VACUUM {t}_3",),
-        ),
-        is_read=True,
-    ),
-    Case(
         "part_made",
         PARTED,
         (("CREATE TABLE {t}_3 PARTITION OF {t} FOR VALUES FROM (300) TO (400)",), (NEW_ROWS,)),

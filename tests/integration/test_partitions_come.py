@@ -41,6 +41,7 @@ REWRITE = "ALTER TABLE t ADD n float DEFAULT random()"
 INSERT = "INSERT INTO leaf VALUES (1, 'a')"
 UPDATE = "UPDATE leaf SET note = 'b'"
 TRUNCATE, COUNT, GRANT = "TRUNCATE leaf", "ANALYZE leaf", "GRANT SELECT ON leaf TO PUBLIC"
+VACUUM = "VACUUM leaf"
 CLUSTER = "CLUSTER leaf USING leaf_pkey"
 MORE = "INSERT INTO leaf VALUES (2, 'b')"
 FILLED_BEFORE = (MAKE, INSERT)
@@ -91,6 +92,7 @@ FILLED = (
     Coming("in_a_subtransaction", ((MAKE_ALONE, "SAVEPOINT s", INSERT, "RELEASE s", ATTACH),)),
     Coming("updated_since", ((MAKE_ALONE, INSERT, ATTACH), (UPDATE,))),
     Coming("emptied_since", ((MAKE_ALONE, INSERT, ATTACH), ("DELETE FROM leaf",))),
+    Coming("cut_off_since", ((MAKE_ALONE, INSERT, ATTACH), ("DELETE FROM leaf",), (VACUUM,))),
     Coming("attached", ((MAKE_ALONE, INSERT), (ATTACH,))),
     Coming("attached_at_once", ((MAKE_ALONE, INSERT, ATTACH),)),
     Coming("update_undone", ((MAKE_ALONE, INSERT, ATTACH),), undone=LATE_UPDATE),
@@ -245,7 +247,7 @@ async def stored(looking: AsyncConnection[Any], oid: int) -> Storage:
 
 
 def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -> None:
-    with closing(database.connect(autocommit=False)) as session:
+    with closing(database.connect(autocommit=statements == (VACUUM,))) as session:
         for statement in statements:
             session.execute(statement.encode())
         if keep:
