@@ -10,6 +10,7 @@ import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.key_range import operator_of
 from ingestd.decode.types import BUILT_IN, is_number, lake_type
 from ingestd.errors import TableChangedError
 from ingestd.keys import Key
@@ -34,7 +35,18 @@ SELECT c.relkind::text = 'p',
           JOIN pg_catalog.pg_type b ON b.oid = base.oid
           JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace
          WHERE a.attrelid = c.oid AND a.attname = ANY(%s)
-           AND (b.typtype = 'c' OR (b.typtype = 'e' AND t.typtype = 'd'))), '{}')
+           AND (b.typtype = 'c' OR (b.typtype = 'e' AND t.typtype = 'd'))), '{}'),
+       coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_array(n.nspname, o.oprname))
+          FROM pg_catalog.pg_attribute a
+          JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+          JOIN pg_catalog.pg_opclass oc ON oc.opcdefault
+               AND oc.opcintype = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+          JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname = 'btree'
+          JOIN pg_catalog.pg_amop e ON e.amopfamily = oc.opcfamily AND e.amopstrategy = 3
+               AND e.amoplefttype = oc.opcintype AND e.amoprighttype = oc.opcintype
+          JOIN pg_catalog.pg_operator o ON o.oid = e.amopopr
+          JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND n.nspname <> 'pg_catalog'), '{}')
   FROM pg_catalog.pg_class c WHERE c.oid = %s
 """
 
@@ -82,23 +94,27 @@ def can_be_found(column: Column) -> bool:
 class KeyedRelation:
     """Where a table's rows are found by their keys: without those of tables that inherit from it.
 
-    `types`: as what the key's columns are compared that are not compared as they are.
+    `types`: as what the key's columns are compared that are not compared as they are. `equals`: the
+    schema and name of what is `=` to an extension's type, by the column.
     """
 
     blocks: BlockRange
     types: Mapping[str, ComparedType] = field(default_factory=dict)
+    equals: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     async def find(
         cls, connection: AsyncConnection[Any], table: Table, key: Sequence[str]
     ) -> KeyedRelation:
         """Ask the catalog. Raises psycopg.Error; TableChangedError if the table is gone."""
-        row = await (await connection.execute(_RELATION, (list(key), table.oid))).fetchone()
+        cursor = await connection.execute(_RELATION, (list(key), list(key), table.oid))
+        row = await cursor.fetchone()
         if row is None:
             raise TableChangedError(table.id, "is not there any more")
         name = table.id
         blocks = BlockRange(name.schema, name.name, is_whole=row[0], oid=table.oid)
-        return cls(blocks, {name: ComparedType(**kind) for name, kind in row[1].items()})
+        types = {name: ComparedType(**kind) for name, kind in row[1].items()}
+        return cls(blocks, types, row[2])
 
     @property
     def has_composite(self) -> bool:
@@ -149,9 +165,24 @@ class KeyList:
     def bounds(self) -> list[sql.Composable]:
         """The condition."""
         key = self.table.identifying
+        if self.keyed.equals:
+            each = (self._is(dict(zip(key, values, strict=True))) for values in self.keys)
+            return [sql.SQL("({})").format(sql.SQL(" OR ").join(each))]
         names = list(map(self.keyed.column, key))
         rows = [sql.SQL(", ").join(map(self.keyed.literal, key, values)) for values in self.keys]
         if len(names) == 1:
             return [sql.SQL("{} IN ({})").format(names[0], sql.SQL(", ").join(rows))]
         listed = sql.SQL(", ").join(sql.SQL("({})").format(row) for row in rows)
         return [sql.SQL("({}) IN ({})").format(sql.SQL(", ").join(names), listed)]
+
+    def _is(self, key: Mapping[str, str | bytes | None]) -> sql.Composable:
+        return sql.SQL("({})").format(
+            sql.SQL(" AND ").join(
+                sql.SQL("{} {} {}").format(
+                    self.keyed.column(name),
+                    operator_of(*self.keyed.equals.get(name, ("pg_catalog", "="))),
+                    self.keyed.literal(name, value),
+                )
+                for name, value in key.items()
+            )
+        )

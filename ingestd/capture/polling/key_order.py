@@ -19,11 +19,12 @@ from ingestd.capture.key_range import operator_of
 from ingestd.schema import Table
 
 # The primary key, else the unique index of the fewest columns; all its columns are of the key.
-# btree: strategy 1 is <, 5 is >. Bit 0 of indoption: descending.
+# btree: strategy 1 is <, 3 is =, 5 is >. Bit 0 of indoption: descending.
 _ORDER = """
 SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
        (i.indoption::int2[])[k.place - 1] & 1 = 1 AS is_descending,
-       ns.nspname::text AS operator_schema, l.oprname::text AS less, g.oprname::text AS greater,
+       ns.nspname::text AS operator_schema, l.oprname::text AS less, e.oprname::text AS equal,
+       g.oprname::text AS greater,
        CASE WHEN k.collation_oid <> a.attcollation THEN cn.nspname::text END AS collation_schema,
        CASE WHEN k.collation_oid <> a.attcollation THEN c.collname::text END AS collation_name
   FROM pg_catalog.pg_index i
@@ -36,8 +37,11 @@ SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
        AND la.amoplefttype = oc.opcintype AND la.amoprighttype = oc.opcintype
   JOIN pg_catalog.pg_amop ga ON ga.amopfamily = oc.opcfamily AND ga.amopstrategy = 5
        AND ga.amoplefttype = oc.opcintype AND ga.amoprighttype = oc.opcintype
+  JOIN pg_catalog.pg_amop ea ON ea.amopfamily = oc.opcfamily AND ea.amopstrategy = 3
+       AND ea.amoplefttype = oc.opcintype AND ea.amoprighttype = oc.opcintype
   JOIN pg_catalog.pg_operator l ON l.oid = la.amopopr
   JOIN pg_catalog.pg_operator g ON g.oid = ga.amopopr AND g.oprnamespace = l.oprnamespace
+  JOIN pg_catalog.pg_operator e ON e.oid = ea.amopopr AND e.oprnamespace = l.oprnamespace
   JOIN pg_catalog.pg_namespace ns ON ns.oid = l.oprnamespace
   LEFT JOIN pg_catalog.pg_collation c ON c.oid = k.collation_oid
   LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = c.collnamespace
@@ -63,6 +67,7 @@ class OrderedColumn:
     is_descending: bool = False
     operator_schema: str = "pg_catalog"
     less: str = "<"
+    equal: str = "="
     greater: str = ">"
     collation_schema: str | None = None
     collation_name: str | None = None
@@ -84,6 +89,11 @@ class OrderedColumn:
     def after(self) -> sql.Composable:
         """The operator that is true of what follows on the left."""
         return self._operator(self.less if self.is_descending else self.greater)
+
+    @property
+    def equals(self) -> sql.Composable:
+        """The operator that is true of what has the same place."""
+        return self._operator(self.equal)
 
     @property
     def ordering(self) -> sql.Composable:
@@ -131,7 +141,7 @@ class KeyOrder:
 
     def _equal_up_to(self, number: int, place: Sequence[sql.Composable]) -> sql.Composable:
         conditions = [
-            sql.SQL("{} = {}").format(column.value, value)
+            sql.SQL("{} {} {}").format(column.value, column.equals, value)
             for column, value in zip(self.columns[:number], place, strict=False)
         ]
         column = self.columns[number]
