@@ -97,7 +97,12 @@ def snapshot(
     url: DaemonUrl = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="SQL", help="Read only the rows that this holds for."),
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help="Read only the rows that this holds for; name what is not in pg_catalog with its "
+            "schema.",
+        ),
     ] = None,
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Give up their snapshots instead; the old rows stay.")
