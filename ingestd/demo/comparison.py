@@ -34,6 +34,7 @@ _SETTINGS = (
     "SET IntervalStyle = 'iso_8601'",
     "SET extra_float_digits = 1",
     "SET bytea_output = 'hex'",
+    "SET search_path = pg_catalog, pg_temp",
 )
 _TABLES = """
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

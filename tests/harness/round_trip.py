@@ -25,6 +25,7 @@ READER_SETTINGS = {
     "IntervalStyle": "iso_8601",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "search_path": "pg_catalog, pg_temp",
 }
 BEFORE = "_cdc_before"
 
@@ -36,7 +37,9 @@ def source_texts(
     # not a cast to text, which for char(n), inet, bool and whatever has a cast is another function
     text = "CASE WHEN {0} IS DISTINCT FROM NULL THEN concat({0}) END"
     each = [sql.SQL(text).format(sql.Identifier(c)) for c in columns]
-    query = sql.SQL("SELECT id, {} FROM {}").format(sql.SQL(", ").join(each), sql.Identifier(table))
+    query = sql.SQL("SELECT id, {} FROM {}").format(
+        sql.SQL(", ").join(each), sql.Identifier("public", table)
+    )
     with connection.transaction():
         for name, value in READER_SETTINGS.items():
             connection.execute("SELECT set_config(%s, %s, true)", [name, value])

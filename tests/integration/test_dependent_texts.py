@@ -308,13 +308,13 @@ def test_settings_of_the_database_change_no_text(
     )
     daemon.start_ready()
     await_until(lambda: len(texts_of(lake)) == 6000, LIMIT_S, daemon.tail)
-    assert set(texts_of(lake)) == {("t", "$1,234.50", "=r/postgres")}
+    assert set(texts_of(lake)) == {("public.t", "$1,234.50", "=r/postgres")}
     assert sum(row["_cdc_op"] == "t" for row in raw_rows(lake, TableId("public", "t"))) == 1
     daemon.sigkill()
     database.execute("ALTER TABLE public.t RENAME COLUMN m TO money")  # has it read again
     daemon.start_ready()
     await_until(lambda: len(texts_of(lake)) == 12000, LIMIT_S, daemon.tail)
-    assert {(c, a) for c, _, a in texts_of(lake)} == {("t", "=r/postgres")}
+    assert {(c, a) for c, _, a in texts_of(lake)} == {("public.t", "=r/postgres")}
 
 
 def texts_of(lake: Path) -> list[tuple[str, str, str]]:
@@ -384,7 +384,7 @@ async def test_what_texts_depend_on_is_pinned(database: Database, *, replication
             (await (await connection.execute(f"SHOW {name}".encode())).fetchone())
             for name in ("quote_all_identifiers", "lc_monetary", "search_path")
         ]
-    assert found == [("off",), ("C",), ('"$user", public',)]
+    assert found == [("off",), ("C",), ("pg_catalog, pg_temp",)]
 
 
 KEYS = ("regclass", "regrole[]", "aclitem", "obj.d", "obj.c", "obj.r")
