@@ -170,7 +170,7 @@ async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
         told = await found(tmp_path)
         assert f"{RAW}: commit 2 is not whole" in told.damaged[A.id].what
         assert told.watermarks == {}
-        assert "then: ingestd snapshot shop" in (told.damaged[A.id].remedy or "")
+        assert "ingestd snapshot shop public.a" in (told.damaged[A.id].remedy or "")
     newest(tmp_path, RAW).write_bytes(kept)
     assert (await found(tmp_path)).watermarks == {A.id: 205}
 
