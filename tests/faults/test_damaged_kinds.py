@@ -5,7 +5,6 @@ One table for each kind of damage, all damaged together: the others show that th
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from ingestd.recorded import TableState
 from ingestd.schema import TableId
 from tests.faults.test_lake_faults import config, slot_of
-from tests.harness.command_line import run_command
+from tests.harness.command_line import run_command, snapshot_of
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.damages import ANYHOW, AT_START, EVER, NEVER, Damage, move_away
 from tests.harness.lake_faults import IMPATIENT, bound_by_permissions, close_folder
@@ -126,8 +125,8 @@ def _follow_remedies(daemon: Daemon, lake: Path, found: set[str]) -> None:
             close_folder(folder, yes=False)
         else:
             move_away(folder)
-        program, command, source, table = shlex.split(remedy.rpartition("then: ")[2])
-        assert (program, command, source) == ("ingestd", "snapshot", "shop")
+        command, source, table = snapshot_of(remedy)
+        assert (command, source) == ("snapshot", "shop")
         asked.append(table)
     assert {table.rpartition(".")[2] for table in asked} == found
     done = run_command(daemon.config_path, "snapshot", "shop", *asked)

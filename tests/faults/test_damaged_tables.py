@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from tests.faults.test_lake_faults import (
     slot_of,
     write,
 )
-from tests.harness.command_line import run_command
+from tests.harness.command_line import run_command, snapshot_of
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.damages import newest
 from tests.harness.lake_faults import IMPATIENT, bound_by_permissions, close_folder
@@ -110,8 +109,7 @@ def _goes_on_alone(name: str, shop: Database, daemon: Daemon, lake: Path, before
         shutil.rmtree(orders(lake))
     else:
         orders(lake).unlink(missing_ok=True)
-    command = shlex.split(event["remedy"].rpartition("then: ")[2])
-    done = run_command(daemon.config_path, *command[1:])
+    done = run_command(daemon.config_path, *snapshot_of(event["remedy"]))
     assert done.returncode == 0, (name, done.stderr)
     daemon.await_ready(LIMIT_S)
     write(shop)

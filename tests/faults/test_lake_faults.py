@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pytest
 from ingestd.demo.comparison import await_caught_up
 from ingestd.failpoints import VARIABLE
 from ingestd.schema import TableId
-from tests.harness.command_line import run_command
+from tests.harness.command_line import run_command, snapshot_of
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -264,8 +263,7 @@ def test_exactly_once_through_power_cuts_that_leave_the_newest_commit_cut_short(
     assert answer is not None
     assert answer[0] == HTTPStatus.SERVICE_UNAVAILABLE
     shutil.rmtree(lake / "shop/public/visits")
-    command = shlex.split(event["remedy"].rpartition("then: ")[2])
-    done = run_command(daemon.config_path, *command[1:])
+    done = run_command(daemon.config_path, *snapshot_of(event["remedy"]))
     assert done.returncode == 0, done.stderr
     daemon.await_ready(LIMIT_S)
     assert_equal(shop, lake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -28,3 +29,9 @@ def run_command(
         timeout=LIMIT_S,
         check=False,
     )
+
+
+def snapshot_of(remedy: str) -> list[str]:
+    """The arguments of the `ingestd snapshot` with which a remedy ends, with that word."""
+    _, *arguments = shlex.split(remedy[remedy.rindex("ingestd snapshot ") :])
+    return arguments
