@@ -69,7 +69,8 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(postgres: PostgresServer) -> Iterator[World]:
-    options = " ".join(f"-c {n}={v.replace(' ', chr(92) + ' ')}" for n, v in SETTINGS.items())
+    pinned = {**SETTINGS, "search_path": "public"}  # it makes tables, too
+    options = " ".join(f"-c {n}={v.replace(' ', chr(92) + ' ')}" for n, v in pinned.items())
     with fresh_database(postgres) as database:
         database.execute(*SETUP, "CREATE PUBLICATION every FOR ALL TABLES")
         dsn = psycopg.conninfo.make_conninfo(database.dsn, options=options)
