@@ -126,7 +126,7 @@ async def test_limits_of_time_are_transient(database: Database) -> None:
         with database.connect(autocommit=False) as holder:
             holder.execute("LOCK t")
             with pytest.raises(psycopg.Error) as locked:
-                await connection.execute("SELECT FROM t")
+                await connection.execute("SELECT FROM public.t")
     errors = [classify(e.value, "x") for e in (slow, locked)]
     assert [e.reason for e in errors if isinstance(e, TransientError)] == [
         "timeout",
