@@ -97,7 +97,7 @@ def test_the_insert_position_is_not_below_an_asynchronous_commit(database: Datab
     async def look() -> tuple[Lsn, Lsn]:
         async with await connect(database.dsn) as connection:
             await connection.execute("SET synchronous_commit = off")
-            await connection.execute("INSERT INTO t VALUES (1)")
+            await connection.execute("INSERT INTO public.t VALUES (1)")
             position = await insert_position(connection)
             cursor = await connection.execute("SELECT pg_current_wal_insert_lsn()::text")
             row = await cursor.fetchone()

@@ -58,7 +58,7 @@ class Watcher:
         now = await self.now()
         if self.progress is None:
             self.progress = await first_progress(self.connection, self.polled, now)
-            cursor = await self.connection.execute("SELECT version FROM t")
+            cursor = await self.connection.execute("SELECT version FROM public.t")
             self.found += [v for (v,) in await cursor.fetchall()]
         else:
             look = Look(self.polled, self.progress, is_whole, page_rows=3)

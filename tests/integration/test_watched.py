@@ -125,7 +125,7 @@ async def test_what_takes_long_is_waited_for(database: Database, network: FlakyN
     ):
         with database.connect(autocommit=False) as holder:
             holder.execute("LOCK t")
-            waiting = asyncio.create_task(other.execute("SELECT FROM t"))
+            waiting = asyncio.create_task(other.execute("SELECT FROM public.t"))
             await one.execute("SELECT pg_sleep(%s)", (6 * SHORT_S,))
             assert not waiting.done()
         await waiting
