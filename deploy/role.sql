@@ -18,7 +18,7 @@
 --   owner        with manage=true: the role that owns the tables, which is no superuser
 --   publication, slot   with manage=false: their names; ingestd_shop
 \set ON_ERROR_STOP on
--- First of all: whoever may create functions or types in a schema of the path must not decide what the
+-- First of all: a role that may create functions or types in a schema of the path must not decide what the
 -- statements below call, as the superuser who runs them.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) AS path \gset
 \if :{?role}

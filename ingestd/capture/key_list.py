@@ -18,37 +18,39 @@ from ingestd.schema import Column, Table
 
 # What the server compares only by the type below a domain, or takes no bare literal for: operators
 # on any enum take no domain over one, and composite values are compared as records.
-_RELATION = """
-SELECT c.relkind::text = 'p',
-       coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_object(
-                   'schema', n.nspname, 'name', b.typname, 'is_composite', b.typtype = 'c',
-                   'can_be_named', pg_catalog.has_schema_privilege(n.oid, 'USAGE')))
-          FROM pg_catalog.pg_attribute a
-          JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+_BELOW = """
          CROSS JOIN LATERAL (
                WITH RECURSIVE below AS (
                  SELECT t.oid, t.typtype, t.typbasetype
                  UNION ALL
                  SELECT d.oid, d.typtype, d.typbasetype FROM below
                    JOIN pg_catalog.pg_type d ON d.oid = below.typbasetype)
-               SELECT oid FROM below WHERE typtype <> 'd') AS base
+               SELECT oid FROM below WHERE typtype <> 'd') AS base"""
+_RELATION = f"""
+SELECT c.relkind::text = 'p',
+       coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_object(
+                   'schema', n.nspname, 'name', b.typname, 'is_composite', b.typtype = 'c',
+                   'can_be_named', pg_catalog.has_schema_privilege(n.oid, 'USAGE')))
+          FROM pg_catalog.pg_attribute a
+          JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+{_BELOW}
           JOIN pg_catalog.pg_type b ON b.oid = base.oid
           JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace
          WHERE a.attrelid = c.oid AND a.attname = ANY(%s)
-           AND (b.typtype = 'c' OR (b.typtype = 'e' AND t.typtype = 'd'))), '{}'),
+           AND (b.typtype = 'c' OR (b.typtype = 'e' AND t.typtype = 'd'))), '{{}}'),
        coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_array(n.nspname, o.oprname))
           FROM pg_catalog.pg_attribute a
           JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-          JOIN pg_catalog.pg_opclass oc ON oc.opcdefault
-               AND oc.opcintype = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+{_BELOW}
+          JOIN pg_catalog.pg_opclass oc ON oc.opcdefault AND oc.opcintype = base.oid
           JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname = 'btree'
           JOIN pg_catalog.pg_amop e ON e.amopfamily = oc.opcfamily AND e.amopstrategy = 3
                AND e.amoplefttype = oc.opcintype AND e.amoprighttype = oc.opcintype
           JOIN pg_catalog.pg_operator o ON o.oid = e.amopopr
           JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
-         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND n.nspname <> 'pg_catalog'), '{}')
+         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND n.nspname <> 'pg_catalog'), '{{}}')
   FROM pg_catalog.pg_class c WHERE c.oid = %s
-"""
+"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from ingestd.demo.daemon import module_environment
+from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ingestd.demo.daemon import Daemon
 
 LIMIT_S = 120
 
@@ -35,3 +38,16 @@ def snapshot_of(remedy: str) -> list[str]:
     """The arguments of the `ingestd snapshot` with which a remedy ends, with that word."""
     _, *arguments = shlex.split(remedy[remedy.rindex("ingestd snapshot ") :])
     return arguments
+
+
+def await_verified(daemon: Daemon, limit_s: float) -> None:
+    """Wait until `ingestd verify` finds that the lake has what the source has."""
+    told = ""
+
+    def is_equal() -> bool:
+        nonlocal told
+        done = run_command(daemon.config_path, "verify", "shop")
+        told = done.stdout + done.stderr
+        return done.returncode == 0
+
+    await_until(is_equal, limit_s, lambda: told + daemon.tail())

@@ -10,10 +10,9 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
-from tests.harness.command_line import run_command
+from tests.harness.command_line import await_verified, run_command
 from tests.harness.config import polling_config, wal_config
 from tests.harness.hostile import add_hostile_schema, hostile_calls
-from tests.harness.waiting import await_until
 from tests.integration.test_least_privilege import SCRIPT
 
 if TYPE_CHECKING:
@@ -82,15 +81,7 @@ def test_hostile_schema_a_daemon_and_its_commands(
         assert done.returncode == 0, done.stdout + done.stderr
     daemon.start_ready(LIMIT_S)
     shop.execute(*CHANGES)
-    told = ""
-
-    def is_equal() -> bool:
-        nonlocal told
-        done = run_command(daemon.config_path, "verify", "shop")
-        told = done.stdout + done.stderr
-        return done.returncode == 0
-
-    await_until(is_equal, LIMIT_S, lambda: told + daemon.tail())
+    await_verified(daemon, LIMIT_S)
 
 
 @pytest.mark.parametrize("kind", ["wal", "polling"])
