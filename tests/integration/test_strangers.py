@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ingestd.demo.accounts import Account, account_for_server
 from ingestd.demo.daemon import module_environment
@@ -140,9 +140,7 @@ def test_the_demo_is_open_to_who_started_it_alone(
         try:
 
             def kept() -> str | None:
-                found = re.search(
-                    r"^Postgres stays until Ctrl-C: (.*)$", log.read_text(), re.MULTILINE
-                )
+                found = re.search(r"(?m)^Postgres stays until Ctrl-C: (.*)$", log.read_text())
                 assert demo.poll() is None, log.read_text()
                 return None if found is None else found.group(1)
 
@@ -167,8 +165,8 @@ def test_the_demo_is_open_to_who_started_it_alone(
                         nobody, psql, "-Xw", "-d", f"host=127.0.0.1 port={port} user=postgres"
                     )
                     assert done.returncode == 2
-            [password] = re.findall(r"passfile=(\S+)", line)
-            secret = Path(password).read_text().rpartition(":")[2].strip()
+            secret = Path(str(conninfo_to_dict(query[1])["passfile"])).read_text()
+            secret = secret.rpartition(":")[2].strip()
             for path in (log, *folder.rglob("*")):
                 assert not path.is_file() or secret.encode() not in path.read_bytes(), path
         finally:
@@ -189,6 +187,5 @@ def listening(pid: int) -> list[int]:
             found += re.findall(r"^socket:\[(\d+)\]$", name)
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     rows = [line.split() for line in lines]
-    return [
-        int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in found
-    ]
+    own = [row[1] for row in rows if row[3] == "0A" and row[9] in found]
+    return [int(address.rpartition(":")[2], 16) for address in own]

@@ -1,4 +1,4 @@
-"""No file is opened for writing but by `ingestd.files.creating`, `tempfile`, or for a reason below."""
+"""Files are opened for writing by `ingestd.files.creating`, `tempfile`, or for a reason below."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ MEANT = {
     ("ingestd/sink/store.py", "write_bytes"): "in the lake, under a random name",
     ("spark_jobs/session.py", "open"): "a lock in the user's own cache folder; nothing is written",
     ("spark_jobs/keeper_process.py", "os.open"): "a lock in a private folder; nothing is written",
-    ("spark_jobs/snapshot_keeper.py", "os.open"): "/dev/null",
+    ("ingestd/sink/durable.py", "os.open"): "for reading, to sync it",
 }
+_WRITES = tuple(quote + mode for quote in "'\"" for mode in "wxa")
 
 
 def written(source: str) -> Iterator[str]:
@@ -31,11 +32,11 @@ def written(source: str) -> Iterator[str]:
         name = called.rpartition(".")[2]
         words = [ast.unparse(each) for each in (*node.args, *(k.value for k in node.keywords))]
         if called == "os.open":
-            if any(flag in word for word in words for flag in ("O_WRONLY", "O_RDWR", "O_CREAT")):
+            if not any(word == "os.devnull" or "O_RDONLY" in word for word in words):
                 yield called
-        elif name in {"write_text", "write_bytes", "touch"}:
-            yield name
-        elif name == "open" and any(word[1:2] in set("wxa") and word[0] in "'\"" for word in words):
+        elif name in {"write_text", "write_bytes", "touch"} or (
+            name == "open" and any(word.startswith(_WRITES) for word in words)
+        ):
             yield name
 
 
