@@ -8,7 +8,7 @@ FROM python:3.13 AS build
 WORKDIR /src
 RUN python -m venv /opt/ingestd
 # the dependencies first: their layer is built anew only when the versions change
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY ingestd/__init__.py ingestd/
 RUN /opt/ingestd/bin/pip install --no-cache-dir --no-compile -c constraints.txt .
 COPY ingestd ingestd

@@ -123,13 +123,13 @@ $(BIN)/python:
 	fi; \
 	exit 1
 
-$(VENV)/.demo: pyproject.toml constraints.txt ingestd/decode/_native.c | $(BIN)/python
+$(VENV)/.demo: pyproject.toml setup.py constraints.txt ingestd/decode/_native.c | $(BIN)/python
 	@echo "Installing ingestd and the demo's Postgres into $(VENV) ..."
 	@rm -f $(VENV)/.spark
 	@$(PIP) -e '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt ingestd/decode/_native.c | $(BIN)/python
+$(VENV)/.dev: pyproject.toml setup.py constraints.txt ingestd/decode/_native.c | $(BIN)/python
 	@echo "Installing ingestd with its development tools into $(VENV) ..."
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.spark

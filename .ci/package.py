@@ -1,6 +1,6 @@
 """Builds wheel and sdist, looks into them, and installs the wheel as a user does.
 
-What has to hold: `twine check`; no tests in the wheel, all data files; it works in a fresh virtual
+Two builds of a commit give the same wheel (of the sdist the times differ). What has to hold: `twine check`; no tests in the wheel, all data files; it works in a fresh virtual
 environment with what it requires and nothing else; and it starts soon: CPU seconds of `import
 ingestd` and `ingestd --help`, best of five, are printed and limited. Exit code 1 with the reason.
 `--dockerfile` runs the Dockerfile's own steps for that instead, in a folder of its own.
@@ -10,6 +10,7 @@ ingestd` and `ingestd --help`, best of five, are printed and limited. Exit code 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import resource
@@ -20,6 +21,7 @@ import sysconfig
 import tempfile
 import venv
 import zipfile
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +42,18 @@ def said(text: str) -> None:
 def run(*words: str | Path, cwd: Path = ROOT) -> None:
     """Run a program; its failure ends this one."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment.setdefault("SOURCE_DATE_EPOCH", committed_at())
     subprocess.run([*map(str, words)], cwd=cwd, check=True, env=environment)  # noqa: S603
+
+
+@cache
+def committed_at() -> str:
+    """Give when this was committed: files in the wheel have that time, whoever builds it."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        return str(int((ROOT / "CHANGELOG.md").stat().st_mtime))
+    command = [git, "-C", ROOT, "log", "-1", "--format=%ct"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
 
 
 def pip(python: Path, *words: str | Path) -> None:
@@ -126,6 +139,7 @@ def from_wheel(folder: Path) -> None:
     built = sorted((folder / "dist").iterdir())
     run(tools / "bin/twine", "check", "--strict", *built)
     [wheel] = [path for path in built if path.suffix == ".whl"]
+    said(f"sha256 {hashlib.sha256(wheel.read_bytes()).hexdigest()}")
     look_into(wheel)
     venv.create(folder / "fresh", with_pip=True)
     pip(folder / "fresh/bin/python", "-c", CONSTRAINTS, wheel)

@@ -30,7 +30,7 @@ _MORE = {
     "ingestd_freshness_seconds": "Of each transaction, by the clocks of both machines.",
     "ingestd_rows": "`op` is `r`, `c`, `u`, `d` or `t`.",
     "ingestd_restarts": "`reason` is a constant word, as in the errors' reference.",
-    "ingestd_table_state": "`snapshotting`, `live`, `stopped`, `dropped`.",
+    "ingestd_table_state": "`snapshotting`, `live`, `stopped`, `dropped` (for a day).",
     "ingestd_buffer_bytes": "Bounded by `limits.memory`.",
     "ingestd_raw_values": "Nothing is lost: [types](../types.md) says which values these are.",
     "ingestd_ignored_messages": (

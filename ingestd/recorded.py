@@ -89,7 +89,7 @@ class RegisteredTable:
     `columns`: those of the last row that has any. `lake_columns`: the newest entry of every lake
     column that the table ever had, by its name: what was dropped in the source stays in the lake.
     `resume`: the last `TableBatch.resume` that is durable, from the raw table; empty without one.
-    `earlier`: the tables that had this name before, as last registered.
+    `earlier`: the tables that had this name before, as last registered. `at`: when that was.
     """
 
     table: TableId
@@ -105,6 +105,7 @@ class RegisteredTable:
     progress: str = ""
     resume: str = ""
     earlier: tuple[RegisteredTable, ...] = ()
+    at: datetime | None = field(default=None, compare=False)
 
     def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
         """Give it with what an earlier row had and this one leaves open."""
@@ -133,6 +134,7 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
         storage=table.storage,
         replica_identity=table.replica_identity,
         progress=event.progress,
+        at=event.at,
     ).carrying(before)
     if before is None:
         return found

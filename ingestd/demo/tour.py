@@ -25,6 +25,7 @@ from ingestd.demo.postgres import PostgresServer
 from ingestd.demo.screen import Screen, print_comparisons
 from ingestd.demo.shop import Customers, open_shop
 from ingestd.errors import OperatorError
+from ingestd.files.creating import append, create, is_shared
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
 from spark_jobs.session import require_spark
@@ -53,7 +54,9 @@ def run_demo(*, seconds: float, path: Path | None, spark: bool, keep: bool) -> i
     folder = _fresh_folder(path or Path("demo-lake"))
     try:
         with _terminable(), tempfile.TemporaryDirectory(prefix="ingestd-demo-") as scratch:
-            server = PostgresServer(Path(scratch) / "data", bindir=_bindir())
+            server = PostgresServer(
+                Path(scratch) / "data", bindir=_bindir(), settings={"listen_addresses": ""}
+            )
             with server:
                 return _tour(_Stage(console, folder, server), seconds, spark=spark, keep=keep)
     except KeyboardInterrupt:
@@ -77,7 +80,7 @@ class _Stage:
 
 def _tour(stage: _Stage, seconds: float, *, spark: bool, keep: bool) -> int:
     say = stage.screen.say
-    say(f"Postgres {stage.server.major} runs on 127.0.0.1:{stage.server.port}; opening the shop.")
+    say(f"Postgres {stage.server.major} runs, on a unix socket of its own; opening the shop.")
     with stage.server.connect() as connection:
         connection.execute(f"CREATE DATABASE {DATABASE}".encode())
     open_shop(stage.dsn)
@@ -159,7 +162,7 @@ def _read_with_spark(stage: _Stage, comparisons: Sequence[Comparison]) -> bool:
     [expected] = [c.rows for c in comparisons if c.table == SPARK_TABLE]
     module = [sys.executable, "-m", "ingestd.demo.spark"]
     log_path = stage.folder / "spark.log"
-    with log_path.open("wb") as log:
+    with append(log_path) as log:
         process = subprocess.Popen(  # noqa: S603 - our own program
             [*module, _raw_path(stage), SPARK_KEY, "--expect", str(expected)],
             env=module_environment(),
@@ -227,7 +230,12 @@ def _fresh_folder(path: Path) -> Path:
             )
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARKER).touch()
+    if is_shared(folder):
+        raise OperatorError(
+            f"{folder} is a folder that others may write to",
+            remedy="choose another folder for the demo's lake",
+        )
+    create(folder / _MARKER, "")
     return folder
 
 

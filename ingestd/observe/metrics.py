@@ -21,7 +21,7 @@ from ingestd.observe.status import SourceState
 from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -202,22 +202,34 @@ class Metrics:
     def forget_source(self, source: str) -> None:
         """Show nothing of a source that is not in the config any more."""
         for metric, names in self._by_source:
-            samples = [sample for family in metric.collect() for sample in family.samples]
-            own = [s.labels for s in samples if s.labels.get("source") == source]
-            for values in {tuple(labels[name] for name in names) for labels in own}:
-                metric.remove(*values)
+            self._forget(metric, names, lambda labels: labels.get("source") == source)
         self._freshness.forget(source)
+
+    def _forget(
+        self,
+        metric: MetricWrapperBase,
+        names: tuple[str, ...],
+        is_meant: Callable[[Mapping[str, str]], bool],
+    ) -> None:
+        samples = [sample for family in metric.collect() for sample in family.samples]
+        own = [sample.labels for sample in samples if is_meant(sample.labels)]
+        for values in {tuple(labels[name] for name in names) for labels in own}:
+            metric.remove(*values)
 
     def table_state(self, source: str, table: str, state: TableState) -> None:
         """Set a table's state: 1 for it, 0 for all others."""
         for each in TableState:
             self._table_state.labels(source, table, each.value).set(each is state)
 
-    def forget_table(self, source: str, table: str) -> None:
-        """Show no state of a table that nobody asks for any more."""
-        for each in TableState:
-            _remove(self._table_state, source, table, each.value)
-        self.no_snapshot(source, table)
+    def forget_tables(self, source: str, tables: Collection[str]) -> None:
+        """Show nothing of tables that are not captured any more."""
+        for metric, names in self._by_source:
+            if tables and "table" in names:
+                self._forget(
+                    metric,
+                    names,
+                    lambda labels: labels["source"] == source and labels["table"] in tables,
+                )
 
     def snapshot_progress(
         self, source: str, table: str, ratio: float, eta_s: float | None = None

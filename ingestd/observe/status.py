@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from datetime import UTC
+from datetime import UTC, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ingestd.ports import Lag
     from ingestd.positions import Lsn
     from ingestd.recorded import Notice
+
+
+DROPPED_SHOWN_FOR = timedelta(days=1)
+"""How long a table is shown after it was found to be dropped; `_tables` keeps its rows."""
 
 
 class SourceState(StrEnum):
@@ -129,6 +133,7 @@ class SourceStatus:
     """A source as it is now. Counts are since the daemon's start, `epoch` is the lake's.
 
     `claim`: what it works by, for people; `lake_lost`: whether it waits for its lake;
+    `left`: of `references`, those whose table was forgotten (`forget_dropped`).
     `wal_status`: the server's word for its slot; `safe_bytes`: None, too, where the server sets its
     slots no limit. `lag_at`: when the lag was measured. `notices`: what needs attention though
     nothing is stopped. `now` is passed in by the caller (aware). One event loop calls all of it.
@@ -158,6 +163,7 @@ class SourceStatus:
     freshness: RecentFreshness = field(default_factory=RecentFreshness)
     tables: dict[str, TableStatus] = field(default_factory=dict)
     references: dict[str, ReferenceStatus] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
     notices: tuple[Notice, ...] = ()
     last_epochs: deque[EpochStatus] = field(default_factory=lambda: deque(maxlen=EPOCHS_KEPT))
     last_errors: deque[ErrorStatus] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
@@ -177,7 +183,8 @@ class SourceStatus:
 
     def shown_references(self) -> list[ReferenceStatus]:
         """Return them by name; one that follows a table which is stopped or dropped is stopped."""
-        return [self._shown(reference) for _, reference in sorted(self.references.items())]
+        shown = [each for _, each in sorted(self.references.items()) if each.table not in self.left]
+        return [self._shown(reference) for reference in shown]
 
     def _shown(self, reference: ReferenceStatus) -> ReferenceStatus:
         table = self.tables.get(reference.table)
@@ -262,6 +269,18 @@ class SourceStatus:
             status.rows += count
             status.last_change = now
 
+    def forget_dropped(self, now: datetime) -> list[str]:
+        """Show tables no more that were dropped a day ago; return which."""
+        old = [
+            table.table
+            for table in self.tables.values()
+            if table.state is TableState.DROPPED and now - table.since >= DROPPED_SHOWN_FOR
+        ]
+        for name in old:
+            del self.tables[name]
+        self.left.update(self.references.keys() & old)
+        return old
+
     def table(
         self,
         table: str,
@@ -272,6 +291,7 @@ class SourceStatus:
         snapshot_lsn: Lsn | None = None,
     ) -> None:
         """Take a table's state, and why it is not an ordinary one."""
+        self.left.discard(table)
         status = self.tables.setdefault(table, TableStatus(table, state, now))
         what = None if error is None else error.what
         if isinstance(error, TableError):

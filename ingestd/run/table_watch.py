@@ -13,7 +13,7 @@ from ingestd.observe.recent import note_error
 from ingestd.observe.status import SnapshotOutcome, SourceStatus
 from ingestd.ports import Discovery
 from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
+from ingestd.recorded import RegisteredTable, TableEvent, TableState
 from ingestd.schema import TableId
 
 
@@ -54,9 +54,21 @@ class TableWatch:
         for notice in self._status.attend(discovery.notices):
             self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
             note_error(self._status.last_errors, self._now(), notice.what, notice.remedy)
-        for name in set(self._status.tables) - offered - self._refused - self.kept:
+        others = set(self._status.tables) - offered - self._refused - self.kept
+        for name in others:
             del self._status.tables[name]
-            self._metrics.forget_table(self.source, name)
+        self._metrics.forget_tables(self.source, others)
+
+    def _forget_dropped(self) -> None:
+        """Show tables no more that were dropped long ago."""
+        self._metrics.forget_tables(self.source, set(self._status.forget_dropped(self._now())))
+
+    def _registered(
+        self, known: RegisteredTable, state: TableState, error: IngestdError | None = None
+    ) -> None:
+        """Take a state that `_tables` has; that a table was dropped holds since it was noticed."""
+        since = known.at if state is known.state is TableState.DROPPED else None
+        self._table(str(known.table), state, error, since=since, snapshot_lsn=known.snapshot_lsn)
 
     def _forget_requests(self) -> None:
         """Say which snapshots were asked for and went with their pipeline.
@@ -115,9 +127,10 @@ class TableWatch:
         state: TableState,
         error: IngestdError | None = None,
         *,
+        since: datetime | None = None,
         snapshot_lsn: Lsn | None = None,
     ) -> None:
-        self._status.table(name, state, self._now(), error, snapshot_lsn=snapshot_lsn)
+        self._status.table(name, state, since or self._now(), error, snapshot_lsn=snapshot_lsn)
         self._metrics.table_state(self.source, name, state)
         if self._status.tables[name].snapshot is None:
             self._metrics.no_snapshot(self.source, name)

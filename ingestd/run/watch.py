@@ -104,6 +104,7 @@ class Watch(TableWatch):
     def held(self, lag: Lag) -> None:
         """Take what is kept for a paused source: told in the log at once, then every hour."""
         self._is_measured = True
+        self._forget_dropped()
         now = self._now()
         self._status.measured(lag, None, now)
         self._metrics.held(self.source, lag)
@@ -130,7 +131,8 @@ class Watch(TableWatch):
         self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for known in committed.tables.values():
             why = None if known.reason is None else OperatorError(known.reason)
-            self._table(str(known.table), known.state, why, snapshot_lsn=known.snapshot_lsn)
+            self._registered(known, known.state, why)
+        self._forget_dropped()
 
     def refuse_if_paused(self) -> None:
         """Raise OperatorError while the source is paused: no waiting helps."""
@@ -162,6 +164,7 @@ class Watch(TableWatch):
             self._lake_lost(is_lost=True)
         self._metrics.restarted(self.source, reason)
         self._not_connected()
+        self._forget_dropped()
         if self._status.enter(state, self._now(), error):
             self._metrics.source_state(self.source, state)
             log = self._log.warning if transient else self._log.error
@@ -195,6 +198,7 @@ class Watch(TableWatch):
     def not_measured(self, error: IngestdError) -> None:
         """Take that the lag could not be measured; the log tells it once until it can be again."""
         self._metrics.no_lag(self.source)
+        self._forget_dropped()
         if self._is_measured:
             self._is_measured = False
             self._log.warning("source.lag_unknown", reason=error.what)
@@ -244,8 +248,11 @@ class Watch(TableWatch):
         for refused in discovery.refused:
             known = committed.tables.get(refused.table.id)
             gone = refused.table.oid == 0 and known is not None and known.oid != 0
-            state = TableState.DROPPED if gone else TableState.STOPPED
-            self._table(str(refused.table.id), state, refused.error)
+            if known is not None and gone:
+                self._registered(known, TableState.DROPPED, refused.error)
+            else:
+                self._table(str(refused.table.id), TableState.STOPPED, refused.error)
+        self._forget_dropped()
         self._log.info(
             "source.discovered",
             tables=len(discovery.tables),
@@ -326,6 +333,7 @@ class Watch(TableWatch):
     def measured(self, lag: Lag, oldest_us: int | None) -> None:
         """Take a lag; `oldest_us`: commit time of the oldest change that is not durable."""
         self._is_measured = True
+        self._forget_dropped()
         seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)
         if lag.seconds is not None:
             seconds = max(seconds, lag.seconds)

@@ -188,6 +188,7 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
             for c in row["columns"]
         ),
         storage=row["storage"] or "",
+        at=row["at"],
         replica_identity=row["replica_identity"],
         progress=row["progress"] or "",
     )

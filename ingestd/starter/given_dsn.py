@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +15,6 @@ from ingestd.references import Resolver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_READABLE_BY_OWNER = 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +73,3 @@ def given_dsn(text: str, folder: Path, environ: Mapping[str, str]) -> GivenDsn:
             " env:NAME or file:PATH of one"
         ) from None
     return GivenDsn(text, value, folder)
-
-
-def write_secret(path: Path, value: str) -> None:
-    """Write a file that only its owner can read. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _READABLE_BY_OWNER)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, _READABLE_BY_OWNER)  # if it was there before
-        file.write(value + "\n")

@@ -16,9 +16,10 @@ from ingestd.capture.least_privilege import least_privilege
 from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
 from ingestd.errors import ConfigError, IngestdError, OperatorError
+from ingestd.files import creating
 from ingestd.redaction import Redactor
 from ingestd.starter.config_text import FirstConfig, LeftOut
-from ingestd.starter.given_dsn import GivenDsn, given_dsn, write_secret
+from ingestd.starter.given_dsn import GivenDsn, given_dsn
 from ingestd.starter.proposal import Database, Proposal, look_at, pattern_of, propose
 from ingestd.starter.proposed_cursors import ProposedCursor, proposed_cursors
 from ingestd.table_listing import print_tables
@@ -30,6 +31,7 @@ _SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,54}\Z")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9_]+")
 _NO_PASSWORD = "no password supplied"  # noqa: S105 - libpq's words
 _WHERE = "the database"
+_LESS_THE_UMASK = 0o666
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class InitCommand:
         _print_next(proposal, self.output)
 
     def _refuse_to_replace(self, path: Path) -> None:
-        if path.exists() and not self.replaces:
+        if os.path.lexists(path) and not self.replaces:  # a link, wherever it leads, as well
             raise ConfigError(
                 f"{path} is there already", remedy="give --output FILE, or --force to replace it"
             )
@@ -109,10 +111,11 @@ class InitCommand:
         return found if text == ", ".join(found) else [p.strip() for p in text.split(",")]
 
     def _write(self, text: str, secret: Path | None, given: GivenDsn) -> None:
+        write = creating.replace if self.replaces else creating.create
         try:
             if secret is not None:
-                write_secret(secret, given.value)
-            self.output.write_text(text, "utf-8")
+                write(secret, given.value + "\n")
+            write(self.output, text, _LESS_THE_UMASK)
         except OSError as error:
             raise OperatorError(f"{error.filename}: can't be written: {error.strerror}") from error
         load_config(self.output, SETTINGS, os.environ)

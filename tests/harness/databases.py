@@ -50,10 +50,15 @@ class Database:
         return self.server.connect(self.name, autocommit=autocommit)
 
     def execute(self, *statements: str) -> None:
-        """Run each statement in a transaction of its own."""
+        """Run each statement in a transaction of its own.
+
+        A role that it lets log in has the server's password, as `dsn` expects.
+        """
         with self.connect() as connection:
             for statement in statements:
                 connection.execute(statement.encode())
+        if any(" LOGIN" in statement for statement in statements):
+            self.server.share_password()
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self.connect() as connection:

@@ -104,6 +104,7 @@ def add_hostile_schema(database: Database, victim: str) -> None:
             f"ALTER ROLE CURRENT_USER IN DATABASE {database.name} SET search_path = public",
         ):
             connection.execute(statement.encode())
+    database.server.share_password()
 
 
 def hostile_calls(server: PostgresServer) -> list[str]:

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.demo.accounts import account_for_server, open_way
+from ingestd.demo.accounts import account_for_server
 from ingestd.demo.ports import free_port
+from ingestd.demo.postgres import SUPERUSER
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def pooler_of(
         pytest.fail("no pgbouncer: apt install pgbouncer (.ci/run does), or brew install pgbouncer")
     account = account_for_server()
     port = free_port()
+    role = user or SUPERUSER
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as made:
         folder = Path(made)
         config = folder / "pgbouncer.ini"
@@ -60,27 +62,24 @@ def pooler_of(
 listen_addr = {HOST}
 listen_port = {port}
 unix_socket_dir =
-auth_type = any
+auth_type = scram-sha-256
+auth_file = {folder}/users
 pool_mode = {mode}
 default_pool_size = {pool_size}
 ignore_startup_parameters = {ignored}
 logfile = {folder}/log
 """
         )
-        # auth_type any takes every client; towards the server all are this role
-        role = user or str(psycopg.conninfo.conninfo_to_dict(database.dsn).get("user", "postgres"))
-        text = config.read_text().replace(" port=", f" user={role} port=", 1)
-        config.write_text(text)
+        (folder / "users").write_text(f'"{role}" "{database.server.password}"\n')
         if account is not None:
-            open_way(folder, account)
-            account.own(folder)
+            account.own(folder)  # which nobody else may enter
         process = subprocess.Popen(
             [program, str(config)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             **({} if account is None else account.popen_arguments()),
         )
-        dsn = make_conninfo(host=HOST, port=port, dbname=database.name, user=role)
+        dsn = make_conninfo(database.dsn, host=HOST, port=port, user=role)
 
         def answers() -> bool:
             assert process.poll() is None, (folder / "log").read_text()

@@ -22,6 +22,9 @@ def running_server(
 ) -> Iterator[PostgresServer]:
     """Run one.
 
+    `password`: see `PostgresServer`; roles that log in without one of their own are given the
+    server's by `Database.execute`, or by `PostgresServer.share_password`.
+
     Not below tmp_path: each pytest that starts closes that folder to the server's own account.
     """
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:

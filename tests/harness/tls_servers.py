@@ -23,9 +23,9 @@ NAME = "db.example"
 """What the server's certificate is for."""
 PASSWORD = "geheim-17"
 _AUTHENTICATION = """\
-local all all trust
-host all postgres 127.0.0.1/32 trust
-host all trusted 127.0.0.1/32 trust
+local all all scram-sha-256
+host all postgres 127.0.0.1/32 scram-sha-256
+host all trusted 127.0.0.1/32 scram-sha-256
 hostssl all certified 127.0.0.1/32 cert
 host all scram 127.0.0.1/32 scram-sha-256
 """
@@ -42,9 +42,15 @@ class TlsServer:
     def dsn(self, dbname: str = "postgres", host: str = NAME, **parameters: str) -> str:
         """As to a server elsewhere; the way leads over loopback all the same.
 
-        Its CA is known unless `parameters` say otherwise.
+        Its CA is known unless `parameters` say otherwise, and the server's password, which is that
+        of the role `trusted`.
         """
-        given = {"user": "trusted", "sslrootcert": str(self.authority.cert), **parameters}
+        given = {
+            "user": "trusted",
+            "sslrootcert": str(self.authority.cert),
+            "passfile": str(self.server.passfile),
+            **parameters,
+        }
         return make_conninfo(
             host=host,
             hostaddr="127.0.0.1",
@@ -81,8 +87,9 @@ def tls_server() -> Iterator[TlsServer]:
             server.restart()
             with server.connect() as connection:
                 for role in ("trusted", "certified", "scram"):
-                    statement = f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{PASSWORD}'"
-                    connection.execute(statement.encode())
+                    connection.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
+                connection.execute(f"ALTER ROLE scram PASSWORD '{PASSWORD}'".encode())
+            server.share_password()
             yield TlsServer(server, authority, folder)
         finally:
             server.remove()

@@ -189,6 +189,7 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
         "CREATE ROLE crowded LOGIN CONNECTION LIMIT 0;"
         "CREATE TABLE t (id int PRIMARY KEY, note text)"
     )
+    own_postgres.share_password()
     attempts: list[str] = []
 
     async def crowded(_: str, **more: Any) -> WatchedConnection:

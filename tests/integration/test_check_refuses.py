@@ -165,6 +165,7 @@ def shop(server: PostgresServer) -> Iterator[PostgresServer]:
     with server.connect() as connection:
         connection.execute("CREATE DATABASE shop")
         connection.execute("CREATE ROLE limited LOGIN")
+    server.share_password()
     with server.connect("shop") as connection:
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
         connection.execute("INSERT INTO orders VALUES (1, 'a')")

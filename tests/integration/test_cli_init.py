@@ -136,6 +136,29 @@ def test_nothing_is_replaced_unless_told_to(shop: Database, tmp_path: Path) -> N
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["ingestd.toml", "{}.dsn"])
+@pytest.mark.parametrize("is_dangling", [True, False])
+def test_nothing_is_written_through_a_link(
+    shop: Database, tmp_path: Path, name: str, *, is_dangling: bool
+) -> None:
+    target, link = tmp_path / "target", tmp_path / name.format(shop.name)
+    if not is_dangling:
+        target.write_text("theirs")
+    link.symlink_to(target)
+    dsn = make_conninfo(shop.dsn, password="hunter2")
+    done = init(shop, shop.name, "--yes", dsn=dsn)
+    assert done.exit_code == 2, done.output
+    assert f"{link.name} is there already" in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path != target] == [link.name]
+    done = init(shop, shop.name, "--yes", "--force", dsn=dsn)
+    assert done.exit_code == 0, done.output
+    assert not link.is_symlink()
+    assert target.exists() is not is_dangling
+    assert is_dangling or target.read_text() == "theirs"
+    assert check(tmp_path / "ingestd.toml").exit_code == 0
+
+
 def test_the_printed_sql_does_what_the_script_does(
     shop: Database, tmp_path: Path, role: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -180,3 +181,53 @@ def test_i2_changes_before_a_drop_and_a_kill(
     daemon.sigkill()
     daemon.start()
     assert_whole(database, daemon, lake)
+
+
+_SOON = """
+import datetime
+from ingestd.observe import status
+status.DROPPED_SHOWN_FOR = datetime.timedelta(seconds=1)
+from ingestd.cli import main
+main()
+"""
+
+
+@pytest.mark.attack
+def test_dropped_tables_leave_metrics_and_status(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """Who may create tables that match can't have the daemon show ever more; `_tables` has them."""
+    slot = f"ingestd_{database.name}"
+    names = f'slot = "{slot}"\npublication = "{slot}"\ndiscover_interval = "200ms"'
+    tables = ["public.*", "public.named"]
+    config = wal_config(lake=lake, dsn=database.dsn, tables=tables, source_extra=names)
+    made = [f"t{n}" for n in range(5)] + ["named"]
+    database.execute("CREATE TABLE kept (id int PRIMARY KEY)")
+    database.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in made))
+    daemon = make_daemon(config)
+    daemon.program = (sys.executable, "-c", _SOON)
+    daemon.start_ready()
+
+    def shown(path: str) -> list[str]:
+        code, text = daemon.get(path) or (0, "")
+        assert code in {0, 200, 503}, text
+        return [name for name in made if f"public.{name}" in text]
+
+    database.execute(*(f"INSERT INTO {name} VALUES (1)" for name in made))
+    await_until(lambda: shown("/metrics") == made, LIMIT_S, "the tables to be shown")
+    database.execute(*(f"DROP TABLE {name}" for name in made))
+
+    def recorded() -> set[str]:
+        return {row["table"] for row in registry(lake) if row["state"] == "dropped"}
+
+    gone = {f"public.{name}" for name in made}
+    await_until(lambda: recorded() == gone, LIMIT_S, daemon.tail)
+    await_until(lambda: not shown("/metrics") and not shown("/status"), LIMIT_S, daemon.tail)
+    daemon.sigkill()
+    daemon.start_ready()
+    await_until(lambda: not shown("/metrics") and not shown("/status"), LIMIT_S, daemon.tail)
+    assert recorded() == gone
+    answer = daemon.get("/metrics")
+    assert answer is not None
+    assert 'table="public.kept"' in answer[1]
+    assert daemon.sigterm() == 0

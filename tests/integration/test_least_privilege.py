@@ -66,7 +66,7 @@ def run_script(database: Database, role: str, **variables: str) -> None:
 
 def script_run(database: Database, role: str, **variables: str) -> subprocess.CompletedProcess[str]:
     told = {"tables": NAMED, "role": role, "publication": role, "slot": role, **variables}
-    return subprocess.run(
+    done = subprocess.run(
         [
             *(str(database.server.program("psql")), "-X", "-q", "-d", database.dsn),
             *(f"-v{name}={value}" for name, value in told.items()),
@@ -76,6 +76,8 @@ def script_run(database: Database, role: str, **variables: str) -> subprocess.Co
         text=True,
         check=False,
     )
+    database.server.share_password()
+    return done
 
 
 def dsn(database: Database, role: str) -> str:

@@ -100,6 +100,7 @@ def elsewhere(database: Database, *statements: str) -> None:
     with database.server.connect() as connection:
         for statement in statements:
             connection.execute(statement.encode())
+    database.server.share_password()
 
 
 def known(database: Database) -> dict[str, str]:

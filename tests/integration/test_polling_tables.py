@@ -451,6 +451,7 @@ async def test_a_standby_is_looked_at_and_has_the_primarys_origin() -> None:
     with server_of(15) as primary, primary.connect() as connection:
         for statement in (*FILLED, "CREATE ROLE reader LOGIN", "GRANT SELECT ON t TO reader"):
             connection.execute(statement.encode())
+        primary.share_password()
         with copy_of(primary) as standby:
             await_replayed(primary, standby)
             dsn = standby.dsn(user="reader")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(ingestd.__file__).parent
 
 VOCABULARY = (
-    "__init__ allocation changes checks config config_errors errors failpoints importing "
+    "__init__ allocation changes checks config config_errors errors failpoints files importing "
     "incomplete_rows keys open_files ports positions predicates quantities recorded redaction "
     "references row_digests row_limit schema value_hashes verification visibility"
 )

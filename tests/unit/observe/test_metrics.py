@@ -123,9 +123,33 @@ def test_a_table_has_exactly_one_state_and_none_once_forgotten(metrics: Metrics)
     for state in TableState:
         metrics.table_state("shop", "public.orders", state)
         assert states() == [state]
-    metrics.forget_table("shop", "public.orders")
+    metrics.forget_tables("shop", {"public.orders", "public.never_seen"})
     assert states() == []
-    metrics.forget_table("shop", "public.never_seen")
+    metrics.forget_tables("shop", ())
+
+
+def test_nothing_is_left_of_tables_that_are_forgotten(metrics: Metrics) -> None:
+    def series() -> set[tuple[str, str, str]]:
+        samples = [s for m in metrics.registry.collect() for s in m.samples]
+        return {
+            (s.name, s.labels["source"], s.labels["table"]) for s in samples if "table" in s.labels
+        }
+
+    def show(source: str, table: str) -> None:
+        metrics.table_state(source, table, TableState.LIVE)
+        metrics.rows(source, table, {"c": 1, "d": 2})
+        metrics.raw_values(source, table, 3)
+        metrics.small_files(source, table, 4)
+        metrics.snapshot_progress(source, table, 0.5, 1.0)
+
+    show("shop", "public.kept")
+    show("other", "public.dropped")
+    before = series()
+    for name in ("public.dropped", "public.dropped2"):
+        show("shop", name)
+    metrics.forget_tables("shop", {"public.dropped", "public.dropped2"})
+    assert series() == before
+    assert {name for name, *_ in before} >= {"ingestd_rows_total", "ingestd_small_files"}
 
 
 def test_progress_is_gone_when_no_snapshot_is_under_way(metrics: Metrics) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,15 @@ from ingestd.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_s
 from ingestd.errors import OperatorError, TableError, TransientError
 from ingestd.fakes.sink import MemoryDisk, MemoryLake
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus, ready
+from ingestd.observe.status import (
+    DaemonStatus,
+    ReferenceStatus,
+    SnapshotOutcome,
+    SourceState,
+    SourceStatus,
+    ready,
+)
+from ingestd.observe.status_json import to_json
 from ingestd.ports import Discovery, Lag, Refused
 from ingestd.positions import Lsn
 from ingestd.recorded import Committed, TableEvent, TableState, registered
@@ -38,7 +46,8 @@ class Watched:
     def __init__(self) -> None:
         self.status = SourceStatus("shop", T0)
         self.metrics = Metrics()
-        self.watch = Watch(self.status, self.metrics, structlog.get_logger(), now=lambda: T0)
+        self.now = T0
+        self.watch = Watch(self.status, self.metrics, structlog.get_logger(), now=lambda: self.now)
         self.watch.enter(SourceState.STREAMING)
 
     def readiness(self) -> tuple[bool, list[str]]:
@@ -104,6 +113,69 @@ def test_isolated_a_stopped_table_is_not_ready_until_it_is_live_again(watched: W
         assert watched.readiness() == (True, [])
         assert watched.states() == {"public.a": [state], "public.b": ["live"]}
     assert watched.status.tables["public.a"].snapshot_lsn == Lsn(0x20)
+
+
+NO_LAG = Lag(Lsn(0x20), None, None, None, None)
+LATER = {
+    "measured": lambda watch: watch.measured(NO_LAG, None),
+    "not measured": lambda watch: watch.not_measured(OperatorError("no")),
+    "paused": lambda watch: watch.held(NO_LAG),
+    "failed": lambda watch: watch.failed(TransientError("no", reason="lost"), 1.0),
+    "started": lambda watch: watch.discovered(dropped_at(T0), named(A)),
+    "started, paused": lambda watch: watch.found(dropped_at(T0)),
+}
+
+
+def dropped_at(at: datetime) -> Committed:
+    gone = replace(event(A, TableState.DROPPED, reason="dropped"), at=at)
+    return Committed(tables={A.id: registered(gone, None)})
+
+
+def named(table: Table) -> Discovery:
+    """A table that the config names and that does not exist."""
+    refused = Refused(Table(table.id, 0, ()), TableError(str(table.id), "not there"))
+    return offer(B, refused=(refused,))
+
+
+@pytest.mark.parametrize("later", LATER)
+def test_a_dropped_table_is_shown_for_a_day(watched: Watched, later: str) -> None:
+    name = str(A.id)
+    watched.watch.discovered(live(A, B), offer(A, B))
+    watched.metrics.rows("shop", name, {"c": 1})
+    watched.status.references[name] = ReferenceStatus(
+        name, "snapshot_plus_cdc", TableState.LIVE, T0
+    )
+    watched.watch.tables_changed([event(A, TableState.DROPPED, reason="dropped")])
+    watched.now = T0 + timedelta(days=1, microseconds=-1)
+    LATER[later](watched.watch)
+    assert watched.states()[name] == ["dropped"]
+    watched.now = T0 + timedelta(days=1)
+    LATER[later](watched.watch)
+    assert name not in watched.status.tables
+    assert name not in watched.states()
+    assert f'table="{name}"' not in watched.metrics.text().decode()
+    assert watched.status.shown_references() == []
+    assert name not in str(to_json(DaemonStatus("0", T0, {"shop": watched.status})))
+    # and is shown again when there is a table of that name
+    watched.watch.tables_changed([event(A, TableState.LIVE)])
+    assert watched.states()[name] == ["live"]
+    assert [each.table for each in watched.status.shown_references()] == [name]
+
+
+def test_a_day_is_counted_from_when_the_table_was_found_dropped(watched: Watched) -> None:
+    watched.now = T0 + timedelta(hours=20)
+    watched.watch.discovered(dropped_at(T0), named(A))
+    assert watched.status.tables[str(A.id)].since == T0
+    watched.now = T0 + timedelta(hours=25)
+    watched.watch.measured(NO_LAG, None)
+    assert str(A.id) not in watched.status.tables
+
+
+def test_a_table_that_is_stopped_is_shown_for_as_long_as_it_is(watched: Watched) -> None:
+    watched.watch.tables_changed([event(A, TableState.STOPPED, reason="no")])
+    watched.now = T0 + timedelta(days=400)
+    watched.watch.measured(NO_LAG, None)
+    assert watched.states() == {str(A.id): ["stopped"]}
 
 
 def test_a_state_is_logged_when_it_is_another_or_has_a_reason(watched: Watched) -> None:

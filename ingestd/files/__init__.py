@@ -1,0 +1,1 @@
+"""Files and folders in places where others may write."""

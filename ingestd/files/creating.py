@@ -1,0 +1,73 @@
+"""How files are created where others may write: never through a link, never into another's file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRIVATE = 0o600
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def create(path: Path, text: str, mode: int = PRIVATE) -> None:
+    """Create a file whose name does not exist yet, not even as a dangling link.
+
+    `mode`: less the umask. Raises FileExistsError, or another OSError; then no file is left.
+    """
+    descriptor = os.open(path, _FLAGS, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def replace(path: Path, text: str, mode: int = PRIVATE) -> None:
+    """Create a file in the place of whatever has its name.
+
+    A new file is renamed: what a link there points to, other names of the old file, and who has it
+    open see nothing of it. Raises OSError, also for a device or pipe; then the old one is still
+    there.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    made = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
+    create(made, text, mode)
+    try:
+        made.replace(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only this user may enter, unless it exists as one. Raises OSError.
+
+    A link, another's folder, and one that others may enter, are OSErrors as well.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "a link or a file, not a folder", str(path))
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        raise PermissionError(errno.EPERM, "not a folder of this user's alone", str(path))
+
+
+def append(path: Path) -> BinaryIO:
+    """Open a file of this user for appending, create it if missing. Raises OSError for a link."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, PRIVATE), "ab")
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether others may put files into a folder: another's, or one that all may write."""
+    found = folder.stat()
+    return found.st_uid != os.geteuid() or bool(found.st_mode & stat.S_IWOTH)

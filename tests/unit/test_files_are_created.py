@@ -1,0 +1,63 @@
+"""Files are opened for writing by `ingestd.files.creating`, `tempfile`, or for a reason below."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ingestd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(ingestd.__file__).parent.parent
+MEANT = {
+    ("ingestd/files/creating.py", "os.open"): "it is the rule",
+    ("ingestd/sink/store.py", "open"): "mode x: O_EXCL, which follows no link",
+    ("ingestd/sink/store.py", "write_bytes"): "in the lake, under a random name",
+    ("spark_jobs/session.py", "open"): "a lock in the user's own cache folder; nothing is written",
+    ("spark_jobs/keeper_process.py", "os.open"): "a lock in a private folder; nothing is written",
+    ("ingestd/sink/durable.py", "os.open"): "for reading, to sync it",
+}
+_WRITES = tuple(quote + mode for quote in "'\"" for mode in "wxa")
+
+
+def written(source: str) -> Iterator[str]:
+    """Name the calls that open files for writing."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        name = called.rpartition(".")[2]
+        words = [ast.unparse(each) for each in (*node.args, *(k.value for k in node.keywords))]
+        if called == "os.open":
+            if not any(word == "os.devnull" or "O_RDONLY" in word for word in words):
+                yield called
+        elif name in {"write_text", "write_bytes", "touch"} or (
+            name == "open" and any(word.startswith(_WRITES) for word in words)
+        ):
+            yield name
+
+
+def test_files_are_created_by_one_rule() -> None:
+    found = {
+        (path.relative_to(ROOT).as_posix(), call)
+        for package in ("ingestd", "spark_jobs")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for call in written(path.read_text("utf-8"))
+    }
+    assert found == MEANT.keys()
+
+
+def test_such_calls_are_found() -> None:
+    lines = {
+        "path.write_text(text)": ["write_text"],
+        "path.open('ab')": ["open"],
+        "open(path, mode='w')": ["open"],
+        "open(path)": [],
+        "pa.OSFile(path, 'rb')": [],
+        "os.open(path, os.O_RDONLY)": [],
+        "os.open(path, os.O_CREAT | os.O_EXCL)": ["os.open"],
+    }
+    assert {line: list(written(line)) for line in lines} == lines
