@@ -42,6 +42,7 @@ from ingestd.sink.commit_actions import (
     writer_of,
 )
 from ingestd.sink.faults import storage_fault, storage_faults
+from ingestd.sink.log_files import ensure_plain_log
 from ingestd.sink.store import Store
 from ingestd.sink.table_log import RESUMES, GiveUp, TableLog
 from ingestd.sink.writer import Writer
@@ -418,6 +419,8 @@ class AppendLog(TableLog):
             self.ensure_unreplaced()
         token = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
+            with storage_faults(self.uri):
+                ensure_plain_log(self.store, self.folder)  # deltalake writes through a link
             if self.exists:
                 _ = self.handle  # at this version
             expected = self._version + 1
@@ -494,6 +497,7 @@ class AppendLog(TableLog):
             self.load()
             return
         with storage_faults(self.uri):
+            ensure_plain_log(self.store, self.folder)
             self._table.update_incremental()
         self._version = self._table.version()
         self._read_state()

@@ -14,6 +14,7 @@ from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
 
+_MOST_BYTES = 1 << 16
 NAME = "_paused"
 """No schema's folder has this name: a leading `_` is mapped."""
 
@@ -65,8 +66,7 @@ class LakePauseMark:
             if store.size(self._path) is None:
                 return None
             try:
-                with store.open(self._path) as file:
-                    return _told_in(file.read()) or self._written(store)
+                return _told_in(store.read(self._path, _MOST_BYTES)) or self._written(store)
             except FileNotFoundError:
                 return None  # it went meanwhile
 

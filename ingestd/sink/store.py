@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -23,6 +22,15 @@ from ingestd.errors import LakeLostError, OperatorError
 from ingestd.failpoints import reach
 from ingestd.sink.durable import Durability, Fsync, make_folder
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.plain_files import (
+    OddFileError,
+    ensure_size,
+    kind_of,
+    open_plain,
+    place_of,
+    read_plain,
+    write_new,
+)
 from ingestd.sink.s3_objects import PART_BYTES, NotSureError, S3Object, S3Objects, s3_objects
 
 if TYPE_CHECKING:
@@ -35,6 +43,15 @@ SET_ASIDE = ".torn"
 """How the names of files end that were set aside."""
 _PIECE_BYTES = 128 << 10
 """What is gathered of a new object before its client is given it; each open one holds so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a folder has under a name; `odd`: what it is if it is no regular file."""
+
+    name: str
+    size_bytes: int
+    odd: str | None = None
 
 
 class Store(Protocol):
@@ -91,11 +108,23 @@ class Store(Protocol):
         ...
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading."""
+        """Open a file for reading. Raises OddFileError for what is none, or behind a link."""
+        ...
+
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """Read a file. Raises OddFileError as `open`, and before it is read if it is larger."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Size of a file, None if there is none."""
+        """Size of a file, None if there is none. Raises OddFileError for a folder, pipe, link."""
+        ...
+
+    def is_link(self, path: str) -> bool:
+        """Whether a symbolic link stands there."""
+        ...
+
+    def entries(self, path: str) -> list[Entry]:
+        """List what is in a folder, whatever it is; empty if there is none."""
         ...
 
     def remove(self, path: str) -> None:
@@ -176,36 +205,67 @@ class LocalStore:
 
     def put_new(self, path: str, content: bytes) -> bool:
         """Link a file of another name, that is whole and durable, to this one."""
-        target = self.root / path
-        made = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            made.write_bytes(content)
-            self._durability.file(made)
-            reach("sink.commit_put.before")
-            os.link(made, target)
-            reach("sink.commit_put.after")
-        except FileExistsError:
-            return False
-        finally:
-            made.unlink(missing_ok=True)
+        with place_of(self.root, path) as (folder, target):
+            at = target.rpartition("/")
+            made = f"{at[0]}{at[1]}.{at[2]}.{uuid.uuid4().hex}"
+            try:
+                write_new(made, folder, content)
+                self._durability.file((self.root / path).with_name(made.rpartition("/")[2]))
+                reach("sink.commit_put.before")
+                os.link(made, target, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                reach("sink.commit_put.after")
+            except FileExistsError:
+                return False
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(made, dir_fd=folder)
         return True
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading. Raises OSError for what is none: a pipe would never answer."""
-        if not stat.S_ISREG((self.root / path).stat().st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
-        return pa.OSFile(str(self.root / path), "rb")
+        """Open a file for reading: the one that was looked at, by its descriptor."""
+        descriptor = open_plain(self.root, path)
+        try:
+            return pa.OSFile(f"/proc/self/fd/{descriptor}", "rb")
+        except FileNotFoundError:  # no /proc
+            return pa.PythonFile(os.fdopen(os.dup(descriptor), "rb"), "r")
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """Read a file."""
+        return read_plain(self.root, path, most_bytes)
 
     def size(self, path: str) -> int | None:
         """Size of a file."""
         try:
-            return (self.root / path).stat().st_size
+            found = (self.root / path).lstat()
         except FileNotFoundError:
             return None
+        if (odd := kind_of(found.st_mode)) is not None:
+            raise OddFileError(self.root / path, odd)
+        return found.st_size
+
+    def is_link(self, path: str) -> bool:
+        """Whether a symbolic link stands there."""
+        return (self.root / path).is_symlink()
+
+    def entries(self, path: str) -> list[Entry]:
+        """List what is in a folder."""
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(Entry(entry.name, status.st_size, kind_of(status.st_mode)))
+        return found
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        (self.root / path).unlink(missing_ok=True)
+        with (
+            contextlib.suppress(FileNotFoundError),
+            place_of(self.root, path) as (folder, name),
+        ):
+            os.unlink(name, dir_fd=folder)
 
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder."""
@@ -217,7 +277,8 @@ class LocalStore:
     def files(self, path: str) -> list[str]:
         """Names of the files in a folder."""
         try:
-            return sorted(e.name for e in (self.root / path).iterdir() if e.is_file())
+            with os.scandir(self.root / path) as entries:
+                return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
         except FileNotFoundError:
             return []
 
@@ -238,10 +299,11 @@ class LocalStore:
 
     def set_aside(self, path: str) -> None:
         """Let its name begin with a dot, which all readers of Delta pass over."""
-        target = self.root / path
-        name = f".{target.name}.{uuid.uuid4().hex[:8]}{SET_ASIDE}"
-        target.rename(target.with_name(name))
-        self._durability.folder(target.parent)
+        with place_of(self.root, path) as (folder, target):
+            at = target.rpartition("/")
+            name = f"{at[0]}{at[1]}.{at[2]}.{uuid.uuid4().hex[:8]}{SET_ASIDE}"
+            os.rename(target, name, src_dir_fd=folder, dst_dir_fd=folder)
+        self._durability.folder((self.root / path).parent)
 
     syncs = True
 
@@ -308,10 +370,28 @@ class ObjectStore:
         """Open an object for reading."""
         return self._files.open_input_file(path)
 
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """Read an object."""
+        with self._files.open_input_file(path) as file:
+            ensure_size(self.uri(path), file.size(), most_bytes)
+            return bytes(file.read())
+
     def size(self, path: str) -> int | None:
         """Size of an object."""
         (info,) = self._files.get_file_info([path])
         return int(info.size) if info.type == pafs.FileType.File else None
+
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - as of all stores
+        """Return False: there are no links."""
+        return False
+
+    def entries(self, path: str) -> list[Entry]:
+        """List the objects and prefixes directly below a prefix."""
+        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [
+            Entry(i.base_name, i.size, None if i.type == pafs.FileType.File else "is a folder")
+            for i in found
+        ]
 
     def remove(self, path: str) -> None:
         """Remove an object."""
@@ -395,6 +475,13 @@ def _refuse_overwriting(uri: str, options: Mapping[str, str]) -> None:
                 f"lake {uri}: {key} = {value}: two writers could overwrite each other's commits",
                 remedy="leave it out: a commit has to be refused if there is one already",
             )
+
+
+def linked(store: Store, folder: str) -> str | None:
+    """Name the first of the folders that lead to a table, below its source's, that is a link."""
+    parts = folder.split("/")
+    found = ("/".join(parts[:count]) for count in range(2, len(parts) + 1))
+    return next((path for path in found if store.is_link(path)), None)
 
 
 def open_store(
