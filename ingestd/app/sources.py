@@ -168,7 +168,11 @@ def _maintainer(
     settings = config.maintenance
     policy = MaintenancePolicy(settings.target_bytes, settings.retention)
     lake = MaintenanceProcess(
-        config.lake.uri, name, policy, storage_options=storage_options(config)
+        config.lake.uri,
+        name,
+        policy,
+        storage_options=storage_options(config),
+        references=[str(table) for table in config.sources[name].references()],
     )
     return Maintainer(lake, MaintenanceSchedule(settings.compact), watch, turn)
 

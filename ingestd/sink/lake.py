@@ -48,7 +48,7 @@ from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.read import read_batches
 from ingestd.sink.registry import RegistryTable
-from ingestd.sink.store import open_store
+from ingestd.sink.store import linked, open_store
 from ingestd.sink.writer import Writer
 
 T = TypeVar("T")
@@ -598,15 +598,22 @@ class DeltaLake:
 
         Not by `_epochs` and `_tables`: a table whose first commit went through before a kill may
         be in neither, and its watermark counts. Listings are consistent on local file systems and
-        on S3, GCS and Azure.
+        on S3, GCS and Azure. A folder that is a link was not made by ingestd: what it leads to is
+        a table only if `_tables` says so.
         """
         root = self.layout.root
         with storage_faults(self.store.uri(root)):
-            return [
+            found = [
                 self.layout.table_of(schema, table)
                 for schema in self.store.folders(root)
                 if schema not in OWN_FOLDERS
                 for table in self.store.folders(f"{root}/{schema}")
+            ]
+            known = self._registry.tables()
+            return [
+                table
+                for table in found
+                if str(table) in known or linked(self.store, self.layout.raw(table)) is None
             ]
 
 
