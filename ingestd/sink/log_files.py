@@ -43,6 +43,8 @@ def ensure_plain_log(store: Store, folder: str) -> None:
 def _ensure_plain(store: Store, folder: str) -> None:
     for entry in store.entries(folder):
         path = f"{folder}/{entry.name}"
+        if entry.name.startswith("."):  # no reader opens these
+            continue
         if entry.odd is None:
             if entry.name.endswith(".parquet") or ".checkpoint." in entry.name:
                 ensure_size(store.uri(path), entry.size_bytes, MOST_CHECKPOINT_BYTES)

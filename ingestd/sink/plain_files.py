@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+
 LOG = "_delta_log"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -55,13 +57,14 @@ def table_depth(parts: Sequence[str]) -> int:
 
 
 @contextmanager
-def place_of(root: Path, path: str) -> Iterator[tuple[int | None, str]]:
+def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[int | None, str]]:
     """Give a descriptor of the folder that a path ends in, and the name there, or the whole path.
 
     None: no descriptor is needed, as nothing lies between the table's folder and the file.
+    `depth`: how many parts may be links; those that lead to a table's folder without it.
     """
     parts = path.split("/")
-    depth = table_depth(parts)
+    depth = table_depth(parts) if depth is None else depth
     inner = parts[depth:-1]
     if not inner:
         yield None, str(root / path)
@@ -89,9 +92,9 @@ def _opened(path: Path, folder: int | None, name: str) -> int:
         raise
 
 
-def open_plain(root: Path, path: str) -> int:
+def open_plain(root: Path, path: str, depth: int | None = None) -> int:
     """Open a regular file for reading; give its descriptor. Raises OddFileError for others."""
-    with place_of(root, path) as (folder, name):
+    with place_of(root, path, depth) as (folder, name):
         try:
             descriptor = os.open(name, _FILE, dir_fd=folder)
         except OSError as error:
@@ -105,6 +108,17 @@ def open_plain(root: Path, path: str) -> int:
         os.close(descriptor)
         raise OddFileError(root / path, what)
     return descriptor
+
+
+def open_native(root: Path, path: str, depth: int | None = None) -> pa.NativeFile:
+    """Open a regular file as `open_plain` does, for pyarrow."""
+    descriptor = open_plain(root, path, depth)
+    try:
+        return pa.OSFile(f"/proc/self/fd/{descriptor}", "rb")
+    except FileNotFoundError:  # no /proc
+        return pa.PythonFile(os.fdopen(os.dup(descriptor), "rb"), "r")
+    finally:
+        os.close(descriptor)
 
 
 def read_plain(root: Path, path: str, most_bytes: int) -> bytes:

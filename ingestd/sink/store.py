@@ -26,7 +26,7 @@ from ingestd.sink.plain_files import (
     OddFileError,
     ensure_size,
     kind_of,
-    open_plain,
+    open_native,
     place_of,
     read_plain,
     write_new,
@@ -223,13 +223,7 @@ class LocalStore:
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for reading: the one that was looked at, by its descriptor."""
-        descriptor = open_plain(self.root, path)
-        try:
-            return pa.OSFile(f"/proc/self/fd/{descriptor}", "rb")
-        except FileNotFoundError:  # no /proc
-            return pa.PythonFile(os.fdopen(os.dup(descriptor), "rb"), "r")
-        finally:
-            os.close(descriptor)
+        return open_native(self.root, path)
 
     def read(self, path: str, most_bytes: int) -> bytes:
         """Read a file."""
