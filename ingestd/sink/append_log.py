@@ -360,7 +360,8 @@ class AppendLog(TableLog):
         with storage_faults(self.uri):
             table = self._present()
             reach("sink.checkpoint.before")
-            table.create_checkpoint()
+            with self.store.calls.during(self.store, log):
+                table.create_checkpoint()
             reach("sink.checkpoint.after")
             name = f"{table.version():020}.checkpoint.parquet"
             self.store.sync(log, [name, "_last_checkpoint"])
@@ -426,7 +427,8 @@ class AppendLog(TableLog):
             expected = self._version + 1
             failure: DeltaError | OSError | None = None
             try:
-                attempt(token)
+                with self.store.calls.during(self.store, self.folder):
+                    attempt(token)
             except (DeltaError, OSError) as error:
                 failure = error
                 self._doubt(expected)
@@ -498,7 +500,8 @@ class AppendLog(TableLog):
             return
         with storage_faults(self.uri):
             ensure_plain_log(self.store, self.folder)
-            self._table.update_incremental()
+            with self.store.calls.during(self.store, self.folder):
+                self._table.update_incremental()
         self._version = self._table.version()
         self._read_state()
 

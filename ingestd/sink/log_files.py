@@ -29,7 +29,8 @@ def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTa
     """
     ensure_plain_log(store, folder)
     options = store.storage_options
-    return DeltaTable(store.uri(folder), version=version, storage_options=options)
+    with store.calls.during(store, folder):
+        return DeltaTable(store.uri(folder), version=version, storage_options=options)
 
 
 def ensure_plain_log(store: Store, folder: str) -> None:

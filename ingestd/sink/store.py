@@ -32,6 +32,7 @@ from ingestd.sink.plain_files import (
     write_new,
 )
 from ingestd.sink.s3_objects import PART_BYTES, NotSureError, S3Object, S3Objects, s3_objects
+from ingestd.sink.storage_calls import StorageCalls, timed
 
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
@@ -64,6 +65,9 @@ class Store(Protocol):
     def remark(self) -> str:
         """What whoever asks about it may want to know; mostly nothing."""
         ...
+
+    calls: StorageCalls
+    """Those of it, and of others of the same source, that are under way."""
 
     needs_marker: bool
     """Whether folders are made only where the lake's marker is: its user has seen it there."""
@@ -173,12 +177,14 @@ class LocalStore:
     def __init__(self, root: Path, durability: Durability) -> None:
         self.root = root.absolute()
         self.needs_marker = False
+        self.calls = StorageCalls()
         self._durability = durability
 
     def uri(self, path: str) -> str:
         """Give the absolute path."""
         return str(self.root / path)
 
+    @timed
     def make_folder(self, path: str) -> None:
         """Make a folder with its parents."""
         if self.needs_marker and not (self.root / MARKER).exists():
@@ -196,6 +202,7 @@ class LocalStore:
                 remedy="set `lake.uri` to a folder of a file system that can be written to",
             ) from error
 
+    @timed
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing."""
         return (self.root / path).open("xb")
@@ -203,6 +210,7 @@ class LocalStore:
     part_bytes = 0
     puts_new = True
 
+    @timed
     def put_new(self, path: str, content: bytes) -> bool:
         """Link a file of another name, that is whole and durable, to this one."""
         with place_of(self.root, path) as (folder, target):
@@ -221,14 +229,17 @@ class LocalStore:
                     os.unlink(made, dir_fd=folder)
         return True
 
+    @timed
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for reading: the one that was looked at, by its descriptor."""
         return open_native(self.root, path)
 
+    @timed
     def read(self, path: str, most_bytes: int) -> bytes:
         """Read a file."""
         return read_plain(self.root, path, most_bytes)
 
+    @timed
     def size(self, path: str) -> int | None:
         """Size of a file."""
         try:
@@ -239,10 +250,12 @@ class LocalStore:
             raise OddFileError(self.root / path, odd)
         return found.st_size
 
+    @timed
     def is_link(self, path: str) -> bool:
         """Whether a symbolic link stands there."""
         return (self.root / path).is_symlink()
 
+    @timed
     def entries(self, path: str) -> list[Entry]:
         """List what is in a folder."""
         found = []
@@ -253,6 +266,7 @@ class LocalStore:
                     found.append(Entry(entry.name, status.st_size, kind_of(status.st_mode)))
         return found
 
+    @timed
     def remove(self, path: str) -> None:
         """Remove a file."""
         with (
@@ -261,6 +275,7 @@ class LocalStore:
         ):
             os.unlink(name, dir_fd=folder)
 
+    @timed
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder."""
         try:
@@ -268,6 +283,7 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
+    @timed
     def files(self, path: str) -> list[str]:
         """Names of the files in a folder."""
         try:
@@ -276,6 +292,7 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
+    @timed
     def written(self, path: str) -> dict[str, float]:
         """When each of the files in a folder was last written, by name."""
         found = {}
@@ -286,11 +303,13 @@ class LocalStore:
                         found[entry.name] = entry.stat().st_mtime
         return found
 
+    @timed
     def remove_folder(self, path: str) -> None:
         """Remove a folder."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.root / path)
 
+    @timed
     def set_aside(self, path: str) -> None:
         """Let its name begin with a dot, which all readers of Delta pass over."""
         with place_of(self.root, path) as (folder, target):
@@ -301,6 +320,7 @@ class LocalStore:
 
     syncs = True
 
+    @timed
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Fsync the files, then the folder."""
         reach("sink.fsync.before")
@@ -320,6 +340,7 @@ class ObjectStore:
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
         self.storage_options = dict(storage_options) if storage_options else None
         self.needs_marker = False
+        self.calls = StorageCalls()
         self._uri = uri.rstrip("/")
         self._handler = DeltaFileSystemHandler(self._uri, self.storage_options)
         self._files = pafs.PyFileSystem(DeltaStorageHandler(self._uri, self.storage_options))
@@ -344,13 +365,14 @@ class ObjectStore:
             opened = self._handler.open_output_stream(path)
         else:
             opened = self._objects.open(path)
-        return io.BufferedWriter(_Upload(opened), _PIECE_BYTES)
+        return io.BufferedWriter(_Upload(opened, self, path), _PIECE_BYTES)
 
     @property
     def puts_new(self) -> bool:
         """Whether obstore reaches it; what deltalake offers can't, though its own commits can."""
         return self._objects is not None
 
+    @timed
     def put_new(self, path: str, content: bytes) -> bool:
         """Put an object by a conditional put."""
         if self._objects is None:
@@ -360,16 +382,19 @@ class ObjectStore:
         reach("sink.commit_put.after")
         return is_new
 
+    @timed
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading."""
         return self._files.open_input_file(path)
 
+    @timed
     def read(self, path: str, most_bytes: int) -> bytes:
         """Read an object."""
         with self._files.open_input_file(path) as file:
             ensure_size(self.uri(path), file.size(), most_bytes)
             return bytes(file.read())
 
+    @timed
     def size(self, path: str) -> int | None:
         """Size of an object."""
         (info,) = self._files.get_file_info([path])
@@ -379,6 +404,7 @@ class ObjectStore:
         """Return False: there are no links."""
         return False
 
+    @timed
     def entries(self, path: str) -> list[Entry]:
         """List the objects and prefixes directly below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
@@ -387,27 +413,32 @@ class ObjectStore:
             for i in found
         ]
 
+    @timed
     def remove(self, path: str) -> None:
         """Remove an object."""
         if self.size(path) is not None:
             self._files.delete_file(path)
 
+    @timed
     def folders(self, path: str) -> list[str]:
         """Names of the prefixes below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
 
+    @timed
     def files(self, path: str) -> list[str]:
         """Names of the objects directly below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
+    @timed
     def written(self, path: str) -> dict[str, float]:
         """When each of the objects directly below a prefix was last written, by name."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         files = (info for info in found if info.type == pafs.FileType.File)
         return {info.base_name: info.mtime_ns / 1e9 for info in files}
 
+    @timed
     def remove_folder(self, path: str) -> None:
         """Remove the objects below a prefix."""
         selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
@@ -432,8 +463,12 @@ class _Upload(io.RawIOBase):
     Those are written to anew, or freed, while obstore still has what it was given.
     """
 
-    def __init__(self, stream: ObjectOutputStream | S3Object) -> None:
+    def __init__(
+        self, stream: ObjectOutputStream | S3Object, store: ObjectStore, path: str
+    ) -> None:
         self._stream = stream
+        self._store = store
+        self._path = path
         self._position = 0
 
     def tell(self) -> int:
@@ -444,14 +479,16 @@ class _Upload(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer
         taken = bytes(data)
-        self._stream.write(taken)
+        with self._store.calls.during(self._store, self._path):
+            self._stream.write(taken)
         self._position += len(taken)
         return len(taken)
 
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._stream.close()  # type: ignore[union-attr] # missing in deltalake's stub
+            with self._store.calls.during(self._store, self._path):
+                self._stream.close()  # type: ignore[union-attr] # missing in deltalake's stub
 
 
 _OVERWRITING = {
@@ -479,9 +516,14 @@ def linked(store: Store, folder: str) -> str | None:
 
 
 def open_store(
-    uri: str, storage_options: Mapping[str, str] | None, durability: Durability | None = None
+    uri: str,
+    storage_options: Mapping[str, str] | None,
+    durability: Durability | None = None,
+    calls: StorageCalls | None = None,
 ) -> Store:
     """Give the store at `uri`: a path, relative or not, file://, or what deltalake knows.
+
+    `calls`: where its calls are noted, of its own without.
 
     Raises OperatorError for a local path with a percent sign, and for options that can't be read or
     by which two writers overwrite each other's commits (I5).
@@ -490,11 +532,15 @@ def open_store(
     if "://" in uri and parts.scheme != "file":
         _refuse_overwriting(uri, {**os.environ, **(storage_options or {})})
         with storage_faults(uri):
-            return ObjectStore(uri, storage_options)
+            remote = ObjectStore(uri, storage_options)
+        remote.calls = calls or remote.calls
+        return remote
     path = unquote(parts.path) if parts.scheme == "file" else uri
     if "%" in str(Path(path).absolute()):
         raise OperatorError(
             f"lake {uri}: a percent sign in a local path",
             remedy="choose another folder for `lake.uri`: Delta decodes percent signs in paths",
         )
-    return LocalStore(Path(path), durability or Fsync())
+    local = LocalStore(Path(path), durability or Fsync())
+    local.calls = calls or local.calls
+    return local

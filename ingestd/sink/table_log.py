@@ -197,7 +197,7 @@ class TableLog:
         if self._state is None:
             return None
         if not self._knows_app_version:
-            with storage_faults(self.uri):
+            with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
                 self._app_version = self.handle.transaction_version(self.app_id)
             self._knows_app_version = True
         return self._app_version
