@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingestd.errors import FolderError
 from spark_jobs.jvm import DELTA, HADOOP_PATH, java_class, option
 
 if TYPE_CHECKING:
@@ -20,16 +21,25 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 _BUFFER = "java.nio.ByteBuffer"
+_ABSOLUTE = "p"
+"""Storage type of a vector that is named by an absolute path."""
 _VECTORS = f"{DELTA}.deletionvectors"
 
 
 def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
     """Give the rows that a file of the table at `path` does not have any more, ascending.
 
-    `add`: the file's action. Raises Py4JError if they can't be read.
+    `add`: the file's action. Raises Py4JError if they can't be read, FolderError if they lie
+    elsewhere.
     """
     if "deletionVector" not in add:
         return np.empty(0, np.int64)
+    if add["deletionVector"]["storageType"] == _ABSOLUTE:
+        raise FolderError(
+            f"lake table {path}: a deletion vector lies elsewhere, by an absolute path, as a"
+            " shallow clone has: it is not read",
+            remedy="make the table again as a deep clone, or by this job in another target",
+        )
     action = java_class(session, f"{DELTA}.actions.Action").fromJson(json.dumps({"add": add}))
     root = java_class(session, HADOOP_PATH)(path)
     found = _store(session).read(action.deletionVector(), root).toArray()

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ingestd.sink.arrow_types import plain
+from ingestd.sink.plain_files import open_native
 from spark_jobs.jvm import HADOOP_PATH, java_class
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ def read_parquet(
         if not _is_local(system):
             copy = _hadoop_path(session, here)
             system.copyToLocalFile(False, path, copy, True)  # noqa: FBT003 - kept; no checksums
-        return _rows(here, columns, max_nbytes)
+        inside = name if _is_local(system) else here.name
+        root = here.parents[inside.count("/")]
+        with open_native(root, inside, depth=0) as source:
+            return _rows(source, columns, max_nbytes)
 
 
 def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table) -> int:
@@ -65,9 +69,9 @@ def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table)
         return here.stat().st_size
 
 
-def _rows(path: Path, columns: Sequence[str] | None, max_nbytes: int) -> pa.Table:
+def _rows(source: pa.NativeFile, columns: Sequence[str] | None, max_nbytes: int) -> pa.Table:
     # (Spark writes timestamps with nanoseconds, which reach from 1677 to 2262 only)
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+    with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
         schema = file.schema_arrow
         chosen = None if columns is None else [c for c in columns if c in schema.names]
         nbytes = 0
@@ -75,7 +79,7 @@ def _rows(path: Path, columns: Sequence[str] | None, max_nbytes: int) -> pa.Tabl
         for batch in file.iter_batches(_BATCH_ROWS, columns=chosen):
             nbytes += batch.nbytes
             if nbytes > max_nbytes:
-                raise TooLargeError(str(path))
+                raise TooLargeError
             found.append(plain(batch))
         return pa.Table.from_batches(found) if found else plain(file.read(columns=chosen))
 

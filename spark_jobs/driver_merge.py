@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from ingestd.sink.log_paths import file_of
 from spark_jobs.arrow_keys import are_compared
 from spark_jobs.commits import Signature, snapshot_of
 from spark_jobs.deletion_vectors import Rows, rows_gone, write_vectors
@@ -156,7 +156,7 @@ class DriverMerge:
         read = read_parquet(
             self.session,
             self.path,
-            unquote(add["path"]),
+            file_of(add["path"], self.path),
             columns=None if is_whole else names,
             max_nbytes=max_nbytes,
         )

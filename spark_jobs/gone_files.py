@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 
+from ingestd.sink.log_paths import file_of
 from spark_jobs.commits import snapshot_of
 from spark_jobs.jvm import HADOOP_PATH, java_class
 
@@ -43,7 +43,7 @@ def gone_files(session: SparkSession, path: str) -> list[GoneFile]:
     system = folder.getFileSystem(configuration)
     found = []
     for row in files.select("path", "stats").collect():
-        name = unquote(row["path"])
+        name = file_of(row["path"], path)
         if not system.exists(hadoop_path(folder, name)):
             highest = json.loads(row["stats"] or "{}").get("maxValues", {}).get("_cdc_lsn")
             found.append(GoneFile(name, highest))

@@ -11,13 +11,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from ingestd.sink.log_paths import file_of
 from spark_jobs.commits import log_entries, newest_entry
 from spark_jobs.driver_files import TooLargeError, read_parquet
 
@@ -32,7 +32,10 @@ _MAX_NBYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class NewestFiles:
-    """Of the Delta table at `path`. What it gives is None where it is for Spark to read."""
+    """Of the Delta table at `path`. What it gives is None where it is for Spark to read.
+
+    Raises FolderError where the log names a file that is not one of the table's own.
+    """
 
     session: SparkSession
     path: str
@@ -77,7 +80,7 @@ class NewestFiles:
             entries = log_entries(self.session, self.path, version)
             if entries is None or _takes_rows(entries):
                 return None
-            added = [_bounds(add, column) for add in _added(entries)]
+            added = [_bounds(add, column, self.path) for add in _added(entries)]
             told = [bounds for bounds in added if bounds is not None]
             if len(told) < len(added):
                 return None
@@ -102,7 +105,7 @@ class NewestFiles:
             added = _added(entries)
             if not all(map(_is_plain, added)):
                 return None
-            names += [unquote(add["path"]) for add in added]
+            names += [file_of(add["path"], self.path) for add in added]
         return names
 
     def _last_files(self, app_id: str | None) -> list[str] | None:
@@ -117,7 +120,8 @@ class NewestFiles:
             added = _added(entries)
             if added:
                 are_plain = all(map(_is_plain, added))
-                return [unquote(add["path"]) for add in added] if are_plain else None
+                names = [file_of(add["path"], self.path) for add in added]
+                return names if are_plain else None
         return None
 
 
@@ -133,10 +137,10 @@ def _is_plain(add: dict[str, Any]) -> bool:
     return not add.get("partitionValues") and "deletionVector" not in add
 
 
-def _bounds(add: dict[str, Any], column: str) -> tuple[str, int, int] | None:
+def _bounds(add: dict[str, Any], column: str, table: str) -> tuple[str, int, int] | None:
     """Give a file's name, its lowest and highest value; None if that is not told."""
     told = json.loads(add.get("stats") or "{}")
     low, high = (told.get(name, {}).get(column) for name in ("minValues", "maxValues"))
     if low is None or high is None or not _is_plain(add):
         return None
-    return unquote(add["path"]), low, high
+    return file_of(add["path"], table), low, high

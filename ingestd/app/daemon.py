@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -27,9 +27,13 @@ from ingestd.observe.notify import telling_service_manager
 from ingestd.observe.protection import openness, protection_of
 from ingestd.observe.status import DaemonStatus, paused, ready
 from ingestd.reloading import Reloading
+from ingestd.run.storage_watch import StorageWatch
 
 EXIT_WITHIN_S = 9.5
 """A stop that takes longer ends the process: what is not committed is read again at the start."""
+
+CUT_OFF = 75
+"""Exit code of a stop that did not wait for what was under way: as of a fault that passes."""
 
 
 def run(config_path: Path, accepted: Collection[str] = ()) -> int:
@@ -61,10 +65,10 @@ async def _run(config: Config, load: Callable[[], Config], accepted: Collection[
     log = structlog.get_logger("ingestd")
     asyncio.get_running_loop().set_exception_handler(logs.tell_of_loop)
     stop, hangups = asyncio.Event(), asyncio.Event()
-    _react_to_signals(stop, hangups)
     metrics = Metrics()
     status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)
     building = Building(metrics, status, config.redactor, accepted)
+    _react_to_signals(stop, hangups, building.under_way)
     supervisor = building.supervisor
     for name in config.sources:
         building.source(config, name)
@@ -97,12 +101,18 @@ async def _run(config: Config, load: Callable[[], Config], accepted: Collection[
         reloading = Reloading(config, load, building, supervisor, told.began, told.ended)
         task = asyncio.create_task(reloading.run(hangups), name="reloading")
         stack.callback(task.cancel)
+        watching = asyncio.create_task(StorageWatch(status, log).run(), name="storage")
+        stack.callback(watching.cancel)
         await supervisor.run(stop)
     log.info("daemon.stopped")
 
 
-def _react_to_signals(stop: asyncio.Event, hangups: asyncio.Event) -> None:
+def _react_to_signals(
+    stop: asyncio.Event, hangups: asyncio.Event, under_way: Callable[[], Sequence[str]]
+) -> None:
     """SIGTERM, SIGINT: stop within the limit, exit code 0; a second one: end at once.
+
+    What is still `under_way` at the limit is cut off, and the exit code is CUT_OFF.
 
     SIGHUP: read the config anew. But if the terminal is gone that the daemon was started on, it
     says that, and is as SIGTERM: nobody left it running on purpose.
@@ -114,7 +124,7 @@ def _react_to_signals(stop: asyncio.Event, hangups: asyncio.Event) -> None:
         if stop.is_set():
             os._exit(1)
         stop.set()
-        limit = threading.Timer(EXIT_WITHIN_S, os._exit, (0,))
+        limit = threading.Timer(EXIT_WITHIN_S, _cut_off, (under_way,))
         limit.daemon = True
         limit.start()
 
@@ -127,3 +137,13 @@ def _react_to_signals(stop: asyncio.Event, hangups: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
+
+
+def _cut_off(under_way: Callable[[], Sequence[str]]) -> None:
+    """End the process, in a thread of its own: the loop, or another thread, waits for something."""
+    left = under_way()
+    if left:
+        log = structlog.get_logger("ingestd")
+        log.warning("daemon.cut_off", seconds=EXIT_WITHIN_S, under_way=left)
+        sys.stderr.flush()
+    os._exit(CUT_OFF if left else 0)

@@ -21,6 +21,7 @@ from ingestd.sink.lake import DeltaLake
 from ingestd.sink.pause_mark import LakePauseMark
 from ingestd.sink.reference_source import RawReferenceSource
 from ingestd.sink.reference_table import DeltaReferenceTable
+from ingestd.sink.storage_calls import StorageCalls
 from ingestd.sink.writer import Writer
 
 
@@ -55,6 +56,7 @@ def lake_of(
     trimming: Trimming | None = None,
     *,
     is_claimed: bool = True,
+    calls: StorageCalls | None = None,
 ) -> DeltaLake:
     """Give a source's raw tables. `is_claimed`: whoever uses it holds the source's claim."""
     return DeltaLake(
@@ -66,11 +68,17 @@ def lake_of(
         trimming=trimming,
         writer=writer,
         is_claimed=is_claimed,
+        calls=calls,
     )
 
 
 def reference_table_of(
-    config: Config, source: str, table: TableId, *, is_claimed: bool = True
+    config: Config,
+    source: str,
+    table: TableId,
+    *,
+    is_claimed: bool = True,
+    calls: StorageCalls | None = None,
 ) -> DeltaReferenceTable:
     """Give the table that is kept equal to a table of a source."""
     return DeltaReferenceTable(
@@ -81,11 +89,12 @@ def reference_table_of(
         buffer_bytes=share_bytes(config) // 8,
         is_claimed=is_claimed,
         needs_marker=True,
+        calls=calls,
     )
 
 
 def raw_source_of(
-    config: Config, source: str, table: TableId, position: int | None
+    config: Config, source: str, table: TableId, calls: StorageCalls, position: int | None
 ) -> ReferenceTableSource:
     """Give a table as its raw table has it, from `position` on."""
     made = RawReferenceSource(
@@ -94,6 +103,7 @@ def raw_source_of(
         table,
         storage_options=storage_options(config),
         memory_bytes=share_bytes(config) // 16,  # a fold takes several times that
+        calls=calls,
     )
     if position is not None:
         made.resume(position)
@@ -111,10 +121,11 @@ def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
     )
 
 
-def pause_mark_of(config: Config, name: str) -> PauseMark:
+def pause_mark_of(config: Config, name: str, calls: StorageCalls | None = None) -> PauseMark:
     """Give what keeps in the lake that a source is paused."""
+    options = storage_options(config)
     return LakePauseMark(
-        config.lake.uri, name, storage_options=storage_options(config), needs_lake=True
+        config.lake.uri, name, storage_options=options, needs_lake=True, calls=calls
     )
 
 

@@ -28,7 +28,7 @@ from ingestd.config import UNSTREAMED, Config, SourceSettings
 from ingestd.errors import OperatorError
 from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import DaemonStatus, SourceStatus
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
 from ingestd.redaction import Redactor
 from ingestd.run.known_lake import KnownLake, LakeRoot
 from ingestd.run.maintenance import Maintainer, MaintenanceSchedule
@@ -41,8 +41,10 @@ from ingestd.run.references import Followed, Keeper, References, Reread
 from ingestd.run.supervisor import Supervisor
 from ingestd.run.watch import Watch
 from ingestd.schema import TableId
+from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import MaintenancePolicy
 from ingestd.sink.maintenance_process import MaintenanceProcess
+from ingestd.sink.storage_calls import StorageCalls
 from ingestd.sink.writer import Writer
 
 
@@ -64,6 +66,7 @@ class Building:
         self._trimming = Trimming()
         self._writers: dict[str, Writer] = {}
         self._root = LakeRoot()
+        self._calls: dict[str, StorageCalls] = {}
         self._known = {name: KnownLake(is_accepted=True) for name in accepted}
 
     def log(self, config: Config) -> None:
@@ -78,6 +81,8 @@ class Building:
         known = self._status.sources.get(name)
         if known is None:
             known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
+        calls = self._calls.setdefault(name, StorageCalls())
+        known.storage = calls.waiting
         known.references.clear()
         known.claim = claim_of(settings)
         writer = self._writers.get(name)
@@ -98,14 +103,27 @@ class Building:
             self._trimming,
             lake,
             self._root,
+            calls,
         )
         self.supervisor.begin(name, built)
+
+    def under_way(self) -> list[str]:
+        """Say what has not ended of the sources, for a log. From any thread."""
+        sources = list(self._status.sources.items())
+        found = [
+            f"source {name} is {source.state}"
+            for name, source in sources
+            if source.state is not SourceState.CLOSED
+        ]
+        waits = [calls.waiting(0.0) for calls in list(self._calls.values())]
+        return found + [str(wait) for wait in waits if wait is not None]
 
     def forget(self, name: str) -> None:
         """Show nothing of a source any more."""
         self._status.sources.pop(name, None)
         self._writers.pop(name, None)
         self._known.pop(name, None)
+        self._calls.pop(name, None)
         self._root.forget(name)
         self._metrics.forget_source(name)
 
@@ -138,6 +156,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     trimming: Trimming,
     known: KnownLake,
     root: LakeRoot,
+    calls: StorageCalls,
 ) -> Supervised:
     log = structlog.get_logger("ingestd")
     watch = Watch(source_status, metrics, log)
@@ -145,18 +164,21 @@ def _supervised(  # noqa: PLR0917 - of one source
     connector = connector_of(config, name, settings)
 
     def make_pipeline() -> Pipeline:
-        lake = lake_of(config, name, writer, trimming)
+        lake = lake_of(config, name, writer, trimming, calls=calls)
         return Pipeline(connector.capture(lake), lake, policy, watch, known=known, root=root)
 
     def make_paused() -> Paused:
-        return Paused(connector.capture, lambda: lake_of(config, name, is_claimed=False), watch)
+        def make_lake() -> DeltaLake:
+            return lake_of(config, name, is_claimed=False, calls=calls)
+
+        return Paused(connector.capture, make_lake, watch)
 
     return Supervised(
         make_pipeline,
         watch,
-        _references(config, name, settings, source_status, metrics, watch),
+        _references(config, name, settings, source_status, metrics, watch, calls),
         _maintainer(config, name, MaintenanceWatch(metrics, log, watch), turn),
-        pause_mark_of(config, name),
+        pause_mark_of(config, name, calls),
         make_paused,
         known,
     )
@@ -168,7 +190,11 @@ def _maintainer(
     settings = config.maintenance
     policy = MaintenancePolicy(settings.target_bytes, settings.retention)
     lake = MaintenanceProcess(
-        config.lake.uri, name, policy, storage_options=storage_options(config)
+        config.lake.uri,
+        name,
+        policy,
+        storage_options=storage_options(config),
+        references=[str(table) for table in config.sources[name].references()],
     )
     return Maintainer(lake, MaintenanceSchedule(settings.compact), watch, turn)
 
@@ -180,6 +206,7 @@ def _references(  # noqa: PLR0917 - of one source
     status: SourceStatus,
     metrics: Metrics,
     watch: Watch,
+    calls: StorageCalls,
 ) -> References | None:
     tables = settings.references()
     if not tables:
@@ -189,13 +216,13 @@ def _references(  # noqa: PLR0917 - of one source
     told = ReferenceWatch(status, metrics, log, watch, kinds)
     keepers: dict[TableId, Keeper] = {}
     for table, found in tables.items():
-        sink = reference_table_of(config, name, table)
+        sink = reference_table_of(config, name, table, calls=calls)
         if found.reference in UNSTREAMED:
             refresh_s = found.refresh_s if found.reference == "snapshot_only" else None
             copied = partial(CopiedReferenceSource, name, settings, table)
             keepers[table] = Reread(table, copied, sink, told, refresh_s)
         else:
-            folded = partial(raw_source_of, config, name, table)
+            folded = partial(raw_source_of, config, name, table, calls)
             keepers[table] = Followed(table, folded, sink, told)
     asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
     return References(keepers, told, asked)

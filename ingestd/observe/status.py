@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
@@ -15,7 +16,7 @@ from ingestd.observe.recent import EPOCHS_KEPT, ERRORS_KEPT, EpochStatus, ErrorS
 from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     import numpy as np
@@ -60,6 +61,29 @@ class LastSnapshot:
     outcome: SnapshotOutcome
     reason: str | None = None
     remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StorageWait:
+    """A call of the lake's storage that has not come back for so many seconds."""
+
+    path: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"the lake's storage has not answered for {self.seconds:.0f} s: {self.path}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        what = "see whether it answers elsewhere"
+        if "://" not in self.path:
+            what = f"see whether it answers: timeout 10 stat {shlex.quote(self.path)}"
+        return f"{what}; nothing is lost, and ingestd goes on as soon as it does"
+
+
+def _no_wait() -> StorageWait | None:
+    return None
 
 
 @dataclass(slots=True)
@@ -135,7 +159,8 @@ class SourceStatus:
     `claim`: what it works by, for people; `lake_lost`: whether it waits for its lake;
     `left`: of `references`, those whose table was forgotten (`forget_dropped`).
     `wal_status`: the server's word for its slot; `safe_bytes`: None, too, where the server sets its
-    slots no limit. `lag_at`: when the lag was measured. `notices`: what needs attention though
+    slots no limit. `storage`: tells whether a call of the lake's storage does not come back.
+    `lag_at`: when the lag was measured. `notices`: what needs attention though
     nothing is stopped. `now` is passed in by the caller (aware). One event loop calls all of it.
     """
 
@@ -167,6 +192,7 @@ class SourceStatus:
     notices: tuple[Notice, ...] = ()
     last_epochs: deque[EpochStatus] = field(default_factory=lambda: deque(maxlen=EPOCHS_KEPT))
     last_errors: deque[ErrorStatus] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
+    storage: Callable[[], StorageWait | None] = _no_wait
 
     def enter(self, state: SourceState, now: datetime, error: IngestdError | None = None) -> bool:
         """Go to a state, with the error that led there; say whether that changed anything."""
@@ -343,6 +369,8 @@ def not_ready(status: DaemonStatus) -> list[tuple[str, str | None]]:
         if source.state is not SourceState.STREAMING:
             why = f": {source.reason}" if source.reason else ""
             found.append((f"source {name} is {source.state}{why}", source.remedy))
+        if (wait := source.storage()) is not None:
+            found.append((f"source {name}: {wait}", wait.remedy))
         stopped = [t for t in source.tables.values() if t.state is TableState.STOPPED]
         found += [
             (f"source {name}, table {t.table} is stopped: {t.reason}", t.remedy) for t in stopped

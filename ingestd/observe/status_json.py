@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         LastSnapshot,
         ReferenceStatus,
         SourceStatus,
+        StorageWait,
         TableStatus,
     )
     from ingestd.positions import Lsn
@@ -55,6 +56,7 @@ def facts_to_json(source: SourceStatus) -> dict[str, Any]:
         "since": _time(source.since),
         "claim": source.claim,
         "lake_lost": source.lake_lost,
+        "storage_wait": _wait_to_json(source.storage()),
         "lag_bytes": source.lag_bytes,
         "lag_seconds": source.lag_seconds,
         "retained_bytes": source.retained_bytes,
@@ -76,6 +78,10 @@ def facts_to_json(source: SourceStatus) -> dict[str, Any]:
         "last_epochs": [_epoch_to_json(e) for e in source.last_epochs],
         "last_errors": [_error_to_json(e) for e in source.last_errors],
     }
+
+
+def _wait_to_json(wait: StorageWait | None) -> dict[str, Any] | None:
+    return None if wait is None else {"path": wait.path, "seconds": round(wait.seconds, 1)}
 
 
 def table_to_json(table: TableStatus) -> dict[str, Any]:

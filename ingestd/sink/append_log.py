@@ -42,6 +42,7 @@ from ingestd.sink.commit_actions import (
     writer_of,
 )
 from ingestd.sink.faults import storage_fault, storage_faults
+from ingestd.sink.log_files import ensure_plain_log
 from ingestd.sink.store import Store
 from ingestd.sink.table_log import RESUMES, GiveUp, TableLog
 from ingestd.sink.writer import Writer
@@ -359,7 +360,8 @@ class AppendLog(TableLog):
         with storage_faults(self.uri):
             table = self._present()
             reach("sink.checkpoint.before")
-            table.create_checkpoint()
+            with self.store.calls.during(self.store, log):
+                table.create_checkpoint()
             reach("sink.checkpoint.after")
             name = f"{table.version():020}.checkpoint.parquet"
             self.store.sync(log, [name, "_last_checkpoint"])
@@ -418,12 +420,15 @@ class AppendLog(TableLog):
             self.ensure_unreplaced()
         token = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
+            with storage_faults(self.uri):
+                ensure_plain_log(self.store, self.folder)  # deltalake writes through a link
             if self.exists:
                 _ = self.handle  # at this version
             expected = self._version + 1
             failure: DeltaError | OSError | None = None
             try:
-                attempt(token)
+                with self.store.calls.during(self.store, self.folder):
+                    attempt(token)
             except (DeltaError, OSError) as error:
                 failure = error
                 self._doubt(expected)
@@ -494,7 +499,9 @@ class AppendLog(TableLog):
             self.load()
             return
         with storage_faults(self.uri):
-            self._table.update_incremental()
+            ensure_plain_log(self.store, self.folder)
+            with self.store.calls.during(self.store, self.folder):
+                self._table.update_incremental()
         self._version = self._table.version()
         self._read_state()
 

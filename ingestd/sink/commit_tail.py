@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 
 from ingestd.sink.commit_actions import actions_of, parse_statistics
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.log_files import MOST_COMMIT_BYTES
+from ingestd.sink.log_paths import file_of
 from ingestd.sink.read import list_files
 from ingestd.sink.store import Store
 from ingestd.sink.table_log import TableLog
@@ -45,7 +47,8 @@ class CommitTail:
 
     def files(self) -> list[File] | None:
         """Return what was added since; None if the log, or a file of before, was replaced."""
-        with storage_faults(self._store.uri(self._folder)):
+        uri = self._store.uri(self._folder)
+        with storage_faults(uri):
             if self._newest is None or self._commit(self._version) != self._newest:
                 return None
             while (text := self._commit(self._version + 1)) is not None:
@@ -56,7 +59,9 @@ class CommitTail:
                     if add is not None and add.get("dataChange", True):
                         if add.get("deletionVector"):
                             return None  # who lists the table's files says why it is not read
-                        self._kept.append((add["path"], parse_statistics(add.get("stats"))))
+                        self._kept.append(
+                            (file_of(add["path"], uri), parse_statistics(add.get("stats")))
+                        )
             paths = [f"{self._folder}/{path}" for path, _ in self._kept]
             is_missing = any(self._store.size(path) is None for path in paths)
         return None if is_missing else list(self._kept)
@@ -65,8 +70,7 @@ class CommitTail:
         path = commit_path(self._folder, version)
         if self._store.size(path) is None:
             return None
-        with self._store.open(path) as log:
-            return bytes(log.read())
+        return self._store.read(path, MOST_COMMIT_BYTES)
 
 
 class EpochEnd:

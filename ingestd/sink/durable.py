@@ -27,8 +27,8 @@ class Fsync:
     """fsync(2)."""
 
     def file(self, path: Path) -> None:
-        """Sync a file's content."""
-        _sync(path, os.O_RDONLY)
+        """Sync a file's content: of that file, and without waiting for what is none."""
+        _sync(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def folder(self, path: Path) -> None:
         """Sync a folder's entries."""

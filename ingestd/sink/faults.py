@@ -27,6 +27,7 @@ from ingestd.errors import (
 )
 from ingestd.open_files import none_left
 from ingestd.schema import TableId
+from ingestd.sink.plain_files import OddFileError
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -143,6 +144,21 @@ def unreadable(uri: str) -> Iterator[None]:
 
 def storage_fault(error: Exception, uri: str) -> IngestdError:
     """Classify what deltalake, pyarrow or the system raised about `uri`."""
+    if isinstance(error, OddFileError):
+        return _odd_file(error, uri)
+    return _by_text(error, uri)
+
+
+def _odd_file(error: OddFileError, uri: str) -> FolderError:
+    away = "" if "://" in error.path else f': mv {shlex.quote(error.path)} "$(mktemp -d)"'
+    return FolderError(
+        f"lake {uri}: {error.path} {error.why}",
+        remedy=f"move it away{away}; put back from a copy what was there before, if there was"
+        " anything; ingestd tries again within 60 s",
+    )
+
+
+def _by_text(error: Exception, uri: str) -> IngestdError:
     text = str(error)
     system = _OS_ERROR.search(text)
     number = int(system[1]) if system else getattr(error, "errno", None)

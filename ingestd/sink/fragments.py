@@ -143,7 +143,8 @@ class FragmentWriter:
         if self._open is None:
             self._open = self._create(table, is_plain=is_plain)
         reach("sink.parquet.before")
-        self._open.writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        with self.store.calls.during(self.store, f"{self.folder}/{self._open.name}"):
+            self._open.writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         reach("sink.parquet.after")
         row_groups = -(-table.num_rows // ROW_GROUP_ROWS)
         self._footer_bytes += row_groups * table.num_columns * _COLUMN_CHUNK_BYTES
@@ -179,7 +180,8 @@ class FragmentWriter:
         file = self._open
         assert file is not None
         self._open, self._footer_bytes, self.open_bytes = None, 0, 0
-        size = file.close()
+        with self.store.calls.during(self.store, f"{self.folder}/{file.name}"):
+            size = file.close()
         metadata = file.writer.writer.metadata
         self._done.append(
             Fragment(

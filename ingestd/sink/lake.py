@@ -48,7 +48,8 @@ from ingestd.sink.paths import OWN_FOLDERS, Layout
 from ingestd.sink.raw import Held, RawTable, raw_schema
 from ingestd.sink.read import read_batches
 from ingestd.sink.registry import RegistryTable
-from ingestd.sink.store import open_store
+from ingestd.sink.storage_calls import StorageCalls
+from ingestd.sink.store import linked, open_store
 from ingestd.sink.writer import Writer
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class DeltaLake:
     "_epochs" or "_tables" before each Delta commit with rows or a position: whatever it raises
     stops that commit. `writer`: the process, the same for all lakes that it opens one after
     another. `is_claimed`: whether its user holds the source's claim; else it only looks, and `open`
-    leaves what a power cut left.
+    leaves what a power cut left. `calls`: where calls of the storage are noted.
     """
 
     def __init__(
@@ -99,10 +100,11 @@ class DeltaLake:
         before_commit: Callable[[str], None] = _go_on,
         writer: Writer | None = None,
         is_claimed: bool = True,
+        calls: StorageCalls | None = None,
     ) -> None:
         self.uri = uri
         self.layout = Layout(source)
-        self.store = open_store(uri, storage_options, durability)
+        self.store = open_store(uri, storage_options, durability, calls)
         self.buffer_bytes = buffer_bytes
         self.trimming = trimming or Trimming()
         self.now = now
@@ -598,15 +600,22 @@ class DeltaLake:
 
         Not by `_epochs` and `_tables`: a table whose first commit went through before a kill may
         be in neither, and its watermark counts. Listings are consistent on local file systems and
-        on S3, GCS and Azure.
+        on S3, GCS and Azure. A folder that is a link was not made by ingestd: what it leads to is
+        a table only if `_tables` says so.
         """
         root = self.layout.root
         with storage_faults(self.store.uri(root)):
-            return [
+            found = [
                 self.layout.table_of(schema, table)
                 for schema in self.store.folders(root)
                 if schema not in OWN_FOLDERS
                 for table in self.store.folders(f"{root}/{schema}")
+            ]
+            known = self._registry.tables()
+            return [
+                table
+                for table in found
+                if str(table) in known or linked(self.store, self.layout.raw(table)) is None
             ]
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake import CommitProperties, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -38,6 +38,8 @@ from ingestd.sink.append_log import AppendLog
 from ingestd.sink.commit_actions import actions_of, rewrite_text
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.fragments import ROW_GROUP_BYTES, FragmentWriter
+from ingestd.sink.log_files import MOST_COMMIT_BYTES, open_table
+from ingestd.sink.log_paths import OWN_FILE
 from ingestd.sink.maintenance_log import Cleaned, LogCleaner
 from ingestd.sink.maintenance_plan import DataFile, pieces, small_files
 from ingestd.sink.read import conform, list_actions, open_parquet
@@ -155,7 +157,8 @@ class TableMaintenance:
     # --- joining files ----------------------------------------------------------------------
 
     def _join(self, target_bytes: int) -> Maintained:
-        files = self._files()
+        # Other names may be written in the log in another way than here, where they are removed.
+        files = [file for file in self._files() if OWN_FILE.match(file.path)]
         small = len(small_files(files, target_bytes))
         joined = written = nbytes = gave_way = 0
         for piece in pieces(files, target_bytes):
@@ -266,7 +269,7 @@ class TableMaintenance:
         self, fragments: Sequence[Fragment], removed: dict[str, int], token: str, at: int
     ) -> None:
         # At the version that was looked at, not at the newest: compare-and-swap against that.
-        handle = DeltaTable(self._log.uri, version=at, storage_options=self._store.storage_options)
+        handle = open_table(self._store, self._folder, at)
         now_ms = time.time_ns() // 1_000_000
         handle.create_write_transaction(
             [
@@ -287,8 +290,8 @@ class TableMaintenance:
         with storage_faults(self._log.uri):
             while not is_ours and self._store.size(self._commit_path(at + 1)) is not None:
                 at += 1
-                with self._store.open(self._commit_path(at)) as file:
-                    actions = actions_of(bytes(file.read()).decode())
+                text = self._store.read(self._commit_path(at), MOST_COMMIT_BYTES)
+                actions = actions_of(text.decode())
                 is_ours = any(a.get("commitInfo", {}).get(_TOKEN) == token for a in actions)
                 if is_ours:
                     self._store.sync(f"{self._folder}/_delta_log", [f"{at:020}.json"])

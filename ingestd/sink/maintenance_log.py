@@ -30,12 +30,13 @@ import pyarrow.parquet as pq
 
 from ingestd.sink.commit_actions import actions_of, has_data
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.log_files import MOST_COMMIT_BYTES
+from ingestd.sink.log_paths import OWN_FILE, file_of
 from ingestd.sink.maintenance_plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.sink.store import SET_ASIDE, Store
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
-_DATA_FILE = re.compile(r"part-[^/]*\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class LogCleaner:
         return log.newest
 
     def _commit(self, number: int) -> str:
-        with self._store.open(f"{self._log_folder}/{number:020}.json") as file:
-            return bytes(file.read()).decode()
+        path = f"{self._log_folder}/{number:020}.json"
+        return self._store.read(path, MOST_COMMIT_BYTES).decode()
 
     def _is_checkpoint_sound(self, number: int) -> bool:
         """Whether it can be read, and is durable: what it takes the place of is about to go."""
@@ -106,9 +107,10 @@ class LogCleaner:
         return rows > 0
 
     def _take_files_of(self, number: int, live: frozenset[str]) -> int:
-        """Remove the files that a commit took out of the table."""
-        paths = [a["remove"]["path"] for a in actions_of(self._commit(number)) if "remove" in a]
-        gone = [path for path in paths if path not in live]
+        """Remove the files that a commit took out of the table, those with names as ours."""
+        actions = actions_of(self._commit(number))
+        paths = [self._file_of(a["remove"]["path"]) for a in actions if "remove" in a]
+        gone = [path for path in paths if OWN_FILE.match(path) and path not in live]
         for path in gone:
             self._store.remove(f"{self._folder}/{path}")
         return len(gone)
@@ -127,7 +129,7 @@ class LogCleaner:
 
     def _remove_orphans(self, live: frozenset[str]) -> int:
         written = self._store.written(self._folder)
-        old = {n for n, at in written.items() if _DATA_FILE.match(n) and at < self._orphaned_s}
+        old = {n for n, at in written.items() if OWN_FILE.match(n) and at < self._orphaned_s}
         old -= live
         if old:
             old -= self._tombstones()
@@ -149,12 +151,16 @@ class LogCleaner:
             with self._store.open(path) as source, pq.ParquetFile(source) as file:
                 for batch in file.iter_batches(columns=["remove.path"]):
                     removes = batch.column("remove").field("path").to_pylist()
-                    found.update(path for path in removes if path is not None)
+                    found.update(self._file_of(path) for path in removes if path)
         for number in sorted(log.commits):
             if number > last:
                 for action in actions_of(self._commit(number)):
-                    found.update(action[k]["path"] for k in ("add", "remove") if k in action)
+                    paths = [action[k]["path"] for k in ("add", "remove") if k in action]
+                    found.update(map(self._file_of, paths))
         return frozenset(found)
+
+    def _file_of(self, path: object) -> str:
+        return file_of(path, self._store.uri(self._folder))
 
 
 def log_files(written: Mapping[str, float]) -> LogFiles:

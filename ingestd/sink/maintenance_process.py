@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 import tempfile
 import threading
@@ -24,11 +25,13 @@ from typing import IO, Any
 from ingestd import failpoints
 from ingestd.errors import FolderError, IngestdError, OperatorError, TransientError
 from ingestd.ports import MaintainedTable
+from ingestd.sink.append_log import AppendLog
 from ingestd.sink.faults import reference_fault, storage_faults, table_fault, unreadable
 from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMaintenance
 from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import OWN_FOLDERS, Layout
-from ingestd.sink.store import Store, open_store
+from ingestd.sink.registry import RegistryTable
+from ingestd.sink.store import Store, linked, open_store
 
 SILENT_LIMIT_S = 3600.0
 """A table that takes longer than this: the storage hangs."""
@@ -37,7 +40,7 @@ _LINE_BYTES = 1 << 20
 
 
 class MaintenanceProcess:
-    """See above. `uri`: the lake's."""
+    """See above. `uri`: the lake's; `references`: tables of `_ref` that `_tables` may not list."""
 
     def __init__(
         self,
@@ -46,8 +49,10 @@ class MaintenanceProcess:
         policy: MaintenancePolicy,
         *,
         storage_options: Mapping[str, str] | None = None,
+        references: Collection[str] = (),
     ) -> None:
         self._uri = uri
+        self._references = sorted(references)
         self._source = source
         self._policy = policy
         self._storage_options = storage_options
@@ -66,6 +71,7 @@ class MaintenanceProcess:
             "began_s": self._began_s,
             "joins": joins,
             "cleans": cleans,
+            "references": self._references,
             "only": None if only is None else sorted(only),
         }
         with tempfile.TemporaryFile() as complaints:
@@ -181,10 +187,13 @@ def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     read_marker(store)
     policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
     layout = Layout(order["source"])
-    for name, folder, joins in tables_of(store, layout):
+    for name, folder, joins in tables_of(store, layout, order["references"]):
         if order["only"] is not None and name not in order["only"]:
             continue
         uri = store.uri(folder)
+        if (link := linked(store, folder)) is not None:
+            yield {"table": name, **_refusal(store.uri(link))}
+            continue
         table = TableMaintenance(store, folder, policy, now_s=time.time(), began_s=order["began_s"])
         try:
             with unreadable(uri):
@@ -195,6 +204,17 @@ def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"table": name, "error": error.what, "remedy": remedy, "passes": passes}
         else:
             yield {"table": name, **_line(done, knows_small=joins)}
+
+
+def _refusal(link: str) -> dict[str, Any]:
+    at = shlex.quote(link)
+    return {
+        "error": f"lake {link} is a symbolic link: files of tables behind it are not joined and not"
+        " removed, as it may lead to what is not ingestd's",
+        "remedy": "mount in its place what it leads to, with ingestd stopped:"
+        f' at="$(realpath {at})" && rm {at} && mkdir {at} && mount --bind "$at" {at}',
+        "passes": False,
+    }
 
 
 def _remedy(error: IngestdError, layout: Layout, folder: str, uri: str) -> str | None:
@@ -217,23 +237,33 @@ def _line(done: Maintained, *, knows_small: bool) -> dict[str, Any]:
     }
 
 
-def tables_of(store: Store, layout: Layout) -> Iterator[tuple[str, str, bool]]:
+def tables_of(
+    store: Store, layout: Layout, references: Collection[str]
+) -> Iterator[tuple[str, str, bool]]:
     """Give each table's name, its folder, and whether its files are joined.
 
-    Those of `_ref` are not: who writes them does it as they change.
+    Only those that `_tables` lists, and of `_ref` those that `references` names too: others may be
+    anybody's. Those of `_ref` are not joined: who writes them does it as they change.
     """
     yield "_epochs", layout.epochs, True
     yield "_tables", layout.tables, True
+    registry = RegistryTable(AppendLog(store, layout.tables, layout.app_id()), lambda _: None)
+    with unreadable(store.uri(layout.tables)):
+        registry.load()
+    known = set(registry.tables())
     root = layout.root
     with storage_faults(store.uri(root)):
         for schema in store.folders(root):
             if schema not in OWN_FOLDERS:
                 for table in store.folders(f"{root}/{schema}"):
-                    yield str(layout.table_of(schema, table)), f"{root}/{schema}/{table}", True
+                    name = str(layout.table_of(schema, table))
+                    if name in known:
+                        yield name, f"{root}/{schema}/{table}", True
         for schema in store.folders(f"{root}/_ref"):
             for table in store.folders(f"{root}/_ref/{schema}"):
-                name = f"_ref/{layout.table_of(schema, table)}"
-                yield name, f"{root}/_ref/{schema}/{table}", False
+                name = str(layout.table_of(schema, table))
+                if name in known or name in references:
+                    yield f"_ref/{name}", f"{root}/_ref/{schema}/{table}", False
 
 
 if __name__ == "__main__":

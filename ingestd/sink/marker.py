@@ -7,13 +7,13 @@ is for a person to judge.
 
 from __future__ import annotations
 
-import errno
 import json
 import uuid
 
 from ingestd.errors import LakeLostError, OperatorError
 from ingestd.failpoints import reach
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.plain_files import OddFileError
 from ingestd.sink.store import MARKER as NAME
 from ingestd.sink.store import Store
 
@@ -31,20 +31,16 @@ def read_marker(store: Store) -> str | None:
     """
     with storage_faults(store.uri(NAME)):
         try:
-            size = store.size(NAME)
-            if size is None:
+            if store.size(NAME) is None:
                 return None
-            if size > _MOST_BYTES:
-                raise _damaged(store, f"it has {size} bytes")
-            with store.open(NAME) as file:
-                content = bytes(file.read())
+            content = store.read(NAME, _MOST_BYTES)
         except FileNotFoundError:
             return None  # it was removed meanwhile
+        except OddFileError as error:
+            raise _damaged(store, f"it {error.why}") from error
         except OSError as error:
             if NAME in store.folders(""):
                 raise _damaged(store, "it is a folder") from error
-            if error.errno == errno.EINVAL:
-                raise _damaged(store, "it is no regular file") from error
             raise
     return _lake_in(store, content)
 

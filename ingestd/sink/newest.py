@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.sink.arrow_types import plain
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.log_files import open_table
 from ingestd.sink.read import BATCH_ROWS, IN_PARTS, conform, list_files, open_parquet
 from ingestd.sink.store import Store
 
@@ -39,7 +39,7 @@ def newest_rows(
     uri = store.uri(folder)
     with storage_faults(uri):
         try:
-            handle = DeltaTable(uri, storage_options=store.storage_options)
+            handle = open_table(store, folder)
         except TableNotFoundError:
             return None
         files = sorted(

@@ -12,8 +12,10 @@ from ingestd.sink.durable import Durability
 from ingestd.sink.faults import storage_faults
 from ingestd.sink.marker import read_marker
 from ingestd.sink.paths import Layout
+from ingestd.sink.storage_calls import StorageCalls
 from ingestd.sink.store import Store, open_store
 
+_MOST_BYTES = 1 << 16
 NAME = "_paused"
 """No schema's folder has this name: a leading `_` is mapped."""
 
@@ -23,6 +25,7 @@ class LakePauseMark:
 
     That it is there is what counts: one that a person made, whatever is in it, pauses too.
     `needs_lake`: whether it is refused where there is no lake: it may be one that is not mounted.
+    `calls`: where calls of the storage are noted.
     """
 
     def __init__(
@@ -33,7 +36,9 @@ class LakePauseMark:
         storage_options: Mapping[str, str] | None = None,
         durability: Durability | None = None,
         needs_lake: bool = False,
+        calls: StorageCalls | None = None,
     ) -> None:
+        self._calls = calls
         self._needs_lake = needs_lake
         self._uri = uri
         self._folder = Layout(source).root
@@ -56,7 +61,9 @@ class LakePauseMark:
 
     def _opened(self) -> Store:
         if self._store is None:
-            self._store = open_store(self._uri, self._storage_options, self._durability)
+            self._store = open_store(
+                self._uri, self._storage_options, self._durability, self._calls
+            )
         return self._store
 
     def _since(self) -> datetime | None:
@@ -65,8 +72,7 @@ class LakePauseMark:
             if store.size(self._path) is None:
                 return None
             try:
-                with store.open(self._path) as file:
-                    return _told_in(file.read()) or self._written(store)
+                return _told_in(store.read(self._path, _MOST_BYTES)) or self._written(store)
             except FileNotFoundError:
                 return None  # it went meanwhile
 

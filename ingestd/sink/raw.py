@@ -27,6 +27,7 @@ from ingestd.sink.append_log import (
 )
 from ingestd.sink.evolution import SchemaConflictError, additions, evolved
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.log_paths import file_of
 from ingestd.sink.read import read_each
 from ingestd.sink.statistics import has_statistics
 from ingestd.sink.table_log import GiveUp, TableLog
@@ -130,7 +131,8 @@ class RawTable:
         if not self.log.exists:
             return frozenset()
         with storage_faults(self.log.uri):
-            return frozenset(pa.table(self.log.handle.get_add_actions())["path"].to_pylist())
+            paths = pa.table(self.log.handle.get_add_actions())["path"].to_pylist()
+        return frozenset(file_of(path, self.log.uri) for path in paths)
 
     def has_marker(self, point: Lsn) -> bool:
         """See `ingestd.ports.Sink.has_marker`. Blocks; while commits go on."""

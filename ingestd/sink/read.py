@@ -20,6 +20,8 @@ from ingestd.schema import TableId
 from ingestd.sink.arrow_types import conformed
 from ingestd.sink.commit_actions import parse_statistics
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.log_files import open_table
+from ingestd.sink.log_paths import file_of
 from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
 
@@ -49,7 +51,7 @@ def read_raw(
     """
     store = open_store(uri, storage_options)
     folder = Layout(source).raw(table)
-    handle = DeltaTable(store.uri(folder), version=version, storage_options=store.storage_options)
+    handle = open_table(store, folder, version)
     return read_files(handle, store, folder)
 
 
@@ -103,7 +105,7 @@ def read_batches(
     uri = store.uri(folder)
     with storage_faults(uri):
         try:
-            handle = DeltaTable(uri, storage_options=store.storage_options)
+            handle = open_table(store, folder)
         except TableNotFoundError:
             return
         whole = pa.schema(handle.schema().to_arrow())
@@ -145,7 +147,11 @@ def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int
     """
     refuse_unread(handle)
     actions = pa.table(handle.get_add_actions()).to_pylist()
-    return [(a["path"], _statistics(a), a["size_bytes"], _milliseconds(a)) for a in actions]
+    uri = handle.table_uri.removeprefix("file://")
+    return [
+        (file_of(a["path"], uri), _statistics(a), a["size_bytes"], _milliseconds(a))
+        for a in actions
+    ]
 
 
 def refuse_unread(handle: DeltaTable) -> None:

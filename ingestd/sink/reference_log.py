@@ -22,6 +22,7 @@ from ingestd.schema import TIMESTAMP_NTZ
 from ingestd.sink.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.sink.commit_actions import actions_of
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.log_paths import OWN_FILE
 
 CONTENT = "ingestdContent"
 """Key in commitInfo: the digest of all rows of that version."""
@@ -108,8 +109,10 @@ class ReferenceLog(AppendLog):
     def vacuum(self) -> None:
         """Remove the files that no version younger than RETENTION has."""
         with storage_faults(self.uri):
-            self.handle.vacuum(dry_run=False)
-        self.load()
+            # Not by deltalake: it follows links in the table's folder.
+            for name in self.handle.vacuum(dry_run=True):
+                if OWN_FILE.match(name):
+                    self.store.remove(f"{self.folder}/{name}")
 
     def _allow_local_time(self) -> None:
         protocol = self.handle.protocol()

@@ -38,6 +38,7 @@ from ingestd.sink.raw_changes import (
 from ingestd.sink.read import list_files, read_files
 from ingestd.sink.reference_definition import ReferenceDefinition, read_definition
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
+from ingestd.sink.storage_calls import StorageCalls
 from ingestd.sink.store import open_store
 from ingestd.sink.table_log import TableLog
 from ingestd.sink.whole_rows import WholeRows
@@ -78,13 +79,14 @@ class RawReferenceSource:
         storage_options: Mapping[str, str] | None = None,
         memory_bytes: int = MEMORY_BYTES,
         batch_rows: int = BATCH_ROWS,
+        calls: StorageCalls | None = None,
     ) -> None:
         layout = Layout(source)
         self._source = source
         self._table = table
         self._memory_bytes = memory_bytes
         self._batch_rows = batch_rows
-        self._store = open_store(uri, storage_options)
+        self._store = open_store(uri, storage_options, calls=calls)
         self._raw = TableLog(self._store, layout.raw(table), layout.app_id(table))
         self._tables = TableLog(self._store, layout.tables, layout.app_id())
         self._epochs = EpochEnd(TableLog(self._store, layout.epochs, layout.app_id()))

@@ -27,6 +27,7 @@ from ingestd.sink.read import conform, list_files, open_parquet
 from ingestd.sink.reference_changes import ReferenceChanges
 from ingestd.sink.reference_log import ReferenceLog
 from ingestd.sink.statistics import has_statistics
+from ingestd.sink.storage_calls import StorageCalls
 from ingestd.sink.store import open_store
 
 FILE_BYTES = 16 << 20
@@ -51,7 +52,7 @@ class DeltaReferenceTable:
 
     `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
     come: whatever it raises ends the call there. `is_claimed`: see `ingestd.sink.lake.DeltaLake`.
-    `needs_marker`: see `ingestd.sink.store.Store`.
+    `needs_marker`, `calls`: see `ingestd.sink.store.Store`.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class DeltaReferenceTable:
         step: Callable[[str], None] = _go_on,
         is_claimed: bool = True,
         needs_marker: bool = False,
+        calls: StorageCalls | None = None,
     ) -> None:
         self._is_claimed = is_claimed
         self._layout = Layout(source)
         self._table = table
-        self._store = open_store(uri, storage_options, durability)
+        self._store = open_store(uri, storage_options, durability, calls)
         self._store.needs_marker = needs_marker
         self._buffer_bytes = buffer_bytes
         self._file_bytes = file_bytes

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -23,7 +22,17 @@ from ingestd.errors import LakeLostError, OperatorError
 from ingestd.failpoints import reach
 from ingestd.sink.durable import Durability, Fsync, make_folder
 from ingestd.sink.faults import storage_faults
+from ingestd.sink.plain_files import (
+    OddFileError,
+    ensure_size,
+    kind_of,
+    open_native,
+    place_of,
+    read_plain,
+    write_new,
+)
 from ingestd.sink.s3_objects import PART_BYTES, NotSureError, S3Object, S3Objects, s3_objects
+from ingestd.sink.storage_calls import StorageCalls, timed
 
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
@@ -37,6 +46,15 @@ _PIECE_BYTES = 128 << 10
 """What is gathered of a new object before its client is given it; each open one holds so much."""
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a folder has under a name; `odd`: what it is if it is no regular file."""
+
+    name: str
+    size_bytes: int
+    odd: str | None = None
+
+
 class Store(Protocol):
     """The lake's files, by path relative to its root. All calls block: not for the event loop.
 
@@ -47,6 +65,9 @@ class Store(Protocol):
     def remark(self) -> str:
         """What whoever asks about it may want to know; mostly nothing."""
         ...
+
+    calls: StorageCalls
+    """Those of it, and of others of the same source, that are under way."""
 
     needs_marker: bool
     """Whether folders are made only where the lake's marker is: its user has seen it there."""
@@ -91,11 +112,23 @@ class Store(Protocol):
         ...
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading."""
+        """Open a file for reading. Raises OddFileError for what is none, or behind a link."""
+        ...
+
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """Read a file. Raises OddFileError as `open`, and before it is read if it is larger."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Size of a file, None if there is none."""
+        """Size of a file, None if there is none. Raises OddFileError for a folder, pipe, link."""
+        ...
+
+    def is_link(self, path: str) -> bool:
+        """Whether a symbolic link stands there."""
+        ...
+
+    def entries(self, path: str) -> list[Entry]:
+        """List what is in a folder, whatever it is; empty if there is none."""
         ...
 
     def remove(self, path: str) -> None:
@@ -144,12 +177,14 @@ class LocalStore:
     def __init__(self, root: Path, durability: Durability) -> None:
         self.root = root.absolute()
         self.needs_marker = False
+        self.calls = StorageCalls()
         self._durability = durability
 
     def uri(self, path: str) -> str:
         """Give the absolute path."""
         return str(self.root / path)
 
+    @timed
     def make_folder(self, path: str) -> None:
         """Make a folder with its parents."""
         if self.needs_marker and not (self.root / MARKER).exists():
@@ -167,6 +202,7 @@ class LocalStore:
                 remedy="set `lake.uri` to a folder of a file system that can be written to",
             ) from error
 
+    @timed
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing."""
         return (self.root / path).open("xb")
@@ -174,39 +210,72 @@ class LocalStore:
     part_bytes = 0
     puts_new = True
 
+    @timed
     def put_new(self, path: str, content: bytes) -> bool:
         """Link a file of another name, that is whole and durable, to this one."""
-        target = self.root / path
-        made = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            made.write_bytes(content)
-            self._durability.file(made)
-            reach("sink.commit_put.before")
-            os.link(made, target)
-            reach("sink.commit_put.after")
-        except FileExistsError:
-            return False
-        finally:
-            made.unlink(missing_ok=True)
+        with place_of(self.root, path) as (folder, target):
+            at = target.rpartition("/")
+            made = f"{at[0]}{at[1]}.{at[2]}.{uuid.uuid4().hex}"
+            try:
+                write_new(made, folder, content)
+                self._durability.file((self.root / path).with_name(made.rpartition("/")[2]))
+                reach("sink.commit_put.before")
+                os.link(made, target, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                reach("sink.commit_put.after")
+            except FileExistsError:
+                return False
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(made, dir_fd=folder)
         return True
 
+    @timed
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading. Raises OSError for what is none: a pipe would never answer."""
-        if not stat.S_ISREG((self.root / path).stat().st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
-        return pa.OSFile(str(self.root / path), "rb")
+        """Open a file for reading: the one that was looked at, by its descriptor."""
+        return open_native(self.root, path)
 
+    @timed
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """Read a file."""
+        return read_plain(self.root, path, most_bytes)
+
+    @timed
     def size(self, path: str) -> int | None:
         """Size of a file."""
         try:
-            return (self.root / path).stat().st_size
+            found = (self.root / path).lstat()
         except FileNotFoundError:
             return None
+        if (odd := kind_of(found.st_mode)) is not None:
+            raise OddFileError(self.root / path, odd)
+        return found.st_size
 
+    @timed
+    def is_link(self, path: str) -> bool:
+        """Whether a symbolic link stands there."""
+        return (self.root / path).is_symlink()
+
+    @timed
+    def entries(self, path: str) -> list[Entry]:
+        """List what is in a folder."""
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(Entry(entry.name, status.st_size, kind_of(status.st_mode)))
+        return found
+
+    @timed
     def remove(self, path: str) -> None:
         """Remove a file."""
-        (self.root / path).unlink(missing_ok=True)
+        with (
+            contextlib.suppress(FileNotFoundError),
+            place_of(self.root, path) as (folder, name),
+        ):
+            os.unlink(name, dir_fd=folder)
 
+    @timed
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder."""
         try:
@@ -214,13 +283,16 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
+    @timed
     def files(self, path: str) -> list[str]:
         """Names of the files in a folder."""
         try:
-            return sorted(e.name for e in (self.root / path).iterdir() if e.is_file())
+            with os.scandir(self.root / path) as entries:
+                return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
         except FileNotFoundError:
             return []
 
+    @timed
     def written(self, path: str) -> dict[str, float]:
         """When each of the files in a folder was last written, by name."""
         found = {}
@@ -231,20 +303,24 @@ class LocalStore:
                         found[entry.name] = entry.stat().st_mtime
         return found
 
+    @timed
     def remove_folder(self, path: str) -> None:
         """Remove a folder."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.root / path)
 
+    @timed
     def set_aside(self, path: str) -> None:
         """Let its name begin with a dot, which all readers of Delta pass over."""
-        target = self.root / path
-        name = f".{target.name}.{uuid.uuid4().hex[:8]}{SET_ASIDE}"
-        target.rename(target.with_name(name))
-        self._durability.folder(target.parent)
+        with place_of(self.root, path) as (folder, target):
+            at = target.rpartition("/")
+            name = f"{at[0]}{at[1]}.{at[2]}.{uuid.uuid4().hex[:8]}{SET_ASIDE}"
+            os.rename(target, name, src_dir_fd=folder, dst_dir_fd=folder)
+        self._durability.folder((self.root / path).parent)
 
     syncs = True
 
+    @timed
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Fsync the files, then the folder."""
         reach("sink.fsync.before")
@@ -264,6 +340,7 @@ class ObjectStore:
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
         self.storage_options = dict(storage_options) if storage_options else None
         self.needs_marker = False
+        self.calls = StorageCalls()
         self._uri = uri.rstrip("/")
         self._handler = DeltaFileSystemHandler(self._uri, self.storage_options)
         self._files = pafs.PyFileSystem(DeltaStorageHandler(self._uri, self.storage_options))
@@ -288,13 +365,14 @@ class ObjectStore:
             opened = self._handler.open_output_stream(path)
         else:
             opened = self._objects.open(path)
-        return io.BufferedWriter(_Upload(opened), _PIECE_BYTES)
+        return io.BufferedWriter(_Upload(opened, self, path), _PIECE_BYTES)
 
     @property
     def puts_new(self) -> bool:
         """Whether obstore reaches it; what deltalake offers can't, though its own commits can."""
         return self._objects is not None
 
+    @timed
     def put_new(self, path: str, content: bytes) -> bool:
         """Put an object by a conditional put."""
         if self._objects is None:
@@ -304,36 +382,63 @@ class ObjectStore:
         reach("sink.commit_put.after")
         return is_new
 
+    @timed
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading."""
         return self._files.open_input_file(path)
 
+    @timed
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """Read an object."""
+        with self._files.open_input_file(path) as file:
+            ensure_size(self.uri(path), file.size(), most_bytes)
+            return bytes(file.read())
+
+    @timed
     def size(self, path: str) -> int | None:
         """Size of an object."""
         (info,) = self._files.get_file_info([path])
         return int(info.size) if info.type == pafs.FileType.File else None
 
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - as of all stores
+        """Return False: there are no links."""
+        return False
+
+    @timed
+    def entries(self, path: str) -> list[Entry]:
+        """List the objects and prefixes directly below a prefix."""
+        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [
+            Entry(i.base_name, i.size, None if i.type == pafs.FileType.File else "is a folder")
+            for i in found
+        ]
+
+    @timed
     def remove(self, path: str) -> None:
         """Remove an object."""
         if self.size(path) is not None:
             self._files.delete_file(path)
 
+    @timed
     def folders(self, path: str) -> list[str]:
         """Names of the prefixes below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
 
+    @timed
     def files(self, path: str) -> list[str]:
         """Names of the objects directly below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
+    @timed
     def written(self, path: str) -> dict[str, float]:
         """When each of the objects directly below a prefix was last written, by name."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         files = (info for info in found if info.type == pafs.FileType.File)
         return {info.base_name: info.mtime_ns / 1e9 for info in files}
 
+    @timed
     def remove_folder(self, path: str) -> None:
         """Remove the objects below a prefix."""
         selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
@@ -358,8 +463,12 @@ class _Upload(io.RawIOBase):
     Those are written to anew, or freed, while obstore still has what it was given.
     """
 
-    def __init__(self, stream: ObjectOutputStream | S3Object) -> None:
+    def __init__(
+        self, stream: ObjectOutputStream | S3Object, store: ObjectStore, path: str
+    ) -> None:
         self._stream = stream
+        self._store = store
+        self._path = path
         self._position = 0
 
     def tell(self) -> int:
@@ -370,14 +479,16 @@ class _Upload(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer
         taken = bytes(data)
-        self._stream.write(taken)
+        with self._store.calls.during(self._store, self._path):
+            self._stream.write(taken)
         self._position += len(taken)
         return len(taken)
 
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._stream.close()  # type: ignore[union-attr] # missing in deltalake's stub
+            with self._store.calls.during(self._store, self._path):
+                self._stream.close()  # type: ignore[union-attr] # missing in deltalake's stub
 
 
 _OVERWRITING = {
@@ -397,10 +508,22 @@ def _refuse_overwriting(uri: str, options: Mapping[str, str]) -> None:
             )
 
 
+def linked(store: Store, folder: str) -> str | None:
+    """Name the first of the folders that lead to a table, below its source's, that is a link."""
+    parts = folder.split("/")
+    found = ("/".join(parts[:count]) for count in range(2, len(parts) + 1))
+    return next((path for path in found if store.is_link(path)), None)
+
+
 def open_store(
-    uri: str, storage_options: Mapping[str, str] | None, durability: Durability | None = None
+    uri: str,
+    storage_options: Mapping[str, str] | None,
+    durability: Durability | None = None,
+    calls: StorageCalls | None = None,
 ) -> Store:
     """Give the store at `uri`: a path, relative or not, file://, or what deltalake knows.
+
+    `calls`: where its calls are noted, of its own without.
 
     Raises OperatorError for a local path with a percent sign, and for options that can't be read or
     by which two writers overwrite each other's commits (I5).
@@ -409,11 +532,15 @@ def open_store(
     if "://" in uri and parts.scheme != "file":
         _refuse_overwriting(uri, {**os.environ, **(storage_options or {})})
         with storage_faults(uri):
-            return ObjectStore(uri, storage_options)
+            remote = ObjectStore(uri, storage_options)
+        remote.calls = calls or remote.calls
+        return remote
     path = unquote(parts.path) if parts.scheme == "file" else uri
     if "%" in str(Path(path).absolute()):
         raise OperatorError(
             f"lake {uri}: a percent sign in a local path",
             remedy="choose another folder for `lake.uri`: Delta decodes percent signs in paths",
         )
-    return LocalStore(Path(path), durability or Fsync())
+    local = LocalStore(Path(path), durability or Fsync())
+    local.calls = calls or local.calls
+    return local

@@ -22,6 +22,7 @@ from ingestd.sink.commit_actions import (
     writer_of,
 )
 from ingestd.sink.faults import cut_short, storage_fault, storage_faults
+from ingestd.sink.log_files import MOST_COMMIT_BYTES, open_table
 from ingestd.sink.store import Store
 from ingestd.sink.torn import set_aside_torn
 
@@ -153,9 +154,8 @@ class TableLog:
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         """Give a handle at that version or the newest, None if there is no table."""
-        options = self.store.storage_options
         try:
-            return DeltaTable(self.uri, version=version, storage_options=options)
+            return open_table(self.store, self.folder, version)
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
@@ -197,7 +197,7 @@ class TableLog:
         if self._state is None:
             return None
         if not self._knows_app_version:
-            with storage_faults(self.uri):
+            with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
                 self._app_version = self.handle.transaction_version(self.app_id)
             self._knows_app_version = True
         return self._app_version
@@ -250,15 +250,14 @@ class TableLog:
             return version >= 0 and self.store.size(self._log_file(version)) is not None
 
     def _commit_json(self, version: int) -> str:
-        with storage_faults(self.uri), self.store.open(self._log_file(version)) as file:
-            return bytes(file.read()).decode()
+        with storage_faults(self.uri):
+            return self.store.read(self._log_file(version), MOST_COMMIT_BYTES).decode()
 
     def _commit_text(self, version: int) -> str | None:
         """Return a commit as `_commit_json` does; None if it is not there."""
         with storage_faults(self.uri):
             try:
-                with self.store.open(self._log_file(version)) as file:
-                    return bytes(file.read()).decode()
+                return self.store.read(self._log_file(version), MOST_COMMIT_BYTES).decode()
             except FileNotFoundError:
                 return None
 

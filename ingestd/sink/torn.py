@@ -18,6 +18,7 @@ from typing import Protocol
 from ingestd.errors import TransientError
 from ingestd.sink.commit_actions import is_whole
 from ingestd.sink.faults import cut_short, storage_faults
+from ingestd.sink.log_files import MOST_COMMIT_BYTES
 from ingestd.sink.store import Store
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -88,8 +89,7 @@ def _version(commit: str) -> int:
 
 
 def _content(store: Store, path: str) -> bytes:
-    with store.open(path) as file:
-        return bytes(file.read())
+    return store.read(path, MOST_COMMIT_BYTES)
 
 
 def _torn_checkpoint(log: Log, path: str, names: list[str]) -> list[str]:

@@ -511,7 +511,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "id_number": (lambda path: path.write_text('{"format": 1, "lake": 5}'), "not a UUID"),
     "folder": (lambda path: path.mkdir(), "it is a folder"),
     "pipe": (os.mkfifo, "it is no regular file"),
-    "dangling": (lambda path: path.symlink_to("nothing"), "cannot be read back"),
+    "dangling": (lambda path: path.symlink_to("nothing"), "it is a symbolic link"),
     "newer": (lambda path: path.write_text('{"format": 2, "lake": "x"}'), "a newer version"),
 }
 

@@ -9,10 +9,13 @@ from ingestd.capture import watched
 from ingestd.capture.wal import stream
 from ingestd.cli import main
 from ingestd.run import retrying
+from ingestd.sink import storage_calls
 
 OPERATOR_DELAY_S = 1.0
 SILENT_S = 1.0
 """What a silent server is given, in all some seconds."""
+STORAGE_S = 5.0
+"""What a call of the storage is given."""
 
 
 def impatient() -> None:
@@ -21,6 +24,7 @@ def impatient() -> None:
     watched.SILENT_S = watched.AGAIN_S = SILENT_S
     watched.LOOK_EVERY_S = 0.7
     stream.ASK_AFTER_S = SILENT_S
+    storage_calls.PATIENCE_S = STORAGE_S
     main()
 
 

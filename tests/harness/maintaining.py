@@ -26,5 +26,6 @@ def order_of(lake: Path, source: str = "shop", only: Sequence[str] | None = None
         "joins": True,
         "cleans": True,
         "only": only,
+        "references": [],
     }
     return f"{json.dumps(order)}\n"

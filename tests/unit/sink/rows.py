@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ingestd.changes import EpochSummary, TableBatch, change_schema
 from ingestd.positions import Lsn
+from ingestd.recorded import TableEvent, TableState
 from ingestd.schema import Column, Table, TableId
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
@@ -39,6 +40,11 @@ def inserts(table: Table, lsn: int, *ids: int) -> TableBatch:
             for seq, i in enumerate(ids, 1)
         ],
     )
+
+
+def listed_live(table: Table) -> TableEvent:
+    """Return what `_tables` says of a table that is read."""
+    return TableEvent(table, TableState.LIVE, AT, Lsn(1), Lsn(1))
 
 
 def summary(first: int, end: int) -> EpochSummary:

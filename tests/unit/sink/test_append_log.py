@@ -123,12 +123,12 @@ async def test_what_a_kill_left_of_a_commit_that_was_not_put_yet_is_no_commit(
     lake = await opened(tmp_path)
     await commit(lake, 100, 1)
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "killed")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", killed)
-        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        patch.setattr(os, "unlink", lambda *_, **__: None)
         with pytest.raises(TransientError):
             await commit(lake, 200, 2)
     assert [p for p in (tmp_path / "shop/public/a/_delta_log").iterdir() if p.name[0] == "."]

@@ -17,7 +17,7 @@ from ingestd.sink.maintenance_process import maintain
 from ingestd.sink.read import read_raw
 from tests.harness.damages import AT_START, EVER, NEVER, Damage, cut_files, remove_files
 from tests.harness.maintaining import order_of
-from tests.unit.sink.rows import inserts, make_table, summary
+from tests.unit.sink.rows import inserts, listed_live, make_table, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +83,7 @@ async def _fill(lake: Path) -> None:
     sink = DeltaLake(str(lake), "shop")
     await sink.open()
     await sink.adopt("7000000000000000001")
+    await sink.record([listed_live(make_table(kind)) for kind in DAMAGES])
     for number in range(1, EPOCHS + 1):
         writer = sink.begin()
         for kind in DAMAGES:

@@ -24,7 +24,7 @@ from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMainten
 from ingestd.sink.read import list_files, read_raw
 from ingestd.sink.store import LocalStore
 from tests.harness.waiting import await_until
-from tests.unit.sink.rows import inserts, make_table, summary
+from tests.unit.sink.rows import inserts, listed_live, make_table, summary
 
 A = make_table("a")
 FOLDER = "shop/public/a"
@@ -47,6 +47,7 @@ async def opened(root: Path) -> DeltaLake:
     lake = DeltaLake(str(root), "shop")
     await lake.open()
     await lake.adopt("system-1")
+    await lake.record([listed_live(A)])
     return lake
 
 

@@ -56,7 +56,7 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
 def test_a_file_system_without_hard_links_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(*_: object) -> None:
+    def link(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", link)
@@ -71,7 +71,10 @@ def test_a_file_system_without_hard_links_is_told_as_such(
 def test_one_writer_a_commit_that_takes_the_place_of_another_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "link", os.replace)
+    def link(made: str, target: str, *, src_dir_fd: int | None, **_: object) -> None:
+        os.replace(made, target, src_dir_fd=src_dir_fd, dst_dir_fd=src_dir_fd)
+
+    monkeypatch.setattr(os, "link", link)
 
     found = probe(str(tmp_path / "lake"))
 

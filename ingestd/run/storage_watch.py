@@ -1,0 +1,49 @@
+"""Storage that does not answer, told in the log: once when it begins, once when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from structlog.typing import FilteringBoundLogger
+
+from ingestd.observe.status import DaemonStatus, StorageWait
+
+LOOK_INTERVAL_S = 1.0
+
+
+class StorageWatch:
+    """Of all sources of `status`. /readyz and /status ask for themselves."""
+
+    def __init__(self, status: DaemonStatus, log: FilteringBoundLogger) -> None:
+        self._status = status
+        self._log = log
+        self._told: dict[str, StorageWait] = {}
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def look(self) -> None:
+        """Tell what is new."""
+        waits = dict(self._waits())
+        for name, wait in waits.items():
+            if name not in self._told:
+                self._log.warning(
+                    "storage.waits",
+                    source=name,
+                    path=wait.path,
+                    seconds=round(wait.seconds, 1),
+                    remedy=wait.remedy,
+                )
+        for name, wait in self._told.items():
+            if name not in waits:
+                self._log.info("storage.answered", source=name, path=wait.path)
+        self._told = waits
+
+    def _waits(self) -> Iterator[tuple[str, StorageWait]]:
+        for name, source in self._status.sources.items():
+            if (wait := source.storage()) is not None:
+                yield name, wait
