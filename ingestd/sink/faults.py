@@ -27,6 +27,7 @@ from ingestd.errors import (
 )
 from ingestd.open_files import none_left
 from ingestd.schema import TableId
+from ingestd.sink.table_features import NotWritableError
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -103,9 +104,8 @@ def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> Ta
     again = reading_anew(source, table)
     moved = _moved_away(uri, depth=3)
     then = f" && {again}" if moved else f"; then: {again}"
-    return TableError(
-        table, fault.what, remedy=f"put {uri} right, or move that folder away{moved}{then}"
-    )
+    right = _put_right(fault, uri)
+    return TableError(table, fault.what, remedy=f"{right}, or move that folder away{moved}{then}")
 
 
 def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
@@ -113,9 +113,14 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
     return TableError(
         table,
         fault.what,
-        remedy=f"put {uri} right, or move that folder away{_moved_away(uri, depth=4)};"
+        remedy=f"{_put_right(fault, uri)}, or move that folder away{_moved_away(uri, depth=4)};"
         " ingestd makes the table again from the source's rows within a minute",
     )
+
+
+def _put_right(fault: FolderError, uri: str) -> str:
+    undo = fault.undo if isinstance(fault, NotWritableError) else ""
+    return f"put {uri} right" + (f" (in Spark: {undo})" if undo else "")
 
 
 def _moved_away(uri: str, *, depth: int) -> str:

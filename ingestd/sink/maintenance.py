@@ -15,8 +15,8 @@ another compaction took them: give way) and tried again. Appends never conflict 
 Rows stay in the order in which they were appended, and the columns that had bounds have bounds
 again, so that a reader skips as before. Memory is bounded by a row group, not by a file.
 
-A table with features that this module does not know (deletion vectors, row tracking) is left alone,
-and one in whose folder another keeps a record of files that it goes by (`_backfill`).
+A table with features that ingestd does not write (`table_features`) is left alone, and one in whose
+folder another keeps a record of files that it goes by (`_backfill`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _TOMBSTONES_DEFAULT_S = 7 * 86400.0
 _RETENTION = "ingestd.retention"
 """Table property: the retention, in seconds, that _TOMBSTONES was raised to."""
+_PROTECTED = "delta.requireCheckpointProtectionBeforeVersion"
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
@@ -123,7 +124,7 @@ class TableMaintenance:
             return Maintained()
         target = self._policy.target_bytes
         done = Maintained()
-        if target is not None and self._log.is_plain:
+        if target is not None and self._log.is_writable:
             done = self._join(target) if joins else self._counted(target)
         retention_s = self._policy.retention_s
         if cleans and retention_s is not None:
@@ -132,7 +133,11 @@ class TableMaintenance:
             self._step("clean")
             before_s = self._now_s - retention_s
             cleaner = LogCleaner(
-                self._store, self._folder, written_before_s=before_s, began_s=self._began_s
+                self._store,
+                self._folder,
+                written_before_s=before_s,
+                began_s=self._began_s,
+                protected=int(self._log.configuration().get(_PROTECTED, 0)),
             )
             done = _with(done, cleaner.clean(live))
         return done

@@ -14,7 +14,14 @@ transaction
 app transactions      watermarks: in every checkpoint, without last_updated
 a file of this run    an epoch that fills writes files for hours before its commit; what is in no
                       commit goes only if an earlier run wrote it, a retention ago
+what a version says   of a table with `delta.requireCheckpointProtectionBeforeVersion`: versions
+is protected          before that one go together or not at all
 ====================  ===========================================================================
+
+The log begins with a checkpoint in one file (`N.checkpoint.parquet`), as ingestd makes them. Those
+that other engines make (in parts, or with a UUID and sidecars), checksums and joined commits of
+versions before it go with the commits; a sidecar goes when no checkpoint names it. Source: Delta
+protocol, "Checkpoints", "Sidecar Files", "Checkpoint Protection".
 
 Commits go from the oldest on, each after the files that it took out; then checkpoints. A kill in
 between leaves what the next run takes.
@@ -23,8 +30,9 @@ between leaves what the next run takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -35,6 +43,10 @@ from ingestd.sink.store import SET_ASIDE, Store
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_VERSIONED = re.compile(r"(\d{20})\.(?!json\Z|checkpoint\.parquet\Z)")
+"""Whatever else lies in the log and says of which version it is."""
+_UUID_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:parquet|json)\Z")
+_SIDECARS = "_sidecars"
 _DATA_FILE = re.compile(r"part-[^/]*\.parquet\Z")
 
 
@@ -50,17 +62,24 @@ class LogCleaner:
     """Cleans the table in `folder` of `store`. All calls block.
 
     `written_before_s`: what is younger stays (Unix seconds); `began_s`: when the run began that may
-    be writing files now.
+    be writing files now. `protected`: the version before which the log goes as a whole or not.
     """
 
     def __init__(
-        self, store: Store, folder: str, *, written_before_s: float, began_s: float
+        self,
+        store: Store,
+        folder: str,
+        *,
+        written_before_s: float,
+        began_s: float,
+        protected: int = 0,
     ) -> None:
         self._store = store
         self._folder = folder
         self._log_folder = f"{folder}/_delta_log"
         self._before_s = written_before_s
         self._began_s = began_s
+        self._protected = protected
 
     def clean(self, live: frozenset[str]) -> Cleaned:
         """Remove what may go; `live`: the files of the newest version.
@@ -71,17 +90,20 @@ class LogCleaner:
             found = self._store.written(self._log_folder)
             log = log_files(found)
             cut = cut_of(log, self._before_s, self._newest_looked_for(log))
-            if cut is not None and not self._is_checkpoint_sound(cut):
+            if cut is not None and (cut < self._protected or not self._is_checkpoint_sound(cut)):
                 cut = None
             commits = [n for n in sorted(log.commits) if cut is not None and n < cut]
             data = 0
             for number in commits:  # one after another: what is done stays done
                 data += self._take_files_of(number, live)
                 self._store.remove(f"{self._log_folder}/{number:020}.json")
-            checkpoints = needless_checkpoints(log, cut, self._before_s)
+            is_protected = cut is None and self._protected > 0
+            checkpoints = [] if is_protected else needless_checkpoints(log, cut, self._before_s)
             for number in checkpoints:
                 self._store.remove(f"{self._log_folder}/{number:020}.checkpoint.parquet")
             left = self._remove_left_overs(found)
+            if cut is not None:
+                left += self._remove_of_others(found, cut)
             data += self._remove_orphans(live)
             return Cleaned(len(commits) + len(checkpoints) + left, data)
 
@@ -121,6 +143,39 @@ class LogCleaner:
             self._store.remove(f"{self._log_folder}/{name}")
         return len(old)
 
+    def _remove_of_others(self, found: Mapping[str, float], cut: int) -> int:
+        """Remove what other engines wrote of versions before the cut, and sidecars not named."""
+        matches = ((name, _VERSIONED.match(name)) for name in found)
+        old = [
+            name
+            for name, match in matches
+            if match is not None and int(match[1]) < cut and found[name] < self._before_s
+        ]
+        for name in old:
+            self._store.remove(f"{self._log_folder}/{name}")
+        folder = f"{self._log_folder}/{_SIDECARS}"
+        written = self._store.written(folder)
+        sidecars = [name for name, at in written.items() if at < self._before_s]
+        if sidecars:
+            named = self._named_sidecars()
+            sidecars = [name for name in sidecars if name not in named]
+        for name in sidecars:
+            self._store.remove(f"{folder}/{name}")
+        return len(old) + len(sidecars)
+
+    def _named_sidecars(self) -> frozenset[str]:
+        found: set[str] = set()
+        for name in self._store.written(self._log_folder):
+            if not _UUID_CHECKPOINT.match(name):
+                continue
+            with self._store.open(f"{self._log_folder}/{name}") as source:
+                if name.endswith(".json"):
+                    actions = actions_of(bytes(source.read()).decode())
+                    found.update(a["sidecar"]["path"] for a in actions if "sidecar" in a)
+                else:
+                    found.update(_sidecars_in(source))
+        return frozenset(path.rpartition("/")[2] for path in found)
+
     @property
     def _orphaned_s(self) -> float:
         return min(self._before_s, self._began_s)
@@ -155,6 +210,15 @@ class LogCleaner:
                 for action in actions_of(self._commit(number)):
                     found.update(action[k]["path"] for k in ("add", "remove") if k in action)
         return frozenset(found)
+
+
+def _sidecars_in(source: Any) -> Iterator[str]:  # noqa: ANN401 - pyarrow has no types
+    with pq.ParquetFile(source) as file:
+        if "sidecar" not in file.schema_arrow.names:
+            return
+        for batch in file.iter_batches(columns=["sidecar.path"]):
+            paths = batch.column("sidecar").field("path").to_pylist()
+            yield from (path for path in paths if path is not None)
 
 
 def log_files(written: Mapping[str, float]) -> LogFiles:
