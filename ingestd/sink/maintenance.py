@@ -51,7 +51,6 @@ _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _TOMBSTONES_DEFAULT_S = 7 * 86400.0
 _RETENTION = "ingestd.retention"
 """Table property: the retention, in seconds, that _TOMBSTONES was raised to."""
-_PROTECTED = "delta.requireCheckpointProtectionBeforeVersion"
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
@@ -120,11 +119,11 @@ class TableMaintenance:
         Raises what `storage_fault` makes of an error.
         """
         self._log.load()
-        if not self._log.exists or self._is_anothers():
+        if not self._log.is_writable or self._is_anothers():
             return Maintained()
         target = self._policy.target_bytes
         done = Maintained()
-        if target is not None and self._log.is_writable:
+        if target is not None:
             done = self._join(target) if joins else self._counted(target)
         retention_s = self._policy.retention_s
         if cleans and retention_s is not None:
@@ -137,7 +136,6 @@ class TableMaintenance:
                 self._folder,
                 written_before_s=before_s,
                 began_s=self._began_s,
-                protected=int(self._log.configuration().get(_PROTECTED, 0)),
             )
             done = _with(done, cleaner.clean(live))
         return done

@@ -14,14 +14,12 @@ transaction
 app transactions      watermarks: in every checkpoint, without last_updated
 a file of this run    an epoch that fills writes files for hours before its commit; what is in no
                       commit goes only if an earlier run wrote it, a retention ago
-what a version says   of a table with `delta.requireCheckpointProtectionBeforeVersion`: versions
-is protected          before that one go together or not at all
 ====================  ===========================================================================
 
 The log begins with a checkpoint in one file (`N.checkpoint.parquet`), as ingestd makes them. Those
 that other engines make (in parts, or with a UUID and sidecars), checksums and joined commits of
 versions before it go with the commits; a sidecar goes when no checkpoint names it. Source: Delta
-protocol, "Checkpoints", "Sidecar Files", "Checkpoint Protection".
+protocol, "Checkpoints", "Sidecar Files".
 
 Commits go from the oldest on, each after the files that it took out; then checkpoints. A kill in
 between leaves what the next run takes.
@@ -62,24 +60,17 @@ class LogCleaner:
     """Cleans the table in `folder` of `store`. All calls block.
 
     `written_before_s`: what is younger stays (Unix seconds); `began_s`: when the run began that may
-    be writing files now. `protected`: the version before which the log goes as a whole or not.
+    be writing files now.
     """
 
     def __init__(
-        self,
-        store: Store,
-        folder: str,
-        *,
-        written_before_s: float,
-        began_s: float,
-        protected: int = 0,
+        self, store: Store, folder: str, *, written_before_s: float, began_s: float
     ) -> None:
         self._store = store
         self._folder = folder
         self._log_folder = f"{folder}/_delta_log"
         self._before_s = written_before_s
         self._began_s = began_s
-        self._protected = protected
 
     def clean(self, live: frozenset[str]) -> Cleaned:
         """Remove what may go; `live`: the files of the newest version.
@@ -90,15 +81,14 @@ class LogCleaner:
             found = self._store.written(self._log_folder)
             log = log_files(found)
             cut = cut_of(log, self._before_s, self._newest_looked_for(log))
-            if cut is not None and (cut < self._protected or not self._is_checkpoint_sound(cut)):
+            if cut is not None and not self._is_checkpoint_sound(cut):
                 cut = None
             commits = [n for n in sorted(log.commits) if cut is not None and n < cut]
             data = 0
             for number in commits:  # one after another: what is done stays done
                 data += self._take_files_of(number, live)
                 self._store.remove(f"{self._log_folder}/{number:020}.json")
-            is_protected = cut is None and self._protected > 0
-            checkpoints = [] if is_protected else needless_checkpoints(log, cut, self._before_s)
+            checkpoints = needless_checkpoints(log, cut, self._before_s)
             for number in checkpoints:
                 self._store.remove(f"{self._log_folder}/{number:020}.checkpoint.parquet")
             left = self._remove_left_overs(found)

@@ -1,7 +1,7 @@
 """Which features of a Delta table keep ingestd from writing to it.
 
 A writer that does not know a feature must not write: what its commit lacks is missed by readers
-that rely on it. A feature that is listed but not in use asks nothing of a writer. Source: Delta
+that rely on it. Some features that are listed but not in use ask nothing of a writer. Source: Delta
 protocol, "Table Features", "Requirements for Writers".
 """
 
@@ -25,18 +25,10 @@ _BY_VERSION: Mapping[int, tuple[str, ...]] = {
 }
 """What each version before means, with those below it."""
 _ASKS_NOTHING = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "checkpointProtection",
-        "deletionVectors",
-        "domainMetadata",
-        "timestampNtz",
-        "v2Checkpoint",
-        "vacuumProtocolCheck",
-    }
+    {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "v2Checkpoint"}
 )
-"""Nothing of a commit that adds files, or exchanges files without a change of rows."""
+"""Nothing of a commit that adds files, or exchanges files without a change of rows; and deltalake
+alters tables that list them."""
 MAPPING_MODE = "delta.columnMapping.mode"
 FILES_BY_NAME = f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{MAPPING_MODE}' = 'none')"
 """Has Spark write the files again, with the names that the columns have now."""
@@ -95,18 +87,20 @@ def find_obstacle(traits: TableTraits, *, removes_rows: bool = False) -> Obstacl
     """
     if traits.partitions:
         return Obstacle(f"it is partitioned by {', '.join(traits.partitions)}")
-    for feature in traits.all_features:
-        if feature in _USES:
-            found = _USES[feature](traits)
-        elif feature in _ASKS_NOTHING:
-            found = None
-        else:
-            found = Obstacle(f"it has the table feature {feature}", _UNDO.get(feature, ""))
-        if found is None and removes_rows and feature in _OF_REMOVALS:
-            found = _where_true(_OF_REMOVALS[feature])(traits)
-        if found is not None:
-            return found
-    return None
+    features = traits.all_features
+    unknown = [f for f in features if f not in _USES and f not in _ASKS_NOTHING]
+    if unknown:
+        undo = "; ".join(f"ALTER TABLE {{t}} DROP FEATURE {f}" for f in _DROPPED if f in unknown)
+        named = "feature" if len(unknown) == 1 else "features"
+        return Obstacle(
+            f"it has the table {named} {', '.join(unknown)}",
+            undo if set(unknown) <= set(_DROPPED) else "",
+        )
+    of_removals = _OF_REMOVALS if removes_rows else {}
+    checks = [
+        check for feature, check in [*_USES.items(), *of_removals.items()] if feature in features
+    ]
+    return next((found for check in checks if (found := check(traits)) is not None), None)
 
 
 def _mapping(traits: TableTraits) -> Obstacle | None:
@@ -132,14 +126,13 @@ def _invariants(traits: TableTraits) -> Obstacle | None:
     return _where_field("delta.invariants", "has an invariant")(traits)
 
 
-def _where_field(key: str, has: str, undo: str = "") -> Callable[[TableTraits], Obstacle | None]:
-    """Return a check for columns with this metadata; `undo`: with ``{c}`` for the column."""
+def _where_field(key: str, has: str) -> Callable[[TableTraits], Obstacle | None]:
+    """Return a check for columns with this metadata."""
 
     def find(traits: TableTraits) -> Obstacle | None:
         for path, field in _fields(traits.schema):
             if key.encode() in (field.metadata or {}):
-                column = ".".join(map(_quoted, path))
-                return Obstacle(f"the column {'.'.join(path)} {has}", undo.replace("{c}", column))
+                return Obstacle(f"the column {'.'.join(path)} {has}")
         return None
 
     return find
@@ -159,23 +152,20 @@ def _where_true(name: str) -> Callable[[TableTraits], Obstacle | None]:
 
 
 _USES: Mapping[str, Callable[[TableTraits], Obstacle | None]] = {
-    "allowColumnDefaults": _where_field(
-        "CURRENT_DEFAULT", "has a default", "ALTER TABLE {t} ALTER COLUMN {c} DROP DEFAULT"
-    ),
     "checkConstraints": _constraints,
     "columnMapping": _mapping,
     "generatedColumns": _where_field("delta.generationExpression", "is generated"),
-    "icebergCompatV1": _where_true("delta.enableIcebergCompatV1"),
-    "icebergCompatV2": _where_true("delta.enableIcebergCompatV2"),
-    "identityColumns": _where_field("delta.identity.start", "is an identity column"),
-    "inCommitTimestamp": _where_true("delta.enableInCommitTimestamps"),
     "invariants": _invariants,
-    "typeWidening": _where_field("delta.typeChanges", "had another type before (typeWidening)"),
 }
 """Features that ask something of a writer only where they are in use."""
-_OF_REMOVALS = {"appendOnly": "delta.appendOnly", "changeDataFeed": "delta.enableChangeDataFeed"}
-"""Features that ask something of a commit that removes rows where this property is true."""
-_UNDO = {"rowTracking": "ALTER TABLE {t} DROP FEATURE rowTracking"}
+_OF_REMOVALS = {
+    "appendOnly": _where_true("delta.appendOnly"),
+    "changeDataFeed": _where_true("delta.enableChangeDataFeed"),
+}
+"""The same, of a commit that removes rows."""
+_DROPPED = ("rowTracking", "inCommitTimestamp", "domainMetadata")
+"""Features that Spark can take away without leaving another (checkpointProtection), in this order:
+the last is what the first goes by."""
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
