@@ -92,7 +92,7 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 
 
 _UNREADABLE = re.compile(
-    r"json|metadata|protocol|checkpoint|unsupported|not supported|contiguous|delta kernel"
+    r"json|metadata|protocol|schema|checkpoint|unsupported|not supported|contiguous|delta kernel"
     r"|invalid table version",
     re.IGNORECASE,
 )
