@@ -27,7 +27,7 @@ from ingestd.errors import (
 )
 from ingestd.open_files import none_left
 from ingestd.schema import TableId
-from ingestd.sink.table_features import NotWritableError
+from ingestd.sink.table_features import FeatureError
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -119,7 +119,7 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
 
 
 def _put_right(fault: FolderError, uri: str) -> str:
-    undo = fault.undo if isinstance(fault, NotWritableError) else ""
+    undo = fault.undo if isinstance(fault, FeatureError) else ""
     return f"put {uri} right" + (f" (in Spark: {undo})" if undo else "")
 
 

@@ -67,17 +67,27 @@ class Obstacle:
     undo: str = ""
 
 
-class NotWritableError(FolderError):
-    """The table uses a feature that ingestd does not write. `undo`: see Obstacle, of this table."""
+class FeatureError(FolderError):
+    """A table feature is in the way. `undo`: the statement for Spark that takes it away, or none.
 
-    def __init__(self, uri: str, obstacle: Obstacle) -> None:
+    `undo` is given with ``{t}`` for the table.
+    """
+
+    def __init__(self, uri: str, what: str, undo: str) -> None:
         path = uri.removeprefix("file://").rstrip("/")
-        self.undo = obstacle.undo.format(t=f"delta.`{path}`")
+        self.undo = undo.format(t=f"delta.`{path}`")
         back = "put the folder back from a copy"
         super().__init__(
-            f"lake table {uri}: {obstacle.what}, which ingestd does not write",
-            remedy=f"in Spark: {self.undo}; or {back}" if self.undo else back,
+            f"lake table {uri.removeprefix('file://')}: {what}",
+            remedy=f"in Spark: {self.undo}; or {back}" if undo else back,
         )
+
+
+class NotWritableError(FeatureError):
+    """The table uses a feature that ingestd does not write."""
+
+    def __init__(self, uri: str, obstacle: Obstacle) -> None:
+        super().__init__(uri, f"{obstacle.what}, which ingestd does not write", obstacle.undo)
 
 
 def find_obstacle(traits: TableTraits, *, removes_rows: bool = False) -> Obstacle | None:
@@ -113,13 +123,13 @@ def _constraints(traits: TableTraits) -> Obstacle | None:
     names = sorted(n.removeprefix(prefix) for n in traits.configuration if n.startswith(prefix))
     if not names:
         return None
-    undo = f"ALTER TABLE {{t}} DROP CONSTRAINT {_quoted(names[0])}"
+    undo = f"ALTER TABLE {{t}} DROP CONSTRAINT {quoted(names[0])}"
     return Obstacle(f"it has the CHECK constraint {names[0]}", undo)
 
 
 def _invariants(traits: TableTraits) -> Obstacle | None:
     for path, field in _fields(traits.schema):
-        name = ".".join(map(_quoted, path))
+        name = ".".join(map(quoted, path))
         if not field.nullable:
             undo = f"ALTER TABLE {{t}} ALTER COLUMN {name} DROP NOT NULL"
             return Obstacle(f"the column {'.'.join(path)} is NOT NULL", undo)
@@ -186,6 +196,6 @@ def _within(path: tuple[str, ...], field: pa.Field) -> Iterator[tuple[tuple[str,
             yield from _within((*path, inner.name), inner)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """Return the name as Spark's SQL has it; braces doubled, for `str.format`."""
     return f"`{name.replace('`', '``')}`".replace("{", "{{").replace("}", "}}")
