@@ -39,12 +39,13 @@ from ingestd.sink.commit_actions import (
     appended_by_another,
     commit_text,
     judge,
+    schema_in,
     writer_of,
 )
 from ingestd.sink.faults import storage_fault, storage_faults
 from ingestd.sink.log_files import ensure_plain_log
 from ingestd.sink.store import Store
-from ingestd.sink.table_log import RESUMES, GiveUp, TableLog
+from ingestd.sink.table_log import RESUMES, GiveUp, TableLog, arrow_schema
 from ingestd.sink.writer import Writer
 
 CHECKPOINT_INTERVAL = 20
@@ -222,7 +223,7 @@ class AppendLog(TableLog):
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
-        if self._puts:
+        if self.store.puts_new and self.exists:
             return self._put(fragments, app_version, resume)
         return self._commit(lambda token: self._append(fragments, token, app_version, resume))
 
@@ -243,7 +244,7 @@ class AppendLog(TableLog):
             if newest == "" or (is_own and not is_in_doubt):
                 break
             try:
-                if self._puts:
+                if self.store.puts_new and self.exists:
                     self._put([], None, "", is_fence=True)
                 else:
                     self._commit(lambda token: self._append([], token, None, "", is_fence=True))
@@ -263,10 +264,6 @@ class AppendLog(TableLog):
 
     # --- appends without a handle -----------------------------------------------------------
 
-    @property
-    def _puts(self) -> bool:
-        return self.store.puts_new and self.is_plain
-
     def _put(
         self,
         fragments: Sequence[Fragment],
@@ -281,6 +278,7 @@ class AppendLog(TableLog):
         stamps = self._stamps(token, resume, is_fence=is_fence)
         content = commit_text(fragments, stamps, self._carried(app_version))
         for _ in range(ATTEMPTS):
+            self.ensure_writable()
             failure: OSError | None = None
             try:
                 is_ours = self.store.put_new(self._log_file(self._version + 1), content)
@@ -336,7 +334,7 @@ class AppendLog(TableLog):
         is_changed = False
         while self._has_next(failure):
             text = self._commit_json(self._version + 1)
-            if self._pass(self._version + 1, text, token) is Interposed.OURS:
+            if self._pass(self._version + 1, text, token, self.schema()) is Interposed.OURS:
                 ours = self._version + 1
             self._version += 1
             is_changed |= '"metaData"' in text or '"protocol"' in text  # perhaps: then for nothing
@@ -423,6 +421,7 @@ class AppendLog(TableLog):
             with storage_faults(self.uri):
                 ensure_plain_log(self.store, self.folder)  # deltalake writes through a link
             if self.exists:
+                self.ensure_writable()
                 _ = self.handle  # at this version
             expected = self._version + 1
             failure: DeltaError | OSError | None = None
@@ -453,17 +452,23 @@ class AppendLog(TableLog):
 
     def _follow(self, expected: int, token: str, failure: Exception | None) -> int | None:
         """Read what there is now; give the version of our commit if it is there."""
+        before = self.schema()
         self._refresh(anew=failure is not None)
         ours: int | None = None
         for version in range(expected, self._version + 1):
             if failure is None and version == expected == self._version:
                 return version  # compare-and-swap: it can't be another's
-            if self._pass(version, self._commit_json(version), token) is Interposed.OURS:
+            if self._pass(version, self._commit_json(version), token, before) is Interposed.OURS:
                 ours = version
         return ours
 
-    def _pass(self, version: int, commit_json: str, token: str) -> Interposed:
-        """Refuse a commit of another writer; make one without data durable, as ours follow it."""
+    def _pass(
+        self, version: int, commit_json: str, token: str, before: pa.Schema | None
+    ) -> Interposed:
+        """Refuse a commit of another writer; make one without data durable, as ours follow it.
+
+        `before`: the schema that it follows. One that takes a column away is refused as well.
+        """
         verdict = judge(commit_json, token)
         signed = writer_of(commit_json)
         if verdict in {Interposed.FENCE, Interposed.FOREIGN} and signed == self._writer.name:
@@ -489,6 +494,9 @@ class AppendLog(TableLog):
             )
         if verdict is Interposed.WITHOUT_DATA:
             self._sync(version)
+            given = schema_in(commit_json)
+            if given is not None and before is not None:
+                self.refuse_lost(before, arrow_schema(given))
         return verdict
 
     def _refresh(self, *, anew: bool) -> None:

@@ -95,6 +95,14 @@ def actions_of(commit_json: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in commit_json.split("\n") if line.strip()]
 
 
+def schema_in(commit_json: str) -> str | None:
+    """Return the schema that a commit gives its table, as Delta's JSON; None if it gives none."""
+    if '"metaData"' not in commit_json:
+        return None
+    found = (a["metaData"] for a in actions_of(commit_json) if "metaData" in a)
+    return next((str(metadata["schemaString"]) for metadata in found), None)
+
+
 def resume_in(commit_json: str, app_id: str) -> str | None:
     """Give the text that a commit with this app transaction carries; None if it is no such one."""
     actions = actions_of(commit_json)

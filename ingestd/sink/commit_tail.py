@@ -82,19 +82,24 @@ class EpochEnd:
         self._last = 0
 
     def last(self) -> int:
-        """Give it; 0 if there is none."""
-        if self._tail is None:
-            self._log.load()
-            if not self._log.exists:
-                return 0
-            self._take((p, s) for p, s, _ in list_files(self._log.handle))
-            self._tail = CommitTail(self._log.store, self._log.folder, self._log.version)
-        files = self._tail.files()
-        if files is None:
-            self._tail = None
-            return self.last()
+        """Return it; 0 if there is none.
+
+        Read from the complete table where the commits do not tell: `_epochs` is another one, or its
+        newest commit is only in a checkpoint.
+        """
+        files = None if self._tail is None else self._tail.files()
+        if files is None or self._tail is None:
+            return self._read()
         self._take(files)
         self._tail.keep([])
+        return self._last
+
+    def _read(self) -> int:
+        self._log.load()
+        self._last, self._tail = 0, None
+        if self._log.exists:
+            self._take((p, s) for p, s, _ in list_files(self._log.handle))
+            self._tail = CommitTail(self._log.store, self._log.folder, self._log.version)
         return self._last
 
     def _take(self, files: Iterable[File]) -> None:

@@ -95,6 +95,7 @@ class EpochTable:
         self.origin = self._log.configuration().get(ORIGIN)
         if not self._log.exists:
             return
+        self._log.ensure_fields(SCHEMA)
         rows = self._last_rows()
         if rows:
             last = max(rows, key=lambda row: int(row["epoch"]))

@@ -6,7 +6,7 @@ doing so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
@@ -27,6 +27,38 @@ def additions(lake: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
     """Give the top-level fields of `wanted` that the lake lacks, or has with fewer fields."""
     known = {f.name: delta_type(f.type) for f in lake}
     return [f for f in wanted if known.get(f.name) != delta_type(f.type)]
+
+
+def lost_fields(before: pa.Schema, after: pa.Schema) -> list[str]:
+    """Return what a table has not any more of a schema it had: fields missing, types changed."""
+    return list(_lost(list(before), list(after), ""))
+
+
+def has_other_types(file: pa.Schema, table: pa.Schema) -> bool:
+    """Whether a file of a table has a column, or field, of another type or that the table lacks."""
+    try:
+        return bool(lost_fields(file, table))
+    except TypeError:  # one that no table has
+        return True
+
+
+def _lost(before: Iterable[pa.Field], after: Iterable[pa.Field], path: str) -> Iterator[str]:
+    known = {f.name: f for f in after}
+    for field in before:
+        name, now = f"{path}{field.name}", known.get(field.name)
+        if now is None:
+            yield f"column {name} is missing"
+        else:
+            yield from _changed(field.type, now.type, name)
+
+
+def _changed(before: pa.DataType, now: pa.DataType, name: str) -> Iterator[str]:
+    if pa.types.is_struct(before) and pa.types.is_struct(now):
+        yield from _lost(before, now, f"{name}.")
+    elif pa.types.is_list(before) and pa.types.is_list(now):
+        yield from _changed(before.value_type, now.value_type, f"{name}.element")
+    elif delta_type(before) != delta_type(now):
+        yield f"column {name} was {delta_type(before)} and is {delta_type(now)}"
 
 
 def _merged(lake: list[pa.Field], rows: list[pa.Field], path: str) -> list[pa.Field]:

@@ -28,6 +28,7 @@ from ingestd.errors import (
 from ingestd.open_files import none_left
 from ingestd.schema import TableId
 from ingestd.sink.plain_files import OddFileError
+from ingestd.sink.table_features import FeatureError
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -92,7 +93,7 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 
 
 _UNREADABLE = re.compile(
-    r"json|metadata|protocol|checkpoint|unsupported|not supported|contiguous|delta kernel"
+    r"json|metadata|protocol|schema|checkpoint|unsupported|not supported|contiguous|delta kernel"
     r"|invalid table version",
     re.IGNORECASE,
 )
@@ -104,9 +105,8 @@ def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> Ta
     again = reading_anew(source, table)
     moved = _moved_away(uri, depth=3)
     then = f" && {again}" if moved else f"; then: {again}"
-    return TableError(
-        table, fault.what, remedy=f"put {uri} right, or move that folder away{moved}{then}"
-    )
+    right = _put_right(fault, uri)
+    return TableError(table, fault.what, remedy=f"{right}, or move that folder away{moved}{then}")
 
 
 def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
@@ -114,9 +114,14 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
     return TableError(
         table,
         fault.what,
-        remedy=f"put {uri} right, or move that folder away{_moved_away(uri, depth=4)};"
+        remedy=f"{_put_right(fault, uri)}, or move that folder away{_moved_away(uri, depth=4)};"
         " ingestd makes the table again from the source's rows within a minute",
     )
+
+
+def _put_right(fault: FolderError, uri: str) -> str:
+    undo = fault.undo if isinstance(fault, FeatureError) else ""
+    return f"put {uri} right" + (f" (in Spark: {undo})" if undo else "")
 
 
 def _moved_away(uri: str, *, depth: int) -> str:

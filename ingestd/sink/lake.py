@@ -400,6 +400,8 @@ class DeltaLake:
         self._epochs.load(never_refuse if mends else None)
         taken = self._taken_over()
         self._registry.load(self._do_without_registry if mends else None)
+        for log in self._own_logs:
+            log.ensure_writable()
         self._damaged = {}
         self._raw = {table: self._new_raw(table) for table in self._found()}
         self._each_usable(self._load_raw)

@@ -15,8 +15,8 @@ another compaction took them: give way) and tried again. Appends never conflict 
 Rows stay in the order in which they were appended, and the columns that had bounds have bounds
 again, so that a reader skips as before. Memory is bounded by a row group, not by a file.
 
-A table with features that this module does not know (deletion vectors, row tracking) is left alone,
-and one in whose folder another keeps a record of files that it goes by (`_backfill`).
+A table with features that ingestd does not write (`table_features`) is left alone, and one in whose
+folder another keeps a record of files that it goes by (`_backfill`).
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ class TableMaintenance:
         Raises what `storage_fault` makes of an error.
         """
         self._log.load()
-        if not self._log.exists or self._is_anothers():
+        if not self._log.is_writable or self._is_anothers():
             return Maintained()
         target = self._policy.target_bytes
         done = Maintained()
-        if target is not None and self._log.is_plain:
+        if target is not None:
             done = self._join(target) if joins else self._counted(target)
         retention_s = self._policy.retention_s
         if cleans and retention_s is not None:
@@ -134,7 +134,10 @@ class TableMaintenance:
             self._step("clean")
             before_s = self._now_s - retention_s
             cleaner = LogCleaner(
-                self._store, self._folder, written_before_s=before_s, began_s=self._began_s
+                self._store,
+                self._folder,
+                written_before_s=before_s,
+                began_s=self._began_s,
             )
             done = _with(done, cleaner.clean(live))
         return done

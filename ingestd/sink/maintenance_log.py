@@ -16,6 +16,11 @@ a file of this run    an epoch that fills writes files for hours before its comm
                       commit goes only if an earlier run wrote it, a retention ago
 ====================  ===========================================================================
 
+The log begins with a checkpoint in one file (`N.checkpoint.parquet`), as ingestd makes them. Those
+that other engines make (in parts, or with a UUID and sidecars), checksums and joined commits of
+versions before it go with the commits; a sidecar goes when no checkpoint names it. Source: Delta
+protocol, "Checkpoints", "Sidecar Files".
+
 Commits go from the oldest on, each after the files that it took out; then checkpoints. A kill in
 between leaves what the next run takes.
 """
@@ -23,8 +28,9 @@ between leaves what the next run takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -37,6 +43,10 @@ from ingestd.sink.store import SET_ASIDE, Store
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_VERSIONED = re.compile(r"(\d{20})\.(?!json\Z|checkpoint\.parquet\Z)")
+"""Whatever else lies in the log and says of which version it is."""
+_UUID_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:parquet|json)\Z")
+_SIDECARS = "_sidecars"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,8 @@ class LogCleaner:
             for number in checkpoints:
                 self._store.remove(f"{self._log_folder}/{number:020}.checkpoint.parquet")
             left = self._remove_left_overs(found)
+            if cut is not None:
+                left += self._remove_of_others(found, cut)
             data += self._remove_orphans(live)
             return Cleaned(len(commits) + len(checkpoints) + left, data)
 
@@ -123,6 +135,39 @@ class LogCleaner:
             self._store.remove(f"{self._log_folder}/{name}")
         return len(old)
 
+    def _remove_of_others(self, found: Mapping[str, float], cut: int) -> int:
+        """Remove what other engines wrote of versions before the cut, and sidecars not named."""
+        matches = ((name, _VERSIONED.match(name)) for name in found)
+        old = [
+            name
+            for name, match in matches
+            if match is not None and int(match[1]) < cut and found[name] < self._before_s
+        ]
+        for name in old:
+            self._store.remove(f"{self._log_folder}/{name}")
+        folder = f"{self._log_folder}/{_SIDECARS}"
+        written = self._store.written(folder)
+        sidecars = [name for name, at in written.items() if at < self._before_s]
+        if sidecars:
+            named = self._named_sidecars()
+            sidecars = [name for name in sidecars if name not in named]
+        for name in sidecars:
+            self._store.remove(f"{folder}/{name}")
+        return len(old) + len(sidecars)
+
+    def _named_sidecars(self) -> frozenset[str]:
+        found: set[str] = set()
+        for name in self._store.written(self._log_folder):
+            if not _UUID_CHECKPOINT.match(name):
+                continue
+            with self._store.open(f"{self._log_folder}/{name}") as source:
+                if name.endswith(".json"):
+                    actions = actions_of(bytes(source.read()).decode())
+                    found.update(a["sidecar"]["path"] for a in actions if "sidecar" in a)
+                else:
+                    found.update(_sidecars_in(source))
+        return frozenset(path.rpartition("/")[2] for path in found)
+
     @property
     def _orphaned_s(self) -> float:
         return min(self._before_s, self._began_s)
@@ -161,6 +206,15 @@ class LogCleaner:
 
     def _file_of(self, path: object) -> str:
         return file_of(path, self._store.uri(self._folder))
+
+
+def _sidecars_in(source: Any) -> Iterator[str]:  # noqa: ANN401 - pyarrow has no types
+    with pq.ParquetFile(source) as file:
+        if "sidecar" not in file.schema_arrow.names:
+            return
+        for batch in file.iter_batches(columns=["sidecar.path"]):
+            paths = batch.column("sidecar").field("path").to_pylist()
+            yield from (path for path in paths if path is not None)
 
 
 def log_files(written: Mapping[str, float]) -> LogFiles:

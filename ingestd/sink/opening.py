@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingestd.errors import FolderError, OperatorError
 from ingestd.recorded import Notice
 from ingestd.sink.append_log import ForeignCommitError
+from ingestd.sink.commit_actions import appended_by_another
 from ingestd.sink.table_log import TableLog
 
 
@@ -26,13 +27,20 @@ def cut_short(log: TableLog, version: int) -> FolderError:
 
 
 def refuse_foreign(log: TableLog) -> None:
-    """Raise ForeignCommitError if another program changed the rows since ingestd's last commit."""
-    version = log.foreign_version()
+    """Raise FolderError for what another program did that ingestd can't follow.
+
+    It changed rows (ForeignCommitError) or took columns away since ingestd's last commit; or the
+    table uses a feature that ingestd does not write (NotWritableError).
+    """
+    commits = list(log.others_commits())
+    version = next((n for n, commit in commits if appended_by_another(commit)), None)
     if version is not None:
         raise ForeignCommitError(
             f"lake table {log.uri}: another writer made version {version}, which changes rows",
             remedy="stop the program that writes there",
         )
+    log.ensure_columns_kept(commits)
+    log.ensure_writable()
 
 
 def notices_of(log: TableLog) -> list[Notice]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.changes import EPOCH_FIELD, MARKER_SEQ, change_schema
-from ingestd.errors import TableError, TransientError
+from ingestd.errors import FolderError, TableError, TransientError
 from ingestd.failpoints import lost, reach
 from ingestd.keys import key_columns, key_rows
 from ingestd.ports import Fragment
@@ -257,7 +257,12 @@ class RawTable:
         assert present is not None
         if self._compared == (present, wanted):
             return
-        added = additions(present, wanted)
+        try:
+            added = additions(present, evolved(present, wanted))
+        except SchemaConflictError as error:  # another program added the column
+            raise FolderError(
+                f"lake table {self.log.uri}: {error}", remedy="put the folder back from a copy"
+            ) from error
         if added:
             reach("sink.new_columns.before", lost)
             self.log.add_columns(added)

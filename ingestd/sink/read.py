@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.errors import DamagedError, FolderError
+from ingestd.errors import DamagedError
 from ingestd.schema import TableId
 from ingestd.sink.arrow_types import conformed
 from ingestd.sink.commit_actions import parse_statistics
@@ -24,6 +24,7 @@ from ingestd.sink.log_files import open_table
 from ingestd.sink.log_paths import file_of
 from ingestd.sink.paths import Layout
 from ingestd.sink.store import Store, open_store
+from ingestd.sink.table_features import FILES_BY_NAME, FeatureError
 
 BATCH_ROWS = 1 << 15
 IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
@@ -143,7 +144,7 @@ def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
 def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int]]:
     """Give what `list_files` does, and when each file was written (ms).
 
-    Raises FolderError where the files alone do not tell the rows.
+    Raises FeatureError where the files alone do not tell the rows.
     """
     refuse_unread(handle)
     actions = pa.table(handle.get_add_actions()).to_pylist()
@@ -155,31 +156,26 @@ def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int
 
 
 def refuse_unread(handle: DeltaTable) -> None:
-    """Raise FolderError where a table's files are not read as they stand.
+    """Raise FeatureError where a table's files are not read as they stand.
 
     A file with a deletion vector has rows that were deleted; one of a table with column mapping has
     the names that columns had before they were renamed. Source: Delta protocol, "Deletion Vectors"
     and "Column Mapping".
     """
-    uri = handle.table_uri.removeprefix("file://")
+    uri = handle.table_uri
     if _VECTORS in (handle.protocol().reader_features or ()):
         vectors = pa.table(handle.deletion_vectors())
         if vectors.num_rows:
             name = vectors["filepath"][0].as_py().rpartition("/")[2]
-            raise FolderError(
-                f"lake table {uri}: the data file {name} has a deletion vector, which is not read",
-                remedy="have Spark write the files that have one again:"
-                f" REORG TABLE delta.`{uri.rstrip('/')}` APPLY (PURGE)",
-            )
+            what = f"the data file {name} has a deletion vector, which is not read"
+            raise FeatureError(uri, what, "REORG TABLE {t} APPLY (PURGE)")
     renamed = _renamed(pa.schema(handle.schema().to_arrow()))
     if renamed is not None:
         name, stored = renamed
-        raise FolderError(
-            f"lake table {uri}: the column {name} is {stored} in the data files (column mapping),"
-            " which is not read",
-            remedy="rename it back in Spark:"
-            f" ALTER TABLE delta.`{uri.rstrip('/')}` RENAME COLUMN `{name}` TO `{stored}`",
+        what = (
+            f"the column {name} is {stored} in the data files (column mapping), which is not read"
         )
+        raise FeatureError(uri, what, FILES_BY_NAME)
 
 
 def _renamed(fields: Iterable[pa.Field], inside: str = "") -> tuple[str, str] | None:

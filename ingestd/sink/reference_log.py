@@ -35,6 +35,7 @@ LOOK_BACK = 50
 class ReferenceLog(AppendLog):
     """See AppendLog; its commits may carry a digest of the rows."""
 
+    removes_rows = True
     _content: str | None = None
 
     def replace(

@@ -51,6 +51,12 @@ SCHEMA = pa.schema(
         ("progress", pa.string()),
     ]
 )
+_LATER = {"storage", "progress", "source_name", "key"}
+_FIRST = pa.schema(
+    [f for f in SCHEMA if f.name not in _LATER | {"columns"}]
+    + [pa.field("columns", pa.list_(pa.struct([f for f in _COLUMN if f.name not in _LATER])))]
+)
+"""What the earliest versions of ingestd wrote."""
 
 
 class RegistryTable:
@@ -73,6 +79,7 @@ class RegistryTable:
         self._last, self._tables = {}, {}
         if not self._log.exists:
             return
+        self._log.ensure_fields(_FIRST)
         rows = read_files(
             self._log.handle, self._log.store, self._log.folder, schema=SCHEMA
         ).to_pylist()

@@ -15,7 +15,8 @@ from ingestd.changes import TRUNCATE
 from ingestd.sink.arrow_types import plain
 from ingestd.sink.change_digests import BEFORE, UNCHANGED
 from ingestd.sink.commit_tail import File
-from ingestd.sink.read import IN_PARTS, open_parquet
+from ingestd.sink.evolution import has_other_types
+from ingestd.sink.read import IN_PARTS, conform, open_parquet
 from ingestd.sink.store import Store
 from ingestd.sink.verified_columns import Event
 from ingestd.verification import Digested, Point
@@ -24,15 +25,23 @@ BATCH_ROWS = 1 << 16
 _BATCH_BYTES = 32 << 20
 """Of a file's rows as they are stored: fewer are read at a time where they are large."""
 PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
+POSITION = pa.schema(
+    [("_cdc_op", pa.string()), *((name, pa.int64()) for name in PLACE if name != "_cdc_op")]
+)
+"""Those columns, as each raw table has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A table's raw files, pinned; the events of `_tables` then; what of the rows counts."""
+    """A table's raw files, pinned; the events of `_tables` then; what of the rows counts.
+
+    `schema`: the raw table's.
+    """
 
     store: Store
     folder: str
     files: Sequence[File]
+    schema: pa.Schema
     events: Sequence[Event]
     point: Point
     void: tuple[int, int]
@@ -51,7 +60,10 @@ def names_of(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
 
 
 def batches_of(looked: Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Give the rows that the point sees, above what is void; columns that are there."""
+    """Give the rows that the point sees, above what is void; columns that are there.
+
+    Raises DamagedError for a file that has a column of a type that the table's can't hold.
+    """
     for path, statistics in looked.files:
         high = statistics.get("maxValues", {}).get("_cdc_lsn")
         if high is not None and high < looked.void[0]:
@@ -61,7 +73,18 @@ def batches_of(looked: Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]
             present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
             count = _batch_rows(file.metadata)
             for batch in file.iter_batches(count, columns=present, use_threads=False):
-                yield _seen(plain(batch), looked)
+                yield _seen(_typed(plain(batch), looked.schema), looked)
+
+
+def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with the table's types, where another engine wrote others."""
+    wanted = pa.schema(
+        [schema.field(f.name) if f.name in schema.names else f for f in batch.schema]
+    )
+    if not has_other_types(batch.schema, wanted):
+        return batch
+    rows = conform(pa.Table.from_batches([batch]), wanted).combine_chunks()
+    return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=wanted)
 
 
 def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types

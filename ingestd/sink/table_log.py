@@ -6,31 +6,31 @@ Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers".
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from ingestd.errors import OperatorError
+from ingestd.errors import FolderError, OperatorError
 from ingestd.sink.commit_actions import (
     appended_by_another,
     is_ours,
     is_whole,
     resume_in,
+    schema_in,
     writer_of,
 )
+from ingestd.sink.evolution import lost_fields
 from ingestd.sink.faults import cut_short, storage_fault, storage_faults
 from ingestd.sink.log_files import MOST_COMMIT_BYTES, open_table
 from ingestd.sink.store import Store
+from ingestd.sink.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
 from ingestd.sink.torn import set_aside_torn
 
 RESUMES = "ingestd.resumes"
 """Table property: its commits have such texts. No others need be opened to look for one."""
-_PLAIN_WRITER = 2
-_PLAIN_FEATURES = {"appendOnly", "invariants", "timestampNtz"}
-"""Writer version and features that ask nothing of a commit which only adds files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _State:
 
     schema: pa.Schema
     configuration: Mapping[str, str]
-    is_plain: bool
+    obstacle: Obstacle | None
 
 
 GiveUp = Callable[[int], None]
@@ -52,6 +52,9 @@ class TableLog:
     `app_id`: the Delta app transaction its commits carry. Raises what `storage_fault` makes of an
     error.
     """
+
+    removes_rows = False
+    """Whether commits here do not only add rows."""
 
     def __init__(self, store: Store, folder: str, app_id: str) -> None:
         self.store = store
@@ -133,13 +136,38 @@ class TableLog:
 
     def foreign_version(self) -> int | None:
         """Return the newest version of another program's that changes rows, above all of ours."""
+        return next((n for n, commit in self.others_commits() if appended_by_another(commit)), None)
+
+    def others_commits(self) -> Iterator[tuple[int, str]]:
+        """Return the commits of other programs above the newest of ours, the newest first."""
         commit, number = self.newest_commit(), self._version
         while commit is not None and not is_ours(commit):
-            if appended_by_another(commit):
-                return number
+            yield number, commit
             number -= 1
             commit = self._commit_json(number) if self.has_commit(number) else None
-        return None
+
+    def ensure_columns_kept(self, commits: Sequence[tuple[int, str]]) -> None:
+        """Raise FolderError if one of these, of `others_commits`, took a column away."""
+        given = [schema for _, commit in commits if (schema := schema_in(commit)) is not None]
+        last = commits[-1][0] - 1 if commits else -1
+        if given and self.has_commit(last):
+            before = pa.schema(self._present(last).schema().to_arrow())
+            for schema in given:
+                self.refuse_lost(before, arrow_schema(schema))
+
+    def ensure_fields(self, wanted: pa.Schema) -> None:
+        """Raise FolderError if the table lacks a column or field of this schema."""
+        if self._state is not None:
+            self.refuse_lost(wanted, self._state.schema)
+
+    def refuse_lost(self, before: pa.Schema, after: pa.Schema) -> None:
+        """Raise FolderError if `after` lacks a column or field, or has it with another type."""
+        found = lost_fields(before, after)
+        if found:
+            raise FolderError(
+                f"lake table {self.uri}: another program altered it: {'; '.join(found)}",
+                remedy="put the folder back from a copy",
+            )
 
     def newest_writer(self) -> str | None:
         """Say who signed the newest signed commit: OPTIMIZE and ALTER sign none."""
@@ -177,7 +205,7 @@ class TableLog:
             self._state = _State(
                 pa.schema(table.schema().to_arrow()),
                 dict(table.metadata().configuration),
-                _is_plain(table),
+                find_obstacle(_traits(table), removes_rows=self.removes_rows),
             )
 
     def schema(self) -> pa.Schema | None:
@@ -185,9 +213,14 @@ class TableLog:
         return None if self._state is None else self._state.schema
 
     @property
-    def is_plain(self) -> bool:
-        """Whether commits which add and remove files need nothing that we do not know of."""
-        return self._state is not None and self._state.is_plain
+    def is_writable(self) -> bool:
+        """Whether the table is there and asks nothing of commits that ingestd does not write."""
+        return self._state is not None and self._state.obstacle is None
+
+    def ensure_writable(self) -> None:
+        """Raise NotWritableError if the table uses a feature that ingestd does not write."""
+        if self._state is not None and self._state.obstacle is not None:
+            raise NotWritableError(self.uri, self._state.obstacle)
 
     def app_version(self) -> int | None:
         """Version of the app transaction: the watermark.
@@ -265,9 +298,17 @@ class TableLog:
         return f"{self.folder}/_delta_log/{version:020}.json"
 
 
-def _is_plain(table: DeltaTable) -> bool:
-    """Whether a commit that adds files needs nothing that this module does not know of."""
-    protocol = table.protocol()
-    if protocol.min_writer_version <= _PLAIN_WRITER:
-        return True
-    return set(protocol.writer_features or ["?"]) <= _PLAIN_FEATURES
+def arrow_schema(delta_json: str) -> pa.Schema:
+    """Return a schema as the `metaData` action of a commit has it."""
+    return pa.schema(Schema.from_json(delta_json).to_arrow())
+
+
+def _traits(table: DeltaTable) -> TableTraits:
+    protocol, metadata = table.protocol(), table.metadata()
+    return TableTraits(
+        protocol.min_writer_version,
+        protocol.writer_features or (),
+        pa.schema(table.schema().to_arrow()),
+        dict(metadata.configuration),
+        metadata.partition_columns,
+    )

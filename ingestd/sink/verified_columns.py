@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ingestd.decode.cast import cast
 from ingestd.decode.texts import Source, Texts
-from ingestd.errors import TableChangedError, TableError, reading_anew
+from ingestd.errors import FolderError, TableChangedError, TableError, reading_anew
 from ingestd.recorded import TableState
 from ingestd.row_digests import ComparedColumn, RawText, Value
-from ingestd.schema import Column, Table
+from ingestd.schema import Column, Table, delta_type
 from ingestd.sink.older_values import as_newest
 
 Event = Mapping[str, Any]
 """A row of `_tables`."""
+_STRUCT = "struct<"
+"""In types that have all the fields that their columns ever had."""
 
 
 def ensure_comparable(source: str, table: Table, events: Sequence[Event]) -> None:
@@ -46,6 +50,29 @@ def ensure_comparable(source: str, table: Table, events: Sequence[Event]) -> Non
             'its rows were never read (snapshot = "never"): the lake has its changes only',
             remedy=f"have it read: {reading_anew(source, table.id)}",
         )
+
+
+def ensure_own_types(uri: str, schema: pa.Schema, events: Sequence[Event]) -> None:
+    """Raise FolderError where a column has a type that `_tables` never had it with."""
+    written: dict[str, set[str]] = defaultdict(set)
+    for column in itertools.chain.from_iterable(e["columns"] or () for e in events):
+        written[column["name"]].add(column["delta_type"])
+    for field in schema:
+        has, known = _delta_type(field.type), written.get(field.name, set())
+        is_grown = _STRUCT in has and any(_STRUCT in each for each in known)
+        if known and has not in known and not is_grown:
+            expected = " or ".join(sorted(known))
+            raise FolderError(
+                f"lake table {uri}: another program altered it: column {field.name} was"
+                f" {expected} and is {has}"
+            )
+
+
+def _delta_type(kind: pa.DataType) -> str:
+    try:
+        return delta_type(kind)
+    except TypeError:  # no raw table has it
+        return str(kind)
 
 
 def ensure_known_key(table: Table, events: Sequence[Event]) -> None:

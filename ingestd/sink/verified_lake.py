@@ -36,7 +36,15 @@ from ingestd.sink.paths import Layout
 from ingestd.sink.read import list_files, read_files
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
 from ingestd.sink.registry import RegistryTable
-from ingestd.sink.seen_changes import PLACE, Looked, batches_of, counting, least_lsn, names_of
+from ingestd.sink.seen_changes import (
+    PLACE,
+    POSITION,
+    Looked,
+    batches_of,
+    counting,
+    least_lsn,
+    names_of,
+)
 from ingestd.sink.store import open_store
 from ingestd.sink.table_log import TableLog
 from ingestd.sink.verified_columns import (
@@ -45,6 +53,7 @@ from ingestd.sink.verified_columns import (
     ensure_comparable,
     ensure_known_key,
     ensure_one_key,
+    ensure_own_types,
 )
 from ingestd.value_hashes import Hashes
 from ingestd.verification import Digested, Matrix, Point, Rows
@@ -147,18 +156,19 @@ class DeltaVerifiedLake:
         events = self._events.get(str(table.id), ())
         ensure_comparable(self._layout.source, table, events)
         found = _described(table, events)
-        rows = sum(statistics.get("numRecords") or 0 for _, statistics in self._files(table))
+        _, files = self._raw(table, events)
+        rows = sum(statistics.get("numRecords") or 0 for _, statistics in files)
         return replace(found, changes=rows)
 
     def _survey(self, described: Digested, point: Point, most_linked: int) -> Digested:
         table = described.table
-        files = self._files(table)
+        schema, files = self._raw(table, self._events[str(table.id)])
         files = [f for f in files if not point.is_exact or least_lsn(f) <= point.lsn]
         self._tables.load()
         events = self._read_events().get(str(table.id), ())
         before = self._events[str(table.id)]
         folder = self._layout.raw(table.id)
-        looked = Looked(self._store, folder, files, before, point, (-1, -2))
+        looked = Looked(self._store, folder, files, schema, before, point, (-1, -2))
         self._looked[table.id] = looked
         self._ensure_whole(table)
         now = _described(table, events)
@@ -171,11 +181,17 @@ class DeltaVerifiedLake:
         ensure_one_key(self._layout.source, table, events, self._looked[table.id].void[0])
         return found
 
-    def _files(self, table: Table) -> list[File]:
+    def _raw(self, table: Table, events: Sequence[Event]) -> tuple[pa.Schema, list[File]]:
+        """Return the raw table's schema and its files."""
         raw = TableLog(self._store, self._layout.raw(table.id), self._layout.app_id(table.id))
         with self._faults_of(table):
             raw.load()
-            return [(f[0], f[1]) for f in list_files(raw.handle)] if raw.exists else []
+            schema = raw.schema()
+            if schema is None:
+                return pa.schema([]), []
+            raw.ensure_fields(POSITION)
+            ensure_own_types(raw.uri, schema, events)
+            return schema, [(f[0], f[1]) for f in list_files(raw.handle)]
 
     @contextmanager
     def _faults_of(self, table: Table) -> Iterator[None]:

@@ -14,7 +14,16 @@ from ingestd.schema import TableId
 from tests.faults.test_lake_faults import config, slot_of
 from tests.harness.command_line import run_command, snapshot_of
 from tests.harness.compare import assert_lake_equals_source, registry
-from tests.harness.damages import ANYHOW, AT_START, EVER, NEVER, Damage, move_away
+from tests.harness.damages import (
+    ALTERED,
+    ANYHOW,
+    AT_START,
+    EVER,
+    HARMLESS,
+    NEVER,
+    Damage,
+    move_away,
+)
 from tests.harness.lake_faults import IMPATIENT, bound_by_permissions, close_folder
 from tests.harness.waiting import await_until
 
@@ -39,8 +48,8 @@ WHENS = [
 def test_isolated_any_damage_of_a_raw_table_stops_it_alone_until_its_remedy(
     database: Database, make_daemon: MakeDaemon, lake: Path, when: str
 ) -> None:
-    stops = EVER if when == "idle" else EVER | AT_START
-    kinds = stops | NEVER
+    stops = EVER | ALTERED if when == "idle" else EVER | ALTERED | AT_START
+    kinds = stops | NEVER | HARMLESS
     tables = {kind: TableId("public", kind) for kind in kinds}
     database.execute(*(f"CREATE TABLE {k} (id serial PRIMARY KEY, note text)" for k in kinds))
     daemon = make_daemon(config(database, lake))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -44,6 +45,64 @@ def _protocol(folder: Path, reader: int, writer: int, *features: str) -> None:
     _commit(folder, {"protocol": told})
 
 
+def _writer_features(folder: Path, *features: str) -> None:
+    told = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": list(features)}
+    _commit(folder, {"protocol": told})
+
+
+def _alter(
+    folder: Path,
+    edit: Callable[[dict[str, Any]], object],
+    *,
+    properties: dict[str, str] | None = None,
+    version: tuple[int, int] | None = None,
+) -> None:
+    """Change fields of the schema, by name, and properties, as ALTER TABLE does."""
+    lines = (line for file in _commits(folder) for line in file.read_text().split("\n") if line)
+    metadata = [a["metaData"] for a in map(json.loads, lines) if "metaData" in a][-1]
+    schema = json.loads(metadata["schemaString"])
+    fields = {field["name"]: field for field in schema["fields"]}
+    edit(fields)
+    schema["fields"] = list(fields.values())
+    metadata["schemaString"] = json.dumps(schema)
+    metadata["configuration"] |= properties or {}
+    actions: list[dict[str, Any]] = [{"commitInfo": {"operation": "ALTER"}}, {"metaData": metadata}]
+    if version is not None:
+        reader, writer = version
+        actions.append({"protocol": {"minReaderVersion": reader, "minWriterVersion": writer}})
+    _commit(folder, *actions)
+
+
+def _field(name: str, kind: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
+def _map_columns(fields: dict[str, Any]) -> None:
+    """Give each field an id and the name that files have it by, as Spark does: its own."""
+    numbers = itertools.count(1)
+
+    def annotate(field: dict[str, Any]) -> None:
+        field["metadata"] |= {
+            "delta.columnMapping.id": next(numbers),
+            "delta.columnMapping.physicalName": field["name"],
+        }
+        inside(field["type"])
+
+    def inside(kind: Any) -> None:
+        if isinstance(kind, dict):
+            for field in kind.get("fields", ()):
+                annotate(field)
+            inside(kind.get("elementType"))
+
+    for field in fields.values():
+        annotate(field)
+
+
+def _drop_mapped(fields: dict[str, Any]) -> None:
+    _map_columns(fields)
+    del fields[next(name for name in ("note", "tables", "state") if name in fields)]
+
+
 def _append(folder: Path) -> None:
     schema = pa.schema(DeltaTable(folder).schema().to_arrow())
     nulls = pa.table([pa.nulls(1, f.type) for f in schema], schema=schema)
@@ -75,6 +134,7 @@ def cut_files(folder: Path) -> None:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+_MAPPED = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "99"}
 EVER: dict[str, Damage] = {
     "garbage": lambda f: newest(f).write_text("}{\n"),
     "garbage_before": lambda f: _commits(f)[1].write_text("}{\n"),
@@ -107,5 +167,25 @@ NEVER: dict[str, Damage] = {
     "untouched": lambda _: None,
 }
 """What does not: the table goes on, or is read again, and is whole."""
+ALTERED: dict[str, Damage] = {
+    "row_tracking": lambda f: _writer_features(f, "rowTracking", "domainMetadata"),
+    "constrained": lambda f: _alter(
+        f, dict, properties={"delta.constraints.some": "id > 0"}, version=(1, 3)
+    ),
+    "not_null": lambda f: _alter(f, lambda fields: fields["note"].update(nullable=False)),
+    "mapped": lambda f: _alter(f, _map_columns, properties=_MAPPED, version=(2, 5)),
+    "mapped_dropped": lambda f: _alter(f, _drop_mapped, properties=_MAPPED, version=(2, 5)),
+    "column_dropped": lambda f: _alter(f, lambda fields: fields.pop("note")),
+    "column_retyped": lambda f: _alter(f, lambda fields: fields["note"].update(type="binary")),
+}
+"""What another engine may switch on or change, without rows, that is not written over."""
+HARMLESS: dict[str, Damage] = {
+    "checkpoint_policy": lambda f: _protocol(f, 3, 7, "v2Checkpoint"),
+    "change_feed": lambda f: _alter(
+        f, dict, properties={"delta.enableChangeDataFeed": "true"}, version=(1, 4)
+    ),
+    "column_added": lambda f: _alter(f, lambda fields: fields.update(more=_field("more", "date"))),
+}
+"""What it may so that the table goes on."""
 ANYHOW = {"garbage", "garbage_before", "log_is_a_file", "reader_version"}
 """What the daemon need not see while it runs: it appends without reading the log."""

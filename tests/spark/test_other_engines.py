@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import FolderError, TableError
+from ingestd.errors import TableError
 from ingestd.schema import TableId
 from ingestd.sink.durable import Fsync
 from ingestd.sink.lake import DeltaLake
@@ -16,6 +16,7 @@ from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
 from ingestd.sink.newest import newest_rows
 from ingestd.sink.read import read_raw
 from ingestd.sink.store import LocalStore
+from ingestd.sink.table_features import FeatureError
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
@@ -33,40 +34,53 @@ MAPPING = (
 GO_ON: dict[str, Sequence[str]] = {
     "optimized": ("OPTIMIZE {t}",),
     "vectors": (VECTORS, "OPTIMIZE {t}"),
-    "mapping": (MAPPING,),
+    "column_added": ("ALTER TABLE {t} ADD COLUMN extra string FIRST", "OPTIMIZE {t}"),
+    "checkpoint_v2": (
+        f"{PROPERTIES} ('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1')",
+        "OPTIMIZE {t}",
+    ),
+    "change_feed": (f"{PROPERTIES} ('delta.enableChangeDataFeed' = 'true')",),
 }
 STOP: dict[str, Sequence[str]] = {
     "vectors_deleted": (VECTORS, "OPTIMIZE {t}", "DELETE FROM {t} WHERE id = 200"),
     "renamed": (MAPPING, "ALTER TABLE {t} RENAME COLUMN note TO remark"),
+    "column_dropped": (MAPPING, "ALTER TABLE {t} DROP COLUMN note"),
     "clustered": ("ALTER TABLE {t} CLUSTER BY (id)",),
+    "mapping": (MAPPING,),
+    "constrained": ("ALTER TABLE {t} ADD CONSTRAINT some CHECK (id > 0)",),
+    "row_tracking": (f"{PROPERTIES} ('delta.enableRowTracking' = 'true')",),
+    "commit_times": (f"{PROPERTIES} ('delta.enableInCommitTimestamps' = 'true')",),
 }
 UNREAD = {
     "vectors_deleted": ("has a deletion vector", "REORG TABLE"),
     "renamed": ("the column remark is note in the data files", "ALTER TABLE"),
 }
 """What the error says, and how the statement begins that helps."""
+UNDONE = {"mapping", "constrained", "row_tracking", "commit_times"}
+"""What stops with the statements that undo it."""
 KINDS = GO_ON | STOP
 BY_DELTALAKE = ("compacted", "z_ordered")
 
 
 class Shop:
-    """A lake to which epochs are appended; `stopped`: tables that could not be."""
+    """A lake to which epochs are appended; `stopped`: tables that could not be, the remedies."""
 
     def __init__(self, lake: Path) -> None:
         self.tables = {kind: make_table(kind) for kind in [*KINDS, *BY_DELTALAKE]}
-        self.stopped: set[str] = set()
+        self.stopped: dict[str, str] = {}
         self._lake = lake
         self._sink = DeltaLake(str(lake), "shop")
 
     async def open(self) -> None:
         self._sink = DeltaLake(str(self._lake), "shop")
-        self.stopped = {table.name for table in (await self._sink.open()).damaged}
-        self.stopped |= {table.name for table in await self._sink.fence()}
+        found = dict((await self._sink.open()).damaged)
+        found |= await self._sink.fence()
+        self.stopped = {table.name: error.remedy or "" for table, error in found.items()}
         await self._sink.adopt("7000000000000000001")
 
     async def append(self, lsn: int) -> None:
         writer = self._sink.begin()
-        for kind in self.tables.keys() - self.stopped:
+        for kind in self.tables.keys() - self.stopped.keys():
             try:
                 await writer.append(inserts(self.tables[kind], lsn, lsn))
             except TableError as error:
@@ -76,7 +90,7 @@ class Shop:
     async def _stop(self, errors: Sequence[TableError]) -> None:
         for error in errors:
             assert f"shop/public/{error.table.name} right" in (error.remedy or "")
-            self.stopped.add(error.table.name)
+            self.stopped[error.table.name] = error.remedy or ""
 
     async def close(self) -> None:
         await self._sink.close()
@@ -99,12 +113,22 @@ async def test_isolated_what_other_engines_did_is_read_or_refused_with_what_help
     DeltaTable(root / "z_ordered").optimize.z_order(["_cdc_lsn"])
     for lsn in (400, 500):
         await shop.append(lsn)
-    assert shop.stopped == STOP.keys()
+    assert shop.stopped.keys() == STOP.keys()
     await shop.close()
     await shop.open()  # as after a restart
     await shop.append(600)
-    assert shop.stopped == STOP.keys()
+    assert shop.stopped.keys() == STOP.keys()
     await shop.close()
+    before = {kind: _by_spark(spark, lake, kind) for kind in UNDONE}
+    for kind in UNDONE:
+        for statement in _undoing(shop.stopped[kind]):
+            spark.sql(statement)
+    await shop.open()
+    assert shop.stopped.keys() == STOP.keys() - UNDONE
+    await shop.append(700)
+    await shop.close()
+    for kind in UNDONE:
+        assert _by_spark(spark, lake, kind) == [*before[kind], 700]
     for kind in UNREAD:
         _follow_remedy(spark, lake, kind)
     expected = {kind: _by_spark(spark, lake, kind) for kind in shop.tables}
@@ -121,13 +145,19 @@ async def test_isolated_what_other_engines_did_is_read_or_refused_with_what_help
 
 def _follow_remedy(spark: SparkSession, lake: Path, kind: str) -> None:
     says, begins = UNREAD[kind]
-    with pytest.raises(FolderError, match=says):
+    with pytest.raises(FeatureError, match=says):
         _newest(lake, kind)
-    with pytest.raises(FolderError, match=says) as caught:
+    with pytest.raises(FeatureError, match=says) as caught:
         read_raw(str(lake), "shop", TableId("public", kind))
-    statement = (caught.value.remedy or "").rpartition(": ")[2]
-    assert statement.startswith(begins)
-    spark.sql(statement)
+    assert caught.value.undo.startswith(begins)
+    assert caught.value.undo in (caught.value.remedy or "")
+    spark.sql(caught.value.undo)
+
+
+def _undoing(remedy: str) -> list[str]:
+    return (
+        remedy.partition("(in Spark: ")[2].partition("), or move that folder away")[0].split("; ")
+    )
 
 
 def _newest(lake: Path, kind: str) -> list[int]:

@@ -7,9 +7,13 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
-from ingestd.sink.commit_tail import CommitTail, commit_path
+from ingestd.sink.commit_tail import CommitTail, EpochEnd, commit_path
+from ingestd.sink.lake import DeltaLake
 from ingestd.sink.store import open_store
+from ingestd.sink.table_log import TableLog
+from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,3 +46,30 @@ def test_a_log_that_took_the_place_of_another_is_not_followed(
     for version in range(commits):
         commit(tmp_path, version, "b")
     assert tail.files() is None
+
+
+async def test_the_last_epoch_is_known_while_its_commit_is_only_in_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    lake = DeltaLake(str(tmp_path), "shop")
+    await lake.open()
+    await lake.adopt("7000000000000000001")
+
+    async def append(lsn: int) -> None:
+        writer = lake.begin()
+        await writer.append(inserts(make_table("orders"), lsn, lsn))
+        await writer.commit(summary(lsn, lsn + 5))
+
+    end = EpochEnd(TableLog(open_store(str(tmp_path), None), "shop/_epochs", ""))
+    assert end.last() == 0
+    for lsn in (100, 200):
+        await append(lsn)
+        assert end.last() == lsn // 100
+    epochs = DeltaTable(tmp_path / "shop/_epochs")
+    epochs.create_checkpoint()
+    (tmp_path / commit_path("shop/_epochs", epochs.version())).unlink()
+    assert [end.last(), end.last()] == [2, 2]
+    for lsn in (300, 400):
+        await append(lsn)
+        assert end.last() == lsn // 100
+    await lake.close()

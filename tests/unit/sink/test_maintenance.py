@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +22,7 @@ from ingestd.sink.append_log import CHECKPOINT_EVERY, AppendLog
 from ingestd.sink.durable import Fsync
 from ingestd.sink.lake import DeltaLake
 from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMaintenance
+from ingestd.sink.maintenance_log import LogCleaner
 from ingestd.sink.read import list_files, read_raw
 from ingestd.sink.store import LocalStore
 from tests.harness.waiting import await_until
@@ -321,3 +323,60 @@ async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Pat
     committed = await DeltaLake(str(tmp_path), "shop").open()
     assert committed.position == last + 11
     assert committed.origin == "system-1"
+
+
+def clean(root: Path, files: frozenset[str], *, days: float) -> None:
+    """Clean a log some days from now; deltalake need not be able to open it."""
+    before_s = time.time() + days * DAY_S - (POLICY.retention_s or 0)
+    store = LocalStore(root, Fsync())
+    LogCleaner(store, FOLDER, written_before_s=before_s, began_s=0).clean(files)
+
+
+async def test_what_other_engines_put_into_a_log_goes_with_the_commits_it_is_of(
+    tmp_path: Path,
+) -> None:
+    """Checkpoints in parts and with sidecars, checksums, joined commits: below the cut alone."""
+    lake = await filled(tmp_path)
+    log = AppendLog(LocalStore(tmp_path, Fsync()), FOLDER, "")
+    log.load()
+    log.checkpoint()
+    cut = log.version
+    await commit(lake, 21)
+    files = frozenset(live(tmp_path))
+    folder = tmp_path / FOLDER / "_delta_log"
+    (folder / "_sidecars").mkdir()
+    named = {3: "a.parquet", cut + 1: "b.parquet"}
+    for version, sidecar in named.items():
+        line = json.dumps({"sidecar": {"path": sidecar, "sizeInBytes": 1, "modificationTime": 1}})
+        (folder / f"{version:020}.checkpoint.{uuid4()}.json").write_text(f"{line}\n")
+        (folder / "_sidecars" / sidecar).touch()
+    structs = pa.array([{"path": "c.parquet"}, None], pa.struct([("path", pa.string())]))
+    pq.write_table(
+        pa.table({"sidecar": structs}), folder / f"{cut + 1:020}.checkpoint.{uuid4()}.parquet"
+    )
+    for sidecar in ("c.parquet", "unnamed.parquet"):
+        (folder / "_sidecars" / sidecar).touch()
+    for version in (4, cut + 1):
+        for rest in ("checkpoint.0000000001.0000000002.parquet", "crc"):
+            (folder / f"{version:020}.{rest}").touch()
+    (folder / f"{2:020}.{4:020}.compacted.json").touch()
+    clean(tmp_path, files, days=6)
+    assert len(list((folder / "_sidecars").iterdir())) == 4
+    clean(tmp_path, files, days=8)
+    left = {p.name for p in folder.iterdir() if p.name[:1].isdigit()}
+    assert {int(name[:20]) for name in left} == {cut, cut + 1}
+    assert sum(".checkpoint." in name for name in left) == 4
+    assert {p.name for p in (folder / "_sidecars").iterdir()} == {"b.parquet", "c.parquet"}
+
+
+async def test_a_log_with_checkpoints_of_other_engines_alone_is_kept(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    files = frozenset(live(tmp_path))
+    folder = tmp_path / FOLDER / "_delta_log"
+    for checkpoint in folder.glob("*.checkpoint.parquet"):
+        checkpoint.unlink()
+    for version in (5, 9):
+        (folder / f"{version:020}.checkpoint.{uuid4()}.json").touch()
+    before = {p.name for p in folder.iterdir()}
+    clean(tmp_path, files, days=8)
+    assert {p.name for p in folder.iterdir()} == before

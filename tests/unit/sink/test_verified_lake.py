@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from ingestd.errors import TableChangedError, TableError
 from ingestd.positions import Lsn
@@ -27,11 +29,13 @@ from tests.harness.raw_lake import RawLake
 from tests.unit.sink.rows import make_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ingestd.verification import Digested, Rows
 
 TABLE = make_table("orders")
+FOLDER = "shop/public/orders"
 MOST_LINKED = 1000
 
 
@@ -271,3 +275,46 @@ async def test_rows_whose_key_changed_are_folded_with_what_they_were(
     assert await lake.rows_of(digested, {key}) == [{"id": 203, "note": "3"}]
     assert sorted(found) == [3, 103, 203]
     await lake.close()
+
+
+async def test_a_file_that_another_engine_wrote_with_other_types_is_read_or_refused(
+    raw: RawLake,
+) -> None:
+    await asyncio.to_thread(_two_rows, raw)
+    expected = await rows_at(raw, TABLE, everything(raw))
+    _cast_files(raw, "id", pa.int64())
+    assert await rows_at(raw, TABLE, everything(raw)) == expected
+    _cast_files(raw, "id", pa.string(), lambda ids: ["x", *ids[1:]])
+    with pytest.raises(TableError, match="a data file has column 'id' as string") as caught:
+        await rows_at(raw, TABLE, everything(raw))
+    assert "ingestd snapshot shop public.orders" in (caught.value.remedy or "")
+
+
+async def test_a_raw_table_whose_key_another_program_made_text_is_refused(raw: RawLake) -> None:
+    await asyncio.to_thread(_two_rows, raw)
+    handle = DeltaTable(raw.uri / FOLDER)
+    schema = pa.schema(handle.schema().to_arrow())
+    field = schema.get_field_index("id")
+    rows = pa.concat_tables(pq.read_table(uri) for uri in handle.file_uris())
+    changed = rows.cast(schema.set(field, pa.field("id", pa.string())))
+    write_deltalake(handle, changed, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(TableError, match="column id was integer and is string") as caught:
+        await rows_at(raw, TABLE, everything(raw))
+    assert "ingestd snapshot shop public.orders" in (caught.value.remedy or "")
+
+
+def _two_rows(raw: RawLake) -> None:
+    live(raw, TABLE)
+    commit(raw, TABLE, {"id": 1, "note": "a"}, {"id": 2, "note": "b"})
+
+
+def _cast_files(
+    raw: RawLake,
+    name: str,
+    kind: pa.DataType,
+    edit: Callable[[list[Any]], list[Any]] = lambda values: values,
+) -> None:
+    for file in (raw.uri / FOLDER).glob("*.parquet"):
+        rows = pq.ParquetFile(file).read()
+        values = pa.array(edit(rows[name].cast(kind).to_pylist()), kind)
+        pq.write_table(rows.set_column(rows.schema.get_field_index(name), name, values), file)
