@@ -419,7 +419,8 @@ class AppendLog(TableLog):
         token = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
             with storage_faults(self.uri):
-                ensure_plain_log(self.store, self.folder)  # deltalake writes through a link
+                # deltalake reads what others put there, and writes through a link
+                ensure_plain_log(self.store, self.folder, above=self._version)
             if self.exists:
                 self.ensure_writable()
                 _ = self.handle  # at this version
@@ -506,10 +507,8 @@ class AppendLog(TableLog):
             self._commits = 0
             self.load()
             return
-        with storage_faults(self.uri):
-            ensure_plain_log(self.store, self.folder)
-            with self.store.calls.during(self.store, self.folder):
-                self._table.update_incremental()
+        with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
+            self._table.update_incremental()
         self._version = self._table.version()
         self._read_state()
 

@@ -33,16 +33,19 @@ def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTa
         return DeltaTable(store.uri(folder), version=version, storage_options=options)
 
 
-def ensure_plain_log(store: Store, folder: str) -> None:
-    """Raise OddFileError if a log has what is no file, or a file too large to be of a log."""
+def ensure_plain_log(store: Store, folder: str, above: int = -1) -> None:
+    """Raise OddFileError if a log has what is no file, or a file too large to be of a log.
+
+    `above`: versions up to this one were read before, and are passed over.
+    """
     log = f"{folder}/{LOG}"
     if store.is_link(log):  # the folders above are where the operator put them
         raise OddFileError(store.uri(log), "is a symbolic link")
-    _ensure_plain(store, log)
+    _ensure_plain(store, log, f"{above:020}~" if above >= 0 else "")
 
 
-def _ensure_plain(store: Store, folder: str) -> None:
-    for entry in store.entries(folder):
+def _ensure_plain(store: Store, folder: str, above: str) -> None:
+    for entry in store.entries(folder, above):
         path = f"{folder}/{entry.name}"
         if entry.name.startswith("."):  # no reader opens these
             continue
@@ -54,4 +57,4 @@ def _ensure_plain(store: Store, folder: str) -> None:
         elif entry.odd != "is a folder" or _READ.match(entry.name):
             raise OddFileError(store.uri(path), entry.odd)
         elif entry.name in _WITH_FILES:
-            _ensure_plain(store, path)
+            _ensure_plain(store, path, "")

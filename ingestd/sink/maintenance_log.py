@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 
 from ingestd.sink.commit_actions import actions_of, has_data
 from ingestd.sink.faults import storage_faults
-from ingestd.sink.log_files import MOST_COMMIT_BYTES
+from ingestd.sink.log_files import MOST_CHECKPOINT_BYTES, MOST_COMMIT_BYTES
 from ingestd.sink.log_paths import OWN_FILE, file_of
 from ingestd.sink.maintenance_plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.sink.store import SET_ASIDE, Store
@@ -160,11 +160,12 @@ class LogCleaner:
         for name in self._store.written(self._log_folder):
             if not _UUID_CHECKPOINT.match(name):
                 continue
-            with self._store.open(f"{self._log_folder}/{name}") as source:
-                if name.endswith(".json"):
-                    actions = actions_of(bytes(source.read()).decode())
-                    found.update(a["sidecar"]["path"] for a in actions if "sidecar" in a)
-                else:
+            path = f"{self._log_folder}/{name}"
+            if name.endswith(".json"):
+                actions = actions_of(self._store.read(path, MOST_CHECKPOINT_BYTES).decode())
+                found.update(a["sidecar"]["path"] for a in actions if "sidecar" in a)
+            else:
+                with self._store.open(path) as source:
                     found.update(_sidecars_in(source))
         return frozenset(path.rpartition("/")[2] for path in found)
 
