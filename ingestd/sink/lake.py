@@ -198,18 +198,19 @@ class DeltaLake:
         return writer
 
     async def record(self, events: Sequence[TableEvent]) -> None:
-        """Append to `_tables`, durably, one row an event.
+        """Append to `_tables`, durably, one row an event, in the order of calls.
 
         A table whose reading begins is made again where its folder was moved away since.
         """
-        if events:
+        if not events:
+            return
+        async with self._registry_lock:  # held from the first await on: events keep their order
             last = self._registry.tables()
             being_read = {n for n, t in last.items() if t.state is TableState.SNAPSHOTTING}
             begun = {e.table.id for e in events if e.state is TableState.SNAPSHOTTING}
             known = [self._raw[t] for t in begun & self._raw.keys() if str(t) not in being_read]
             await self.jobs.run(self._note_removed, known)
-            async with self._registry_lock:
-                await self.jobs.run(self._registry.record, events)
+            await self.jobs.run(self._registry.record, events)
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
         """Look through the raw table as it was when last read or committed."""

@@ -17,6 +17,7 @@ from ingestd.sink.newest import newest_rows
 from ingestd.sink.read import read_raw
 from ingestd.sink.store import LocalStore
 from ingestd.sink.table_features import FeatureError
+from tests.harness.other_engines import GO_ON, STOP
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
@@ -25,32 +26,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-PROPERTIES = "ALTER TABLE {t} SET TBLPROPERTIES"
-VECTORS = f"{PROPERTIES} ('delta.enableDeletionVectors' = 'true')"
-MAPPING = (
-    f"{PROPERTIES} ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2',"
-    " 'delta.minWriterVersion' = '5')"
-)
-GO_ON: dict[str, Sequence[str]] = {
-    "optimized": ("OPTIMIZE {t}",),
-    "vectors": (VECTORS, "OPTIMIZE {t}"),
-    "column_added": ("ALTER TABLE {t} ADD COLUMN extra string FIRST", "OPTIMIZE {t}"),
-    "checkpoint_v2": (
-        f"{PROPERTIES} ('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1')",
-        "OPTIMIZE {t}",
-    ),
-    "change_feed": (f"{PROPERTIES} ('delta.enableChangeDataFeed' = 'true')",),
-}
-STOP: dict[str, Sequence[str]] = {
-    "vectors_deleted": (VECTORS, "OPTIMIZE {t}", "DELETE FROM {t} WHERE id = 200"),
-    "renamed": (MAPPING, "ALTER TABLE {t} RENAME COLUMN note TO remark"),
-    "column_dropped": (MAPPING, "ALTER TABLE {t} DROP COLUMN note"),
-    "clustered": ("ALTER TABLE {t} CLUSTER BY (id)",),
-    "mapping": (MAPPING,),
-    "constrained": ("ALTER TABLE {t} ADD CONSTRAINT some CHECK (id > 0)",),
-    "row_tracking": (f"{PROPERTIES} ('delta.enableRowTracking' = 'true')",),
-    "commit_times": (f"{PROPERTIES} ('delta.enableInCommitTimestamps' = 'true')",),
-}
 UNREAD = {
     "vectors_deleted": ("has a deletion vector", "REORG TABLE"),
     "renamed": ("the column remark is note in the data files", "ALTER TABLE"),

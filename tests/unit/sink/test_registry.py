@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,12 @@ from ingestd.sink.store import open_store
 from tests.unit.sink.rows import AT, inserts, make_table, summary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    import pytest
+
+    from ingestd.sink.raw import RawTable
 
 T = make_table("orders")
 
@@ -183,3 +190,37 @@ def test_lists_of_structs_get_the_fields_they_lack() -> None:
     table = pa.table({"x": pa.array([[{"a": 1}, None], None, [], [{"a": 2}]], old)}).slice(1)
     read = conform(table, pa.schema([("x", new)]))
     assert read.column("x").to_pylist() == [None, [], [{"a": 2, "b": None}]]
+
+
+async def test_isolated_events_are_recorded_in_the_order_in_which_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that stops while it becomes live is not live again after its stop."""
+    overtaken = threading.Event()
+
+    def before_commit(_: str) -> None:
+        if began.is_set():
+            overtaken.set()
+
+    sink = DeltaLake(str(tmp_path), "shop", before_commit=before_commit)
+    await sink.open()
+    await sink.adopt("7000000000000000001")
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    run = sink._note_removed
+
+    def note_removed(tables: Sequence[RawTable]) -> None:
+        if not began.is_set():
+            loop.call_soon_threadsafe(began.set)
+            overtaken.wait(1)
+        run(tables)
+
+    monkeypatch.setattr(sink, "_note_removed", note_removed)
+    live = TableEvent(T, TableState.LIVE, AT, Lsn(200), Lsn(100))
+    first = asyncio.create_task(sink.record([live]))
+    await asyncio.wait_for(began.wait(), 60)
+    await sink.record([replace(live, state=TableState.STOPPED, reason="damaged")])
+    await first
+    await sink.close()
+    assert (await sink.open()).tables[T.id].state is TableState.STOPPED
+    await sink.close()
