@@ -20,6 +20,7 @@ from pathlib import Path
 from ingestd.capture.dsn import read_dsn
 from ingestd.errors import OperatorError
 from ingestd.files.creating import create, make_private_folder
+from ingestd.importing import python_command
 from spark_jobs.keeper_protocol import KeeperAddress
 from spark_jobs.snapshot_lease import is_there
 
@@ -76,13 +77,21 @@ def listening_host(dsn: str) -> str:
         return "127.0.0.1"
 
 
+def _import_path() -> list[str]:
+    """Return where this driver imports from, but for the directory that it was started in."""
+    own = str(Path(__file__).parents[1])
+    here = str(Path.cwd())
+    found = (path for path in sys.path if Path(path).is_absolute())
+    return [path for path in found if path == own or path != here]
+
+
 def _start(jvm_pid: int, host: str, *files: Path) -> KeeperAddress:
-    command = [sys.executable, "-m", "spark_jobs.snapshot_keeper", host, str(jvm_pid)]
+    command = python_command("-m", "spark_jobs.snapshot_keeper", host, str(jvm_pid))
     command += map(str, files)
     # A session of its own: a Ctrl-C at the driver is not meant for it.
     process = subprocess.Popen(  # noqa: S603 - this Python, our module
         command,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.errors import OperatorError
+from ingestd.importing import module_environment, python_command
 from spark_jobs.class_archive import has_plain_path, options_to_make, remove_older
 from spark_jobs.command import EXIT_DONE, run_job
 from spark_jobs.session import (
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
 def _fetch_jars() -> None:
     """Have Spark do it, in a JVM of its own: the next one is to have them on its class path."""
     start = "from spark_jobs.session import local_session; local_session('ingestd warm-up')"
-    subprocess.run([sys.executable, "-c", start], check=False, timeout=_LIMIT_S)  # noqa: S603
+    command = python_command("-c", start)
+    subprocess.run(command, env=module_environment(), check=False, timeout=_LIMIT_S)  # noqa: S603
 
 
 def _train(archive: Path, folder: str) -> None:

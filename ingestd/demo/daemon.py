@@ -5,18 +5,16 @@ from __future__ import annotations
 import atexit
 import http.client
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import ingestd
 from ingestd.demo.orphans import Guard
 from ingestd.demo.ports import free_port
 from ingestd.demo.waiting import await_until
 from ingestd.files.creating import append, replace
+from ingestd.importing import module_environment, python_command
 from ingestd.observe.client import fetch_status
 from ingestd.quantities import Address
 
@@ -28,12 +26,7 @@ READY_LIMIT_S = 90.0
 TERM_LIMIT_S = 15.0
 _TAIL_CHARS = 4000
 
-
-def module_environment() -> dict[str, str]:
-    """Give this process's environment, in which `python -m` finds this package from anywhere."""
-    package_parent = str(Path(ingestd.__file__).parent.parent)
-    path = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+__all__ = ["Daemon", "DaemonEndedError", "module_environment"]
 
 
 class DaemonEndedError(Exception):
@@ -59,7 +52,7 @@ class Daemon:
         self.listen = Address("127.0.0.1", free_port())
         self.write_config(config)
         self.environment = dict(environment or {})
-        self.program: tuple[str, ...] = (sys.executable, "-m", "ingestd")
+        self.program: tuple[str, ...] = tuple(python_command("-m", "ingestd"))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
         self._started_at_byte = 0

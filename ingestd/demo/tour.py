@@ -17,7 +17,7 @@ import psycopg
 from rich.console import Console
 
 from ingestd.demo.comparison import await_caught_up, compare_source
-from ingestd.demo.daemon import Daemon, DaemonEndedError, module_environment
+from ingestd.demo.daemon import Daemon, DaemonEndedError
 from ingestd.demo.installations import find_bindirs, wheel_bindirs
 from ingestd.demo.lake_view import view_lake
 from ingestd.demo.orphans import Guard
@@ -26,6 +26,7 @@ from ingestd.demo.screen import Screen, print_comparisons
 from ingestd.demo.shop import Customers, open_shop
 from ingestd.errors import OperatorError
 from ingestd.files.creating import append, create, is_shared
+from ingestd.importing import module_environment, python_command
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
 from spark_jobs.session import require_spark
@@ -160,7 +161,7 @@ def _read_with_spark(stage: _Stage, comparisons: Sequence[Comparison]) -> bool:
         return True
     stage.screen.say(f"\nPySpark stream-reads {SPARK_TABLE} (the first time it fetches jars) ...")
     [expected] = [c.rows for c in comparisons if c.table == SPARK_TABLE]
-    module = [sys.executable, "-m", "ingestd.demo.spark"]
+    module = python_command("-m", "ingestd.demo.spark")
     log_path = stage.folder / "spark.log"
     with append(log_path) as log:
         process = subprocess.Popen(  # noqa: S603 - our own program

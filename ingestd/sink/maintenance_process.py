@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from ingestd import failpoints
 from ingestd.errors import FolderError, IngestdError, OperatorError, TransientError
+from ingestd.importing import module_environment, python_command
 from ingestd.ports import MaintainedTable
 from ingestd.sink.append_log import AppendLog
 from ingestd.sink.faults import reference_fault, storage_faults, table_fault, unreadable
@@ -83,9 +84,8 @@ class MaintenanceProcess:
         self, order: Mapping[str, Any], complaints: IO[bytes]
     ) -> AsyncGenerator[bytes, None]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "ingestd.sink.maintenance_process",
+            *python_command("-m", "ingestd.sink.maintenance_process"),
+            env=module_environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=complaints,

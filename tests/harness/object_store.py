@@ -7,6 +7,7 @@ of its process go on everywhere.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -44,7 +45,16 @@ class ObjectStoreServer:
         urllib.request.urlopen(request).close()
         return self
 
+    def freeze(self) -> None:
+        """Answer nothing, and take no connection, until `thaw`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._process.send_signal(signal.SIGCONT)
+
     def __exit__(self, *_: object) -> None:
+        self.thaw()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from ingestd.importing import module_environment, python_command
+from ingestd.sink.maintenance import MaintenancePolicy
+from ingestd.sink.maintenance_process import MaintenanceProcess
+from ingestd.sink.marker import write_marker
+from ingestd.sink.store import open_store
 
 START = """
 import os, ssl, sys
@@ -33,3 +42,59 @@ def test_neither_rich_nor_certificates_are_read_at_the_start(
 def test_what_was_imported_before_stays() -> None:
     program = "import sys, rich\nfrom ingestd.importing import sparing\nwith sparing(): import rich"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+PLANTED = ("ingestd", "json", "asyncio", "pyarrow", "deltalake", "numpy", "typing", "sitecustomize")
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory in which others have put modules; give what they write to."""
+    proof, folder = tmp_path / "imported", tmp_path / "work"
+    folder.mkdir()
+    for name in PLANTED:
+        text = f"open({str(proof)!r}, 'a').write({name!r} + '\\n')\nraise SystemExit(3)\n"
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", os.environ.get("PYTHONPATH", "")]))
+    return proof
+
+
+def test_the_plants_are_found_where_nothing_keeps_python_from_it(planted: Path) -> None:
+    """That the tests below would see it."""
+    subprocess.run([sys.executable, "-m", "ingestd", "--help"], check=False, capture_output=True)
+    assert planted.read_text()
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "ingestd", "--help"], ["-c", "import ingestd.app.daemon"]]
+)
+def test_a_child_imports_nothing_from_the_working_directory(
+    planted: Path, words: list[str]
+) -> None:
+    subprocess.run(python_command(*words), check=True, env=module_environment())
+    assert not planted.exists()
+
+
+def test_the_console_script_imports_nothing_from_the_working_directory(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    program = Path(sys.executable).parent / "ingestd"
+    subprocess.run([program, "--help"], check=True, capture_output=True)
+    assert not planted.exists()
+
+
+def test_maintenance_imports_nothing_from_the_working_directory(
+    planted: Path, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    store = open_store(str(lake), None)
+    write_marker(store)
+    made = MaintenanceProcess(str(lake), "shop", MaintenancePolicy(1 << 20, 3600.0))
+
+    async def run() -> list[str]:
+        return [line.table async for line in made.run(joins=True, cleans=True)]
+
+    assert asyncio.run(run()) == ["_epochs", "_tables"]
+    assert not planted.exists()

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
-import structlog
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.observe.status_json import to_json
 from ingestd.run.storage_watch import StorageWatch

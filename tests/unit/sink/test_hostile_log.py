@@ -1,4 +1,4 @@
-"""Whoever may write into one table's folder gains nothing by it: nothing else is read or removed."""
+"""Whoever may write into one table's folder has nothing else read or removed by that."""
 
 from __future__ import annotations
 
@@ -212,7 +212,9 @@ READERS: list[Callable[[Path], Awaitable[object]]] = [
 def fingerprint(root: Path) -> dict[str, tuple[int, int, int]]:
     paths = [root / "out/canary.parquet", root / "lake/shop/public/b/canary.parquet"]
     found = [path.stat() for path in paths]
-    return {str(p): (s.st_mtime_ns, s.st_size, s.st_atime_ns) for p, s in zip(paths, found)}
+    return {
+        str(p): (s.st_mtime_ns, s.st_size, s.st_atime_ns) for p, s in zip(paths, found, strict=True)
+    }
 
 
 @pytest.mark.thorough
