@@ -36,6 +36,9 @@ test-thorough: $(VENV)/.dev java warm ## Run the others: side paths, more seeds,
 test-long: $(VENV)/.dev java warm ## Run the long tests (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
+attack: $(VENV)/.dev java warm ## Attack it as each attacker of SECURITY.md, report what was held
+	@$(BIN)/python -m pytest -m 'attack and not long' $(SIDE_BY_SIDE) $(ARGS)
+
 matrix: $(VENV)/.dev ## Run the tests of servers on PostgreSQL 14 to 18 (ARGS="14 17" for some)
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
