@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
-.PHONY: help demo test test-thorough test-long matrix soak soak-leaks histories fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
+.PHONY: help demo test test-thorough test-long attack matrix soak soak-leaks histories fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
