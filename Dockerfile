@@ -1,5 +1,5 @@
 # docker build -t ingestd .
-# docker run -v ./ingestd.toml:/etc/ingestd/ingestd.toml:ro -e SHOP_DSN -p 9464:9464 ingestd
+# docker run --ulimit core=0 -v ./ingestd.toml:/etc/ingestd/ingestd.toml:ro -e SHOP_DSN -p 9464:9464 ingestd
 # In the config, listen = "0.0.0.0:9464" makes the port reachable from outside the container; set
 # token, tls_cert and tls_key with it (SECURITY.md; with TLS the health check needs https).
 
@@ -18,7 +18,8 @@ RUN /opt/ingestd/bin/pip install --no-cache-dir --no-deps --force-reinstall . \
 FROM python:3.13-slim
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/ingestd ingestd
 COPY --from=build /opt/ingestd /opt/ingestd
-ENV PATH=/opt/ingestd/bin:$PATH PYTHONUNBUFFERED=1
+# PYTHONSAFEPATH: nothing is imported from the working directory, where the lake is
+ENV PATH=/opt/ingestd/bin:$PATH PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1
 USER 10001
 WORKDIR /var/lib/ingestd
 EXPOSE 9464

@@ -1,4 +1,4 @@
-"""How `ingestd/decode/_native.c` is compiled: hardened, and the same bytes from wherever it is built.
+"""How `ingestd/decode/_native.c` is compiled: hardened, and the same bytes wherever that is done.
 
 All else is in pyproject.toml. A flag that the compiler or the linker does not know is left out: on
 macOS the linker has no `-z`, and binds and protects as that asks for in any case.
@@ -26,7 +26,7 @@ RPATHS = ("-Wl,-rpath", "-Wl,-R", "-Wl,--enable-new-dtags", "-R")
 
 
 class HardenedBuild(build_ext):
-    """Adds the flags, and removes the folders of the builder's libraries: none is loaded from there."""
+    """Adds the flags, and removes the builder's folders: no library is loaded from there."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile one extension."""

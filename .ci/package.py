@@ -1,8 +1,9 @@
 """Builds wheel and sdist, looks into them, and installs the wheel as a user does.
 
-Two builds of a commit give the same wheel (of the sdist the times differ). What has to hold: `twine check`; no tests in the wheel, all data files; it works in a fresh virtual
-environment with what it requires and nothing else; and it starts soon: CPU seconds of `import
-ingestd` and `ingestd --help`, best of five, are printed and limited. Exit code 1 with the reason.
+Two builds of a commit give the same wheel (in the sdist the times of files differ). What has to
+hold: `twine check`; no tests in the wheel, all data files; it works in a fresh virtual environment
+with what it requires and nothing else; and it starts soon: CPU seconds of `import ingestd` and
+`ingestd --help`, best of five, are printed and limited. Exit code 1 with the reason.
 `--dockerfile` runs the Dockerfile's own steps for that instead, in a folder of its own.
 """
 

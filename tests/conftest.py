@@ -42,6 +42,7 @@ import pytest
 from ingestd.demo.daemon import Daemon
 from ingestd.demo.installations import find_bindirs
 from ingestd.demo.postgres import PostgresServer
+from tests.harness.attacks import mark_attacks, report_lines
 from tests.harness.databases import Database, fresh_database
 from tests.harness.servers import running_server
 from tests.harness.workload import create_schema
@@ -94,11 +95,12 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a file's tests, and all that share Spark's session, in one process of several.
+    """Mark attacks. Keep a file's tests, and all that share Spark's session, in one process.
 
     What takes longest comes first, so that the processes end together. Thorough tests of other
     parts are left out.
     """
+    mark_attacks(items)
     if (part := config.getoption("--thorough-part")) is not None:
         others = [item for item in items if not _is_of(item, *part)]
         config.hook.pytest_deselected(items=others)
@@ -115,6 +117,23 @@ def _is_of(item: pytest.Item, number: int, parts: int) -> bool:
         item.get_closest_marker("thorough") is None
         or zlib.crc32(item.path.name.encode()) % parts == number
     )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Report by attacker where attacks were asked for (`make attack`)."""
+    if "attack" not in config.getoption("markexpr"):
+        return
+    terminalreporter.section("attacks")
+    stats = terminalreporter.stats
+    found = [
+        (outcome, report)
+        for outcome in ("passed", "failed", "error", "skipped")
+        for report in stats.get(outcome, [])
+    ]
+    for line in report_lines(found):
+        terminalreporter.line(line)
 
 
 @pytest.hookimpl(wrapper=True)

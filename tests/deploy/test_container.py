@@ -81,6 +81,25 @@ def test_systemd_leaves_it_the_time_to_drain_and_starts_it_again(unit: Path) -> 
     assert settings["RestartPreventExitStatus"] == "2"
 
 
+@pytest.mark.attack("account")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.parent.name)
+def test_no_core_is_written_and_nothing_imported_from_the_working_directory(unit: Path) -> None:
+    lines = unit.read_text().splitlines()
+    assert "LimitCORE=0" in lines
+    assert "Environment=PYTHONSAFEPATH=1" in lines
+    assert "PYTHONSAFEPATH=1" in DOCKERFILE.read_text()
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ingestd", "--version"],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_unit_is_closed_but_for_what_it_needs() -> None:
     told = systemd_analyze("security", "--offline=true", "--no-pager", str(UNITS[0]))
     [found] = re.findall(r"Overall exposure level for ingestd.service: ([0-9.]+)", told)

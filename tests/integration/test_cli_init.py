@@ -71,15 +71,15 @@ def statements(told: str) -> list[str]:
 def test_what_it_writes_is_checked_and_run(
     shop: Database, tmp_path: Path, make_daemon: MakeDaemon
 ) -> None:
-    dsn = make_conninfo(shop.dsn, password="hunter2")
+    dsn = make_conninfo(shop.dsn, password=shop.server.password)
     lake = tmp_path / "lake"
     done = init(shop, shop.name, "--lake", str(lake), "--yes", dsn=dsn)
     assert done.exit_code == 0, done.output
     path, secret = tmp_path / "ingestd.toml", tmp_path / f"{shop.name}.dsn"
     text = path.read_text()
-    assert "hunter2" not in text
-    assert "hunter2" not in done.output
-    assert "hunter2" in secret.read_text()
+    assert shop.server.password not in text
+    assert shop.server.password not in done.output
+    assert shop.server.password in secret.read_text()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     # what can't be captured is left out, and it says why
     assert '"!public.keyless"' in text
@@ -126,17 +126,17 @@ def test_nothing_is_replaced_unless_told_to(shop: Database, tmp_path: Path) -> N
     secret = tmp_path / f"{shop.name}.dsn"
     secret.write_text("mine")
     secret.chmod(0o644)
-    dsn = make_conninfo(shop.dsn, password="hunter2")
+    dsn = make_conninfo(shop.dsn, password=shop.server.password)
     done = init(shop, shop.name, "--yes", "-o", "other.toml", dsn=dsn)
     assert (done.exit_code, secret.read_text()) == (2, "mine")
     assert not (tmp_path / "other.toml").exists()
     done = init(shop, shop.name, "--yes", "--force", dsn=dsn)
     assert done.exit_code == 0
-    assert "hunter2" in secret.read_text()
+    assert shop.server.password in secret.read_text()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
-@pytest.mark.attack
+@pytest.mark.attack("account")
 @pytest.mark.parametrize("name", ["ingestd.toml", "{}.dsn"])
 @pytest.mark.parametrize("is_dangling", [True, False])
 def test_nothing_is_written_through_a_link(
@@ -146,7 +146,7 @@ def test_nothing_is_written_through_a_link(
     if not is_dangling:
         target.write_text("theirs")
     link.symlink_to(target)
-    dsn = make_conninfo(shop.dsn, password="hunter2")
+    dsn = make_conninfo(shop.dsn, password=shop.server.password)
     done = init(shop, shop.name, "--yes", dsn=dsn)
     assert done.exit_code == 2, done.output
     assert f"{link.name} is there already" in done.stderr

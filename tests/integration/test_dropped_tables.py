@@ -192,7 +192,7 @@ main()
 """
 
 
-@pytest.mark.attack
+@pytest.mark.attack("table owner")
 def test_dropped_tables_leave_metrics_and_status(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:

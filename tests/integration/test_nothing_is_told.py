@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import psutil
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
@@ -172,11 +173,15 @@ STORE_KEY = "store/key+canary/1=="
 
 def test_no_secret_is_told(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     """Of a source that can't be reached, one with a wrong password, one that works; by HTTP too."""
-    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    user, password = f"p_{database.name}", sql.Literal(PASSWORD).as_string(None)
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        f"CREATE ROLE {user} SUPERUSER LOGIN PASSWORD {password}",
+    )
     uri = f"postgresql://u:{quote(PASSWORD, safe='')}@127.0.0.1:1/d"
     config = wal_config(
         lake=lake,
-        dsn=make_conninfo(database.dsn, password=PASSWORD, sslpassword=PASSWORD),
+        dsn=make_conninfo(database.dsn, user=user, password=PASSWORD, sslpassword=PASSWORD),
         source_extra='mask_key = "env:KEY"',
     )
     config = config.replace(

@@ -42,14 +42,13 @@ if TYPE_CHECKING:
 LIMIT_S = 120
 ROWS = 3_000
 BIG = "public.big"
-PASSWORD = "correct horse"
 
 
 def config(database: Database, lake: Path) -> str:
     names = [f'slot = "{database.name}"', f'publication = "{database.name}"']
     return wal_config(
         lake=lake,
-        dsn=f"{database.dsn} password='{PASSWORD}'",
+        dsn=f"{database.dsn} password={database.server.password}",
         source_extra="\n".join(names),
     )
 
@@ -136,7 +135,7 @@ def test_i3_i6_command_killed_and_run_again(
         await_until(lambda: writers.transactions > before + 50, LIMIT_S)
     assert_lake_equals_source(database, lake, slot=database.name)
     assert_change_log_is_sound(database, lake)
-    assert PASSWORD not in said
+    assert database.server.password not in said
 
 
 def kill_workers() -> None:
@@ -183,7 +182,7 @@ def test_i6_a_killed_executor_costs_its_split(
     with ToastWriters(database, 2 * ROWS):
         with pytest.raises(TransientError, match="Spark gave up a task") as caught:
             backfill(daemon.config_path, "shop", [BIG], runner=WithVictims(spark, lake))
-        assert PASSWORD not in str(caught.value)
+        assert database.server.password not in str(caught.value)
         assert notes(lake)
         [filled] = backfill(daemon.config_path, "shop", [BIG], runner=SparkTasks(spark)).filled
         assert not filled.is_live

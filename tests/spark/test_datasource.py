@@ -165,7 +165,7 @@ def test_missing_rights_are_said(reading: Reading) -> None:
 
 def test_no_secret_is_shown(reading: Reading, capfd: pytest.CaptureFixture[str]) -> None:
     reading.database.execute("CREATE TABLE shown (id int)", "INSERT INTO shown VALUES (1)")
-    secret = "hunter2hunter2"  # a server that trusts does not ask
+    secret = reading.database.server.password
     dsn = conninfo.make_conninfo(reading.database.dsn, password=secret)
     loaded = replace(reading, config=reading.config.replace(reading.database.dsn, dsn)).load(
         "public.shown"

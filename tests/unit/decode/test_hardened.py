@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.elf import is_elf, read_elf
 
-pytestmark = pytest.mark.attack
+pytestmark = pytest.mark.attack("supply chain")
 ROOT = Path(__file__).parents[3]
 NAME = "ingestd/decode/_native.abi3.so"
 PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ingestd", "spark_jobs")

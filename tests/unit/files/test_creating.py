@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.attack
+pytestmark = pytest.mark.attack("account")
 NOBODY = 65534
 
 
