@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ingestd.capture import session
-from ingestd.capture.pinned import SETTINGS, UNTIMED
+from ingestd.capture.pinned import SETTINGS, WHERE_KNOWN
 from ingestd.capture.session import connect, parameters_of
 from ingestd.capture.watched import WatchedConnection
 from ingestd.demo.comparison import await_caught_up, compare_source
@@ -66,7 +66,7 @@ timed = partial(connect, statement_timeout_s=61.0, lock_timeout_s=62.0)
 
 
 def test_every_pinned_setting_is_tried() -> None:
-    names = {*SETTINGS, *UNTIMED, "client_encoding", "statement_timeout", "lock_timeout"}
+    names = {*SETTINGS, *WHERE_KNOWN, "client_encoding", "statement_timeout", "lock_timeout"}
     assert set(PINNED) == set(OTHERWISE) == names
     assert {name: PINNED[name] for name in SETTINGS} == SETTINGS
 
