@@ -43,6 +43,7 @@ PINNED = {
     "row_security": "off", "idle_in_transaction_session_timeout": "0",
     "default_transaction_read_only": "off", "default_transaction_deferrable": "off",
     "default_transaction_isolation": "read committed", "jit": "off", "geqo": "on",
+    "constraint_exclusion": "off", "restrict_nonsystem_relation_kind": "view, foreign-table",
     "statement_timeout": "61000", "lock_timeout": "62000", "idle_session_timeout": "0",
     "transaction_timeout": "0", "client_encoding": "UTF8",
 }  # fmt: skip
@@ -54,6 +55,7 @@ OTHERWISE = {
     "row_security": "on", "idle_in_transaction_session_timeout": "9h",
     "default_transaction_read_only": "on", "default_transaction_deferrable": "on",
     "default_transaction_isolation": "serializable", "jit": "on", "geqo": "off",
+    "constraint_exclusion": "on", "restrict_nonsystem_relation_kind": "",
     "statement_timeout": "9h", "lock_timeout": "9h", "idle_session_timeout": "9h",
     "transaction_timeout": "9h", "client_encoding": "LATIN1",
 }  # fmt: skip
