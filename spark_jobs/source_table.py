@@ -75,7 +75,7 @@ async def find_table(options: SourceOptions) -> SourceTable:
     if options.where is not None:
         dsn_text = settings.dsn.get_secret_value()
         try:
-            await check_condition(dsn_text, [asked], options.where)
+            await check_condition(dsn_text, [table], options.where)
         except psycopg.Error as error:
             raise classify(error, f"source {options.source}", dsn_text) from error
         conditions = [table.row_filter, options.where] if table.row_filter else [options.where]

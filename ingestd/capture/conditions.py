@@ -8,10 +8,11 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.relation_lock import lock_relation, whole
 from ingestd.capture.said import said
 from ingestd.capture.session import connect
 from ingestd.errors import TableError
-from ingestd.schema import TableId
+from ingestd.schema import Table
 
 LOCK_TIMEOUT_S = 10.0
 """How long it waits for a table that somebody holds."""
@@ -28,20 +29,24 @@ _OF_THE_TEXT = ("42", "22", "0A", "54", "08P01")
 """SQLSTATE: syntax and names, values, what is not supported, too long or deep, parameters."""
 
 
-async def check_condition(dsn: str, tables: Sequence[TableId], text: str) -> None:
+async def check_condition(dsn: str, tables: Sequence[Table], text: str) -> None:
     """Raise TableError unless `text` is one condition on the tables' columns. Reads no row.
 
     Columns are named without their table. Raises psycopg.Error for what is no fault of the text.
     """
     async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
         for table in tables:
-            await _check(connection, table, text)
+            async with connection.transaction():
+                await _check(connection, table, text)
 
 
-async def _check(connection: AsyncConnection[Any], table: TableId, text: str) -> None:
+async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> None:
+    # With its partitions, if it has such: of others there are none.
+    blocks = whole(table, is_partitioned=True)
+    await lock_relation(connection, table.id, blocks)
     for check in _CHECKS:
         query = sql.SQL(check).format(
-            table=sql.Identifier(table.schema, table.name),
+            table=blocks.relation,
             condition=sql.SQL(text),
         )
         try:
@@ -51,7 +56,7 @@ async def _check(connection: AsyncConnection[Any], table: TableId, text: str) ->
             if not (error.sqlstate or "").startswith(_OF_THE_TEXT):
                 raise
             raise TableError(
-                table,
+                table.id,
                 f"it can't be asked this condition: {said(error)}",
                 remedy="write it as after WHERE in SQL, with the names of columns only",
             ) from error

@@ -13,9 +13,13 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.blocks import BlockRange
 from ingestd.capture.catalog import list_types
 from ingestd.capture.dependent_texts import DEPENDENT, MONEY, Doubt, TypeTexts, Use
+from ingestd.capture.relation_lock import lock_relation
 from ingestd.decode.types import Types
+from ingestd.errors import TableError
+from ingestd.schema import TableId
 
 # Through domains, arrays, ranges and composite types.
 _USES = """
@@ -125,15 +129,19 @@ async def holds(
     if relation is None or not conditions:
         return False
     schema, name, is_partitioned = relation
-    only = sql.SQL("") if is_partitioned else sql.SQL("ONLY ")
-    question = sql.SQL("SELECT EXISTS (SELECT FROM {}{} AS r WHERE {})").format(
-        only, sql.Identifier(schema, name), sql.SQL(" OR ").join(conditions)
+    blocks = BlockRange(schema, name, is_whole=is_partitioned, oid=table)
+    question = sql.SQL("SELECT EXISTS (SELECT FROM {} AS r WHERE {})").format(
+        blocks.relation, sql.SQL(" OR ").join(conditions)
     )
     try:
-        row = await (await connection.execute(question)).fetchone()
+        async with connection.transaction():
+            await lock_relation(connection, TableId(schema, name), blocks)
+            row = await (await connection.execute(question)).fetchone()
     except psycopg.errors.InsufficientPrivilege:
         return True
     except (
+        TableError,
+        psycopg.errors.ObjectNotInPrerequisiteState,
         psycopg.errors.UndefinedTable,
         psycopg.errors.UndefinedColumn,
         psycopg.errors.InvalidSchemaName,

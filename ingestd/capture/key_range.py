@@ -58,6 +58,7 @@ class KeyColumn:
 class KeyRange:
     """Rows of one table or partition from `lower` on, up to `upper` (exclusive); None: no bound.
 
+    `oid`: of that relation; 0 in ranges that earlier versions cut.
     The bounds are texts, one for each column of `key`, which all have the same operators.
     """
 
@@ -66,6 +67,7 @@ class KeyRange:
     key: tuple[KeyColumn, ...]
     lower: tuple[str, ...] | None
     upper: tuple[str, ...] | None
+    oid: int = 0
 
     def to_text(self) -> str:
         """Write it for `Split.where`."""
@@ -90,7 +92,8 @@ class KeyRange:
         lower, upper = (
             None if bound is None else tuple(bound) for bound in (found["lower"], found["upper"])
         )
-        return cls(found["schema"], found["name"], key, lower, upper)
+        oid = found.get("oid", 0)
+        return cls(found["schema"], found["name"], key, lower, upper, oid)
 
     @property
     def bounds(self) -> list[sql.Composable]:

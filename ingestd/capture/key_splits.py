@@ -27,8 +27,9 @@ from psycopg.rows import class_row
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.key_range import KeyColumn, KeyRange
 from ingestd.capture.leaves import Leaf, leaves_of
+from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.session import connect, query_bytes, read_bytes_as_they_are, sent_encoding
-from ingestd.capture.splits import enter_snapshot, read_error
+from ingestd.capture.splits import LOCK_TIMEOUT_S, enter_snapshot, snapshot_error
 from ingestd.decode.encodings import Encoding
 from ingestd.ports import Split
 from ingestd.schema import Table
@@ -115,14 +116,16 @@ class KeySplits:
             raise ValueError(msg)
         found: list[Split] = []
         try:
-            async with await connect(self._dsn, autocommit=False) as connection:
+            async with await connect(
+                self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
+            ) as connection:
                 await enter_snapshot(connection, snapshot)
                 for leaf in await leaves_of(connection, table):
                     ranges = await _cut(connection, table, leaf, target_bytes)
                     nbytes = leaf.nbytes // len(ranges)
                     found += [Split(table, snapshot, where, nbytes) for where in ranges]
         except psycopg.Error as error:
-            raise read_error(error, table.id, self._dsn) from error
+            raise snapshot_error(error, table.id, self._dsn) from error
         return found
 
 
@@ -136,14 +139,20 @@ async def _cut(
     if count > 1 and not leaf.is_whole:
         key = await _key_of(connection, leaf, visible)
     if not key:
-        whole = BlockRange(leaf.schema, leaf.name, is_whole=leaf.is_whole, is_packed=leaf.is_packed)
-        return [whole.to_text()]
+        return [_blocks(leaf).to_text()]
+    await lock_relation(connection, table.id, _blocks(leaf))
     bounds = await _bounds(connection, leaf, key, count)
     ends = [None, *bounds, None]
     return [
-        KeyRange(leaf.schema, leaf.name, key, lower, upper).to_text()
+        KeyRange(leaf.schema, leaf.name, key, lower, upper, leaf.oid).to_text()
         for lower, upper in itertools.pairwise(ends)
     ]
+
+
+def _blocks(leaf: Leaf) -> BlockRange:
+    return BlockRange(
+        leaf.schema, leaf.name, is_whole=leaf.is_whole, is_packed=leaf.is_packed, oid=leaf.oid
+    )
 
 
 async def _key_of(

@@ -72,7 +72,7 @@ def _of_rows(split: Split, table: Table, conditions: Sequence[sql.Composable]) -
     where = split.where
     if keys is not None:
         conditions = [*keys.bounds, *conditions]
-        where = BlockRange(keys.schema, keys.name).to_text()
+        where = BlockRange(keys.schema, keys.name, oid=keys.oid).to_text()
     texts = [found.as_string(None) for found in conditions]
     if table.row_filter is not None:
         texts.append(f"({table.row_filter})")

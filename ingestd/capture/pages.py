@@ -23,7 +23,7 @@ from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, LARGE_BLOCK_BYTES, Bloc
 from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.capture.key_list import KeyedRelation, KeyList
 from ingestd.capture.session import connect
-from ingestd.capture.splits import read_error
+from ingestd.capture.splits import LOCK_TIMEOUT_S, snapshot_error
 from ingestd.capture.views import Place, View
 from ingestd.changes import TableBatch, change_schema
 from ingestd.decode.columnar import AmbiguousMarkError, ColumnarDecoder
@@ -34,8 +34,6 @@ from ingestd.keys import Key
 from ingestd.ports import SnapshotPage, Split
 from ingestd.row_limit import UNLIMITED_BYTES, refuse_too_large
 
-LOCK_TIMEOUT_S = 10.0
-"""How long a reader waits for a table that somebody alters."""
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: some thousands of rows. Its packed columns are one message, which can be a
 hundred times that if the values are well compressed."""
@@ -70,7 +68,10 @@ class TablePages:
         self._dsn = dsn
         self._row_limit_bytes = row_limit_bytes
         self._table = split.table
-        self._blocks = BlockRange.parse(split.where)
+        blocks = BlockRange.parse(split.where)
+        if blocks.is_whole and not blocks.oid:  # cut by an earlier version
+            blocks = replace(blocks, oid=split.table.oid)
+        self._blocks = blocks
         self._is_small = split.estimated_bytes < INPUT_BUFFER_BYTES
         self._view = view
         self._entered = entered
@@ -95,7 +96,7 @@ class TablePages:
             async for batch in self._read(rows_query(table, blocks), decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            raise read_error(error, table.id, self._dsn) from error
+            raise snapshot_error(error, table.id, self._dsn) from error
         finally:
             await self.close()
 
@@ -138,7 +139,7 @@ class TablePages:
             async for batch in self._read(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            raise read_error(error, table.id, self._dsn) from error
+            raise snapshot_error(error, table.id, self._dsn) from error
         finally:
             await self.close()
 

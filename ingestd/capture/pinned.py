@@ -47,13 +47,18 @@ SETTINGS: Mapping[str, str] = {
     # A COPY of many columns looks expensive, and compiling it costs more than it gains.
     "jit": "off",
     "geqo": "on",
+    # Else the planner evaluates constant parts of a table's CHECK constraints.
+    "constraint_exclusion": "off",
 }
 """Pinned on every connection, so that a value has the same text wherever it is read."""
-UNTIMED: Mapping[str, str] = {"idle_session_timeout": "0", "transaction_timeout": "0"}
-"""The same, of which not every server has all: one that has not refuses them in `options`.
-
-The claim idles for long; a snapshot, and decoding a large transaction, last long.
-"""
+WHERE_KNOWN: Mapping[str, str] = {
+    # The claim idles for long; a snapshot, and decoding a large transaction, last long.
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+    # What is read are tables: a view in the place of one would run its owner's functions.
+    "restrict_nonsystem_relation_kind": "view, foreign-table",
+}
+"""The same, of which not every server has all: one that has not refuses them in `options`."""
 ENCODING = "client_encoding"
 MARK = "ingestd.options"
 """Set in `options` with the others: a pooler may leave them all out, and say nothing."""
@@ -183,7 +188,7 @@ def refused_setting(error: psycopg.Error, own_options: str) -> OperatorError | N
     Whatever the language: names of settings are never translated.
     """
     text = str(error)
-    for name in (*SETTINGS, *UNTIMED, ENCODING):
+    for name in (*SETTINGS, *WHERE_KNOWN, ENCODING):
         if re.search(rf"\b{name}\b", text, re.IGNORECASE) is None:
             continue
         setter = _setter(name, own_options)

@@ -9,11 +9,15 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.capture.pages import LOCK_TIMEOUT_S
 from ingestd.capture.readers import SplitReaders
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PostgresSettings
-from ingestd.capture.splits import enter_snapshot, read_error, splits_seen
+from ingestd.capture.splits import (
+    LOCK_TIMEOUT_S,
+    enter_snapshot,
+    snapshot_error,
+    splits_seen,
+)
 from ingestd.capture.views import ExportedView, Place
 from ingestd.keys import Key
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
@@ -101,4 +105,4 @@ class PointSnapshot:
             return await splits_seen(self._cutter, table, self.exported, self._split_bytes), 0
         except psycopg.Error as error:
             await self._close_cutter()  # its transaction is over
-            raise read_error(error, table.id, self._dsn) from error
+            raise snapshot_error(error, table.id, self._dsn) from error

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_queries import probe_query
 from ingestd.capture.leaves import leaves_of
+from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.splits import read_error
 from ingestd.errors import IngestdError, TableError
 from ingestd.schema import Table
@@ -29,8 +30,10 @@ async def read_fault(
     """
     try:
         for leaf in await leaves_of(connection, table):
-            blocks = BlockRange(leaf.schema, leaf.name, is_whole=leaf.is_whole)
-            await connection.execute(probe_query(table, blocks))
+            blocks = BlockRange(leaf.schema, leaf.name, is_whole=leaf.is_whole, oid=leaf.oid)
+            async with connection.transaction():
+                await lock_relation(connection, table.id, blocks)
+                await connection.execute(probe_query(table, blocks))
     except psycopg.errors.LockNotAvailable:
         return None
     except TableError as error:

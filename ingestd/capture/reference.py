@@ -34,7 +34,7 @@ from ingestd.capture.pages import TablePages
 from ingestd.capture.patterns import missing_table
 from ingestd.capture.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
 from ingestd.capture.read_probe import read_fault
-from ingestd.capture.rewrites import keep_shared
+from ingestd.capture.relation_lock import lock_name
 from ingestd.capture.session import connect
 from ingestd.capture.splits import read_error, splits_seen
 from ingestd.capture.views import ExportedView, Place
@@ -180,7 +180,7 @@ class CopiedReferenceSource:
         if await found.fetchone() is None:
             return
         try:
-            await keep_shared(connection, sql.Identifier(self._id.schema, self._id.name))
+            await lock_name(connection, sql.Identifier(self._id.schema, self._id.name))
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             await connection.rollback()  # `describe` says it better
         except psycopg.errors.InsufficientPrivilege as error:

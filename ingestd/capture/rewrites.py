@@ -14,6 +14,7 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.session import connect
 from ingestd.capture.storage import Storage, digest
 from ingestd.errors import TableChangedError, TableReplacedError
@@ -29,7 +30,6 @@ _COLUMNS = """
 SELECT attnum::int, atttypid::int8, atttypmod, attname::text FROM pg_catalog.pg_attribute
  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 """
-_NAMED = "SELECT pg_catalog.to_regclass(%s)::pg_catalog.oid::int8"
 # What every rewriting ALTER TABLE changes, and TRUNCATE does not.
 _DEFINITION = """
 SELECT c.relpersistence::text, c.relam::text,
@@ -39,27 +39,17 @@ SELECT c.relpersistence::text, c.relam::text,
 """
 
 
-async def keep_shared(connection: AsyncConnection[Any], relation: sql.Composable) -> None:
-    """Keep a relation from being altered until the transaction ends.
-
-    By a query without rows, which locks it as LOCK TABLE ... IN ACCESS SHARE MODE would: that needs
-    the right to read the whole table, not only some columns. The transaction's snapshot is taken
-    before the lock.
-    """
-    await connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(relation))
-
-
 async def lock_unless_rewritten(
     connection: AsyncConnection[Any], dsn: str, table: TableId, blocks: BlockRange
 ) -> None:
-    """Keep the relation from being replaced until the transaction ends, if it was not already.
+    """Lock the relation (`lock_relation`), and see that its file was not replaced before.
 
     `connection` is in the snapshot's transaction. Raises TableReplacedError if rows would be
     missing or come twice.
     """
-    name = sql.Identifier(blocks.schema, blocks.name)
-    await keep_shared(connection, sql.SQL("ONLY {}").format(name))
-    await ensure_named(connection, table, blocks)
+    await lock_relation(connection, table, blocks)
+    if blocks.is_whole:
+        return
     cursor = await connection.execute(_REPLACED, (blocks.schema, blocks.name))
     found = await cursor.fetchone()
     if found is None or not found[1]:
@@ -79,22 +69,6 @@ async def lock_unless_rewritten(
         raise TableReplacedError(
             table, "was rewritten (ALTER TABLE, VACUUM FULL or CLUSTER) while it was read"
         )
-
-
-async def ensure_named(
-    connection: AsyncConnection[Any], table: TableId, blocks: BlockRange
-) -> None:
-    """See to it that the relation's name is still that of the one that was cut, once it is locked.
-
-    Raises TableChangedError.
-    """
-    if not blocks.oid:
-        return
-    name = sql.Identifier(blocks.schema, blocks.name).as_string(None)
-    cursor = await connection.execute(_NAMED, (name,))
-    row = await cursor.fetchone()
-    if row is None or row[0] != blocks.oid:
-        raise TableChangedError(table, f"{name} is another relation than when it was cut")
 
 
 async def ensure_described(connection: AsyncConnection[Any], table: Table) -> None:

@@ -20,7 +20,7 @@ from ingestd.capture.names import read_names
 from ingestd.capture.pinned import (
     ENCODING,
     SETTINGS,
-    UNTIMED,
+    WHERE_KNOWN,
     as_options,
     differing,
     differing_reports,
@@ -144,7 +144,7 @@ async def _open(
                 raise
             raise told from error
         connection = await WatchedConnection.connect(**plain, options="")
-    wanted = {**settings, **UNTIMED, ENCODING: str(parameters[ENCODING])}
+    wanted = {**settings, **WHERE_KNOWN, ENCODING: str(parameters[ENCODING])}
     try:
         connection.watch(plain)
         # No pooler shares walsenders.

@@ -17,12 +17,16 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.dsn import role_of
 from ingestd.capture.faults import UNSENDABLE, classify, identifier, is_unsendable
 from ingestd.capture.leaves import Leaf, leaves_of
+from ingestd.capture.relation_lock import PUT_BACK
 from ingestd.capture.said import said
 from ingestd.capture.session import connect
 from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
 from ingestd.ports import Split
 from ingestd.row_limit import WITHOUT_ITS_COLUMN
 from ingestd.schema import Table, TableId
+
+LOCK_TIMEOUT_S = 10.0
+"""How long a reader waits for a table that somebody alters."""
 
 
 class CtidSplits:
@@ -41,11 +45,13 @@ class CtidSplits:
             msg = f"target_bytes must be above 0, not {target_bytes}"
             raise ValueError(msg)
         try:
-            async with await connect(self._dsn, autocommit=False) as connection:
+            async with await connect(
+                self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
+            ) as connection:
                 await enter_snapshot(connection, snapshot)
                 return await splits_seen(connection, table, snapshot, target_bytes)
         except psycopg.Error as error:
-            raise read_error(error, table.id, self._dsn) from error
+            raise snapshot_error(error, table.id, self._dsn) from error
 
 
 async def splits_seen(
@@ -62,7 +68,7 @@ async def splits_seen(
 def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
     """Cut by blocks, with sizes. The last range is open: what was added since is in it."""
     if leaf.is_whole:
-        return [(BlockRange(leaf.schema, leaf.name, is_whole=True), leaf.nbytes)]
+        return [(BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid), leaf.nbytes)]
     if not leaf.is_cut:
         return [(BlockRange(leaf.schema, leaf.name, oid=leaf.oid, file=leaf.file), leaf.nbytes)]
     return cut(leaf, 0, None, target_bytes)
@@ -99,9 +105,31 @@ async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> Non
         ) from error
 
 
+_HOLDERS = sql.SQL(
+    "end who holds it: SELECT pid, mode, granted FROM pg_catalog.pg_locks"
+    " WHERE relation OPERATOR(pg_catalog.=) {}::pg_catalog.regclass;"
+)
 _GONE = ("42P01", "42703", "3F000")
+_RESTRICTED = "55000"
+"""A view or foreign table, by `restrict_nonsystem_relation_kind`."""
 _OF_THE_TABLE = {"0A", "22", "38", "39", "42", "P0", "XX"}
 """Classes of what a query on this table raises, whatever it has: values, functions, damage."""
+
+
+def snapshot_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
+    """Say what it means as `read_error` does; a lock that others hold is in this table's way only.
+
+    It is read again later, while others go on.
+    """
+    if not isinstance(error, psycopg.errors.LockNotAvailable):
+        return read_error(error, table, dsn)
+    return TableChangedError(
+        table,
+        "could not be read in time: somebody holds a lock on it",
+        remedy=_HOLDERS.format(sql.Identifier(table.schema, table.name).as_string(None)).as_string(
+            None
+        ),
+    )
 
 
 def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
@@ -109,6 +137,8 @@ def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
     what = said(error)
     if error.sqlstate in _GONE:
         return TableChangedError(table, f"changed while it was read: {what}")
+    if error.sqlstate == _RESTRICTED:
+        return TableChangedError(table, f"is no table any more: {what}", remedy=PUT_BACK)
     if is_unsendable(error):
         return TableError(table, f"{UNSENDABLE}: {what}", remedy=WITHOUT_ITS_COLUMN)
     fault = classify(error, f"table {table}, read", dsn)

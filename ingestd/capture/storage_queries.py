@@ -11,9 +11,13 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.blocks import BlockRange
 from ingestd.capture.evidence import Doubt, Proven, Question, judge
 from ingestd.capture.names import odd_names
+from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.storage import Storage
+from ingestd.errors import TableError
+from ingestd.schema import TableId
 
 # A partition that DETACH CONCURRENTLY is removing counts as detached, though older transactions
 # still see it.
@@ -52,7 +56,7 @@ SELECT c.oid::int8, pg_catalog.pg_relation_filenode(c.oid)::int8,
   FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'r' AND c.relpages = 0
 """
 _OLDER_ROW = """
-SELECT EXISTS (SELECT FROM ONLY {table} r
+SELECT EXISTS (SELECT FROM {table} r
                 WHERE pg_catalog.age(r.xmin) > pg_catalog.age({xid}::text::xid)
                    OR pg_catalog.age(r.xmin) < 0)
 """
@@ -186,14 +190,20 @@ async def read_makers(connection: AsyncConnection[Any], tables: Collection[int])
     return dict(await (await connection.execute(_MAKERS, (list(tables),))).fetchall())
 
 
-async def _has_older_row(connection: AsyncConnection[Any], table: int, ended: int) -> bool:
-    name = await (await connection.execute(_NAME, (table,))).fetchone()
+async def _has_older_row(connection: AsyncConnection[Any], oid: int, ended: int) -> bool:
+    name = await (await connection.execute(_NAME, (oid,))).fetchone()
     if name is None or odd_names(*name):
         return False
-    question = sql.SQL(_OLDER_ROW).format(table=sql.Identifier(*name), xid=ended % _XIDS)
+    schema, relation = name
+    blocks = BlockRange(schema, relation, oid=oid)
+    question = sql.SQL(_OLDER_ROW).format(table=blocks.relation, xid=ended % _XIDS)
     try:
-        row = await (await connection.execute(question)).fetchone()
+        async with connection.transaction():
+            await lock_relation(connection, TableId(*name), blocks)
+            row = await (await connection.execute(question)).fetchone()
     except (
+        TableError,
+        psycopg.errors.ObjectNotInPrerequisiteState,
         psycopg.errors.InsufficientPrivilege,  # SELECT on a partitioned table is enough to read it
         psycopg.errors.WrongObjectType,
         psycopg.errors.UndefinedTable,

@@ -22,13 +22,13 @@ import pyarrow as pa
 from psycopg import AsyncConnection
 
 from ingestd.capture.faults import classify
-from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
+from ingestd.capture.pages import TablePages
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import is_deleted
 from ingestd.capture.positions import insert_position, is_standby
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings, PostgresSettings, WalSettings
-from ingestd.capture.splits import enter_snapshot, read_error, splits_seen
+from ingestd.capture.splits import LOCK_TIMEOUT_S, enter_snapshot, read_error, splits_seen
 from ingestd.capture.storage_queries import read_files
 from ingestd.capture.views import ExportedView, Place
 from ingestd.capture.wal.slot import ExportedPoint
@@ -148,7 +148,7 @@ class SourceAtPoint:
                 async for page in pages:
                     yield page.batch.rows
                     await self._pace.passed(page.batch.nbytes)
-            except TransientError as error:
+            except TableChangedError as error:
                 if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                     raise _locked(split.table) from error
                 raise

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.planning import ensure_plannable
 from ingestd.capture.positions import insert_position
-from ingestd.capture.rewrites import ensure_described, ensure_named, lock_unless_rewritten
+from ingestd.capture.relation_lock import lock_relation
+from ingestd.capture.rewrites import ensure_described, lock_unless_rewritten
 from ingestd.capture.splits import enter_snapshot
 from ingestd.errors import TableReplacedError
 from ingestd.positions import Lsn
@@ -59,10 +61,12 @@ class ExportedView:
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
     ) -> Place:
         """Take the snapshot up; keep the relation from being replaced."""
+        # What was added after the snapshot, which does not see it, is planned with all the same.
+        await ensure_plannable(connection, table.id, blocks.oid, with_partitions=blocks.is_whole)
+        await connection.rollback()
         await enter_snapshot(connection, self.snapshot)
         await ensure_described(connection, table)
-        if not blocks.is_whole:
-            await lock_unless_rewritten(connection, self.dsn, table.id, blocks)
+        await lock_unless_rewritten(connection, self.dsn, table.id, blocks)
         return self.place
 
 
@@ -83,11 +87,8 @@ class OwnView:
     ) -> Place:
         """Begin, unless the relation is another than the split was cut from."""
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await connection.execute(
-            sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(blocks.relation)
-        )
+        await lock_relation(connection, table.id, blocks, before_snapshot=True)
         place = await self._now(connection)
-        await ensure_named(connection, table.id, blocks)
         await ensure_described(connection, table)
         if blocks.file:
             cursor = await connection.execute(_FILE, (blocks.oid,))

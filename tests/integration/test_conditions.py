@@ -9,20 +9,20 @@ import pytest
 
 from ingestd.capture.conditions import check_condition, joined
 from ingestd.errors import TableError
-from ingestd.schema import TableId
+from ingestd.schema import Table, TableId
+from tests.integration.test_pages import table_named
 
 if TYPE_CHECKING:
     from tests.harness.databases import Database
 
-T = TableId("public", "a %s {t}")
-
 
 @pytest.fixture
-def dsn(database: Database) -> str:
+async def table(database: Database) -> Table:
     database.execute('CREATE TABLE "a %s {t}" (id int PRIMARY KEY, "No{te}" text, ok boolean)')
-    return database.dsn
+    return await table_named(database, "a %s {t}")
 
 
+NOWHERE = Table(TableId("public", "t"), 1, ())
 GOOD = [
     "ok",
     "id > 7",
@@ -58,25 +58,29 @@ BAD = [
 
 
 @pytest.mark.parametrize("text", GOOD[:-1])
-async def test_a_condition_is_taken_and_stays_one_expression(dsn: str, text: str) -> None:
-    await check_condition(dsn, [T], text)
-    with psycopg.connect(dsn) as connection:
+async def test_a_condition_is_taken_and_stays_one_expression(
+    database: Database, table: Table, text: str
+) -> None:
+    await check_condition(database.dsn, [table], text)
+    with database.connect() as connection:
         query = f'SELECT * FROM "a %s {{t}}" WHERE {joined([text, "id = 1"])}'
         assert connection.execute(query.encode()).fetchall() == []
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("text", [*BAD, GOOD[-1]])
-async def test_anything_else_is_refused_with_what_the_server_says(dsn: str, text: str) -> None:
+async def test_anything_else_is_refused_with_what_the_server_says(
+    database: Database, table: Table, text: str
+) -> None:
     with pytest.raises(TableError, match="it can't be asked this condition: ") as told:
-        await check_condition(dsn, [T], text)
+        await check_condition(database.dsn, [table], text)
     assert told.value.remedy is not None
 
 
-async def test_nothing_is_evaluated(dsn: str) -> None:
-    await check_condition(dsn, [T], "pg_sleep(1000) IS NULL OR 1/(id - id) = 1")
+async def test_nothing_is_evaluated(database: Database, table: Table) -> None:
+    await check_condition(database.dsn, [table], "pg_sleep(1000) IS NULL OR 1/(id - id) = 1")
 
 
 async def test_a_server_that_is_not_there_is_no_fault_of_the_condition() -> None:
     with pytest.raises(psycopg.OperationalError):
-        await check_condition("host=127.0.0.1 port=1", [T], "ok")
+        await check_condition("host=127.0.0.1 port=1", [NOWHERE], "ok")

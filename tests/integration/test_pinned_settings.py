@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ingestd.capture import session
-from ingestd.capture.pinned import SETTINGS, UNTIMED
+from ingestd.capture.pinned import SETTINGS, WHERE_KNOWN
 from ingestd.capture.session import connect, parameters_of
 from ingestd.capture.watched import WatchedConnection
 from ingestd.demo.comparison import await_caught_up, compare_source
@@ -43,6 +43,7 @@ PINNED = {
     "row_security": "off", "idle_in_transaction_session_timeout": "0",
     "default_transaction_read_only": "off", "default_transaction_deferrable": "off",
     "default_transaction_isolation": "read committed", "jit": "off", "geqo": "on",
+    "constraint_exclusion": "off", "restrict_nonsystem_relation_kind": "view, foreign-table",
     "statement_timeout": "61000", "lock_timeout": "62000", "idle_session_timeout": "0",
     "transaction_timeout": "0", "client_encoding": "UTF8",
 }  # fmt: skip
@@ -54,6 +55,7 @@ OTHERWISE = {
     "row_security": "on", "idle_in_transaction_session_timeout": "9h",
     "default_transaction_read_only": "on", "default_transaction_deferrable": "on",
     "default_transaction_isolation": "serializable", "jit": "on", "geqo": "off",
+    "constraint_exclusion": "on", "restrict_nonsystem_relation_kind": "",
     "statement_timeout": "9h", "lock_timeout": "9h", "idle_session_timeout": "9h",
     "transaction_timeout": "9h", "client_encoding": "LATIN1",
 }  # fmt: skip
@@ -66,7 +68,7 @@ timed = partial(connect, statement_timeout_s=61.0, lock_timeout_s=62.0)
 
 
 def test_every_pinned_setting_is_tried() -> None:
-    names = {*SETTINGS, *UNTIMED, "client_encoding", "statement_timeout", "lock_timeout"}
+    names = {*SETTINGS, *WHERE_KNOWN, "client_encoding", "statement_timeout", "lock_timeout"}
     assert set(PINNED) == set(OTHERWISE) == names
     assert {name: PINNED[name] for name in SETTINGS} == SETTINGS
 

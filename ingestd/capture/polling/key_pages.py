@@ -21,7 +21,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.copy_queries import output_of, packable, packable_name, packed
 from ingestd.capture.key_list import KeyedRelation, KeyList, can_be_found
 from ingestd.capture.polling.key_order import KeyOrder, key_order
-from ingestd.capture.rewrites import keep_shared
+from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.encodings import Encoding
@@ -118,9 +118,8 @@ class KeyPages:
         return await self._read(connection, tails, rows)
 
     async def lock(self, connection: AsyncConnection[Any]) -> None:
-        """Keep the table from being altered until the transaction ends."""
-        relation = (await self._found(connection)).blocks.relation
-        await keep_shared(connection, relation)
+        """Keep the table from being altered until the transaction ends: before it is read."""
+        await lock_relation(connection, self.table.id, (await self._found(connection)).blocks)
 
     async def can_list(self, connection: AsyncConnection[Any]) -> bool:
         """Whether the server can be asked for some of the keys by the lake's values of them."""

@@ -11,14 +11,15 @@ from psycopg import AsyncConnection
 
 from ingestd.capture.polling.poll import latest_cursor
 from ingestd.capture.polling.polled_state import PolledState
-from ingestd.errors import TableChangedError
+from ingestd.errors import TableError
 from ingestd.positions import Lsn
 
 _OF_ONE_TABLE = (
     psycopg.errors.SyntaxErrorOrAccessRuleViolation,
     psycopg.errors.LockNotAvailable,
     psycopg.errors.QueryCanceled,
-    TableChangedError,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    TableError,
 )
 
 

@@ -22,6 +22,7 @@ from ingestd.capture.polling.rows import FoundRows
 from ingestd.capture.polling.seen import MAX_AGE, MAX_SEEN, Moment, Progress, Seen, Xids
 from ingestd.capture.pooler import pooled
 from ingestd.capture.positions import insert_position, replayed_position
+from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.rewrites import ensure_described
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.copy import CopyRows
@@ -131,8 +132,8 @@ async def look_at(
             "more than 2 billion transactions have passed since it was polled",
             remedy="none is needed: it is read anew in a minute",
         )
+    shape = await _locked_shape(connection, polled)
     await ensure_described(connection, polled.table)
-    shape = await _shape(connection, polled)
     if look.is_whole or not shape.is_indexed or look.progress.floor is None:
         look.is_whole = True
         async for rows in _whole(connection, look, moment):
@@ -155,7 +156,7 @@ async def first_progress(
 
     Raises psycopg.Error.
     """
-    shape = await _shape(connection, polled)
+    shape = await _locked_shape(connection, polled)
     recent = Seen(now.moment.oldest).unseen(now.moment)
     cursor = await connection.execute(xids_query(polled, shape, recent))
     ages = [age for (age,) in await cursor.fetchall()]
@@ -190,7 +191,8 @@ def _ensure_short(polled: PolledTable, progress: Progress) -> None:
 
 async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:
     """Give the text of the highest cursor; None if no index tells. Raises psycopg.Error."""
-    return await _peak(connection, polled, await _shape(connection, polled))
+    async with connection.transaction():
+        return await _peak(connection, polled, await _locked_shape(connection, polled))
 
 
 # --- looks -----------------------------------------------------------------------------------
@@ -206,15 +208,18 @@ async def _whole(
     condition = look.progress.whole_condition(column, moment)
     for leaf in await leaves_of(connection, look.polled.table):
         if leaf.is_whole:
-            ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True)]
+            ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid)]
         elif not leaf.is_cut:
-            ranges = [BlockRange(leaf.schema, leaf.name)]
+            ranges = [BlockRange(leaf.schema, leaf.name, oid=leaf.oid)]
         else:
             starts = range(0, max(1, leaf.blocks), PAGE_BLOCKS)
             ends: list[int | None] = [*starts[1:], None]
             ranges = [
-                BlockRange(leaf.schema, leaf.name, s, e) for s, e in zip(starts, ends, strict=True)
+                BlockRange(leaf.schema, leaf.name, s, e, oid=leaf.oid)
+                for s, e in zip(starts, ends, strict=True)
             ]
+        if leaf.oid != look.polled.table.oid:
+            await lock_relation(connection, look.polled.table.id, ranges[0])
         for blocks in ranges:
             query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
             async for rows in _copy(connection, look, query, moment):
@@ -285,13 +290,15 @@ async def _within(
         raise psycopg.errors.QueryCanceled(msg) from error
 
 
-async def _shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:
-    """Ask the catalog. Raises TableChangedError if the table is gone."""
+async def _locked_shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:
+    """Lock the table and ask the catalog. Raises TableChangedError if the table is gone."""
     found = await connection.execute(_SHAPE, (polled.by, polled.table.oid))
     row = await found.fetchone()
     if row is None:
         raise TableChangedError(polled.table.id, "is gone")
-    return Shape(*row)
+    shape = Shape(*row)
+    await lock_relation(connection, polled.table.id, shape.blocks_of(polled))
+    return shape
 
 
 async def _peak(connection: AsyncConnection[Any], polled: PolledTable, shape: Shape) -> str | None:

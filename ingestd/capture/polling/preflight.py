@@ -27,15 +27,17 @@ from ingestd.capture.polling.server import (
     inspect_polled_server,
 )
 from ingestd.capture.polling.tables import describe
+from ingestd.capture.relation_lock import lock_relation, whole
 from ingestd.capture.server_room import demand_of, room_lines
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
+from ingestd.capture.splits import read_error
 from ingestd.capture.tls import check_line
 from ingestd.checks import CheckLine
 from ingestd.decode.types import BUILT_IN
-from ingestd.errors import IngestdError, OperatorError
+from ingestd.errors import IngestdError, OperatorError, TableError
 from ingestd.ports import Refused, TableInfo
-from ingestd.schema import TableId
+from ingestd.schema import Table, TableId
 
 CLOCK_S = 60.0
 """Clocks further apart than this are worth a word."""
@@ -101,7 +103,7 @@ async def _look(
             sizes.get(row.id),
         )
         _captured(looked, found)
-        await _cursor(connection, looked, found)
+        await _cursor(connection, settings.dsn.get_secret_value(), looked, found)
         _deletes(polled, found)
     for notice in unmatched_notices(settings, catalog.present, catalog.others):
         found.notice(notice)
@@ -203,7 +205,9 @@ def _captured(looked: _Looked, found: Findings) -> None:
     found.note(f"table {looked.row.id}", "ok", "; ".join(parts))
 
 
-async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Findings) -> None:
+async def _cursor(
+    connection: AsyncConnection[Any], dsn: str, looked: _Looked, found: Findings
+) -> None:
     """Say what its cursor, or that it has none, costs or misses."""
     table, cursor = looked.row.id, looked.polled.cursor
     subject = f"table {table}, cursor"
@@ -236,7 +240,19 @@ async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Find
             f"the whole table{looked.cost}",
             f"ALTER TABLE {qualified(table)} ALTER COLUMN {quoted} SET NOT NULL;",
         )
-    if cursor.kind == "uuid" and not await _is_growing_uuid(connection, table, column.name):
+    if cursor.kind != "uuid":
+        return
+    try:
+        is_growing = await _is_growing_uuid(connection, looked.polled.table, column.name)
+    except TableError as error:
+        found.fault(subject, error)
+        return
+    except psycopg.Error as error:
+        if connection.closed:
+            raise
+        found.fault(subject, read_error(error, table, dsn))
+        return
+    if not is_growing:
         found.note(
             subject,
             "warn",
@@ -246,13 +262,16 @@ async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Find
         )
 
 
-async def _is_growing_uuid(connection: AsyncConnection[Any], table: TableId, name: str) -> bool:
+async def _is_growing_uuid(connection: AsyncConnection[Any], table: Table, name: str) -> bool:
+    blocks = whole(table, is_partitioned=True)
     query = sql.SQL(_UUIDS).format(
         column=sql.Identifier(name),
-        table=sql.Identifier(table.schema, table.name),
+        table=blocks.relation,
         limit=SHOWN_UUIDS,
     )
-    row = await (await connection.execute(query)).fetchone()
+    async with connection.transaction():
+        await lock_relation(connection, table.id, blocks)
+        row = await (await connection.execute(query)).fetchone()
     return row is None or row[0] is not False
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_queries import output_of, sendable
 from ingestd.capture.polling.polled import PolledTable
+from ingestd.capture.relation_lock import whole
 
 AGE, DELETED, CURSOR = range(3)
 """Fields after the table's columns: age of xmin; whether the row counts as deleted; of a near look
@@ -28,10 +30,13 @@ class Shape:
     type_oid: int
     is_indexed: bool
 
+    def blocks_of(self, polled: PolledTable) -> BlockRange:
+        """Return the table itself: one that others inherit from has rows of its own."""
+        return whole(polled.table, is_partitioned=self.is_partitioned)
+
     def relation_of(self, polled: PolledTable) -> sql.Composable:
-        """Give what stands after FROM: a table that others inherit from has rows of its own."""
-        name = sql.Identifier(polled.table.id.schema, polled.table.id.name)
-        return name if self.is_partitioned else sql.SQL("ONLY ") + name
+        """Return what stands after FROM."""
+        return self.blocks_of(polled).relation
 
 
 @dataclass(frozen=True, slots=True)

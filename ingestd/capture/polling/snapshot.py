@@ -17,7 +17,7 @@ from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import is_deleted
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.settings import PollingSettings
-from ingestd.capture.splits import read_error
+from ingestd.capture.splits import snapshot_error
 from ingestd.capture.views import Place
 from ingestd.changes import TableBatch, change_schema
 from ingestd.errors import TableError
@@ -132,7 +132,7 @@ class PollingSnapshot(PointSnapshot):
         except (psycopg.Error, TableError) as error:
             fault: Exception = error
             if isinstance(error, psycopg.Error):
-                fault = read_error(error, name, self._dsn)
+                fault = snapshot_error(error, name, self._dsn)
             if not isinstance(fault, TableError):
                 raise fault from error
             yield fault

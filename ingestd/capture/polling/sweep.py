@@ -207,6 +207,7 @@ async def absent(
         return keys
     wanted = key_hashes(table, keys)
     reader = KeyPages(table)
+    await reader.lock(connection)
     found = np.zeros(len(wanted), np.bool_)
     is_asked = await reader.can_list(connection)
     pages = _listed(connection, reader, keys) if is_asked else reader.pages(connection)

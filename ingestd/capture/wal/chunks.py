@@ -20,12 +20,12 @@ from ingestd.capture.conditions import check_condition, joined
 from ingestd.capture.faults import classify
 from ingestd.capture.key_list import KeyedRelation, can_be_found
 from ingestd.capture.leaves import leaves_of
-from ingestd.capture.pages import LOCK_TIMEOUT_S, TablePages
+from ingestd.capture.pages import TablePages
 from ingestd.capture.positions import insert_position, is_standby
 from ingestd.capture.readers import SplitReaders
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
-from ingestd.capture.splits import cut, read_error
+from ingestd.capture.splits import LOCK_TIMEOUT_S, cut, snapshot_error
 from ingestd.capture.unread import Unread, unread
 from ingestd.capture.views import OwnView, look
 from ingestd.errors import TableError, TableReplacedError
@@ -225,7 +225,7 @@ class ChunkedSnapshot:
         unread_ = _parse(left, tables[0]) if left else None
         dsn = settings.dsn.get_secret_value()
         if where is not None:
-            await check_condition(dsn, [table.id for table in tables], where)
+            await check_condition(dsn, tables, where)
         connection = await connect(dsn)
         try:
             await _refuse_standby(connection, tables[0])
@@ -329,7 +329,7 @@ class ChunkedSnapshot:
             ) as connection:
                 leaves = await leaves_of(connection, table)
         except psycopg.Error as error:
-            raise read_error(error, table.id, self._dsn) from error
+            raise snapshot_error(error, table.id, self._dsn) from error
         if not all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
             raise TableReplacedError(table.id, "can't be read by blocks any more")
         if self._left is not None:

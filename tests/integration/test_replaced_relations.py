@@ -1,0 +1,281 @@
+"""The owner of a table puts a view in its place while a reader waits: nothing of it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.conditions import check_condition
+from ingestd.capture.dependent_text_queries import holds
+from ingestd.capture.dependent_texts import Doubt as TextDoubt
+from ingestd.capture.dependent_texts import Use
+from ingestd.capture.evidence import Doubt, Question
+from ingestd.capture.key_list import KeyedRelation
+from ingestd.capture.key_range import KeyColumn, KeyRange
+from ingestd.capture.key_splits import KeySplits
+from ingestd.capture.page_source import CopyPageSource
+from ingestd.capture.pages import TablePages
+from ingestd.capture.pinned import WHERE_KNOWN
+from ingestd.capture.polling.key_pages import KeyPages
+from ingestd.capture.polling.poll import (
+    Look,
+    backend_of,
+    begin,
+    first_progress,
+    latest_cursor,
+    look_at,
+)
+from ingestd.capture.polling.polled import Cursor, PolledTable
+from ingestd.capture.polling.seen import Progress, Seen
+from ingestd.capture.polling.sweep import absent
+from ingestd.capture.read_probe import read_fault
+from ingestd.capture.session import connect
+from ingestd.capture.splits import CtidSplits
+from ingestd.capture.storage_queries import _holds
+from ingestd.capture.views import ExportedView, OwnView, Place
+from ingestd.demo.waiting import await_until
+from ingestd.errors import TableError
+from ingestd.ports import Split
+from ingestd.positions import Lsn
+from tests.harness.hostile import CALLED, hostile_calls
+from tests.integration.test_pages import exported, table_named
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+    from ingestd.schema import Table
+    from tests.harness.databases import Database
+
+LIMIT_S = 30.0
+KEY = (KeyColumn("id", ("pg_catalog", "int4"), ("pg_catalog", "<", ">=")),)
+EVIL = (
+    f"CREATE FUNCTION public.evil(t text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN "
+    f"RAISE WARNING '{CALLED}: % by %', t, current_user; RETURN '7'; END $$"
+)
+VIEW = """CREATE VIEW public.t AS SELECT evil('a')::int AS id, evil('b')::timestamptz AS at,
+ evil('c') AS note, evil('d')::regclass AS r, evil('e')::xid AS xmin, evil('f')::tid AS ctid
+ WHERE evil('g') <> ''"""
+GRANT = "GRANT SELECT ON public.t TO PUBLIC"
+REPLACING = {
+    "dropped": ("DROP TABLE public.t", VIEW, GRANT),
+    "renamed": ("ALTER TABLE public.t RENAME TO before", VIEW, GRANT),
+    "moved": (
+        "CREATE SCHEMA elsewhere",
+        "ALTER TABLE public.t SET SCHEMA elsewhere",
+        VIEW,
+        GRANT,
+    ),
+    "made anew": ("DROP TABLE public.t", "CREATE TABLE public.t (id int)", GRANT),
+    # Up to PostgreSQL 15 a rule makes an empty table a view, which keeps its OID.
+    "made a view": (
+        "TRUNCATE public.t",
+        """CREATE RULE "_RETURN" AS ON SELECT TO public.t DO INSTEAD SELECT public.evil('a')::int
+ AS id, public.evil('b')::timestamptz AS at, public.evil('c') AS note,
+ public.evil('d')::regclass AS r WHERE public.evil('g') <> ''""",
+    ),
+}
+
+
+@pytest.fixture
+def dsn(database: Database, stranger: str) -> Iterator[str]:
+    """A role that may read, and no more; log_min_messages is WARNING."""
+    database.execute(
+        EVIL,
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, note text, r regclass)",
+        "CREATE INDEX ON t (at)",
+        "INSERT INTO t SELECT i, now() - interval '1 day', 'x', 't' FROM generate_series(1, 500) i",
+        "ANALYZE t",
+        GRANT,
+    )
+    yield make_conninfo(database.dsn, user=stranger)
+    assert not [line for line in hostile_calls(database.server) if stranger in line]
+
+
+async def polled_of(table: Table) -> PolledTable:
+    return PolledTable(replace(table, key=("id",)), Cursor(("at",), "time"), None, 1.0, None)
+
+
+async def read_pages(pages: TablePages) -> None:
+    async with aclosing(pages.pages()) as found:
+        async for _ in found:
+            pass
+
+
+def place() -> Place:
+    return Place(Lsn(1), datetime.now(UTC))
+
+
+async def export(dsn: str, table: Table, snapshot: str) -> None:
+    for split in await CtidSplits(dsn).splits(table, snapshot, 8192):
+        await read_pages(TablePages(dsn, split, ExportedView(dsn, snapshot, place())))
+
+
+async def whole(dsn: str, table: Table, snapshot: str) -> None:
+    blocks = BlockRange("public", "t", is_whole=True, oid=table.oid)
+    split = Split(table, snapshot, blocks.to_text(), 0)
+    await read_pages(TablePages(dsn, split, ExportedView(dsn, snapshot, place())))
+
+
+async def chunk(dsn: str, table: Table, _: str) -> None:
+    blocks = BlockRange("public", "t", oid=table.oid)
+    await read_pages(TablePages(dsn, Split(table, "", blocks.to_text(), 0), OwnView()))
+
+
+async def by_keys(dsn: str, table: Table, _: str) -> None:
+    blocks = BlockRange("public", "t", oid=table.oid)
+    pages = TablePages(dsn, Split(table, "", blocks.to_text(), 0), OwnView())
+    async with aclosing(pages.rows_of(KeyedRelation(blocks), [("1",), ("2",)])) as found:
+        async for _page in found:
+            pass
+
+
+async def key_splits(dsn: str, table: Table, snapshot: str) -> None:
+    await KeySplits(dsn).splits(table, snapshot, 8192)
+
+
+async def key_range(dsn: str, table: Table, snapshot: str) -> None:
+    where = KeyRange("public", "t", KEY, ("1",), ("9",), table.oid).to_text()
+    source = CopyPageSource(dsn, Split(table, snapshot, where, 0))
+    async with aclosing(source.batches()) as found:
+        async for _ in found:
+            pass
+
+
+async def older_range(dsn: str, table: Table, snapshot: str) -> None:
+    """As an earlier version cut it."""
+    await key_range(dsn, replace(table, oid=0), snapshot)
+
+
+@asynccontextmanager
+async def polling(dsn: str) -> AsyncGenerator[tuple[Any, Any], None]:
+    async with await connect(dsn, autocommit=False) as connection:
+        backend = await backend_of(connection)
+        yield connection, await begin(connection, backend)
+
+
+async def poll(dsn: str, table: Table, _: str, *, is_whole: bool = True) -> None:
+    async with polling(dsn) as (connection, now):
+        progress = Progress(Seen(), Seen(), floor=None if is_whole else "2020-01-01")
+        look = Look(await polled_of(table), progress, is_whole, page_rows=10)
+        async with aclosing(look_at(connection, look, now)) as pages:
+            async for _rows in pages:
+                pass
+
+
+async def near(dsn: str, table: Table, snapshot: str) -> None:
+    await poll(dsn, table, snapshot, is_whole=False)
+
+
+async def first(dsn: str, table: Table, _: str) -> None:
+    async with polling(dsn) as (connection, now):
+        await first_progress(connection, await polled_of(table), now)
+
+
+async def peak(dsn: str, table: Table, _: str) -> None:
+    async with await connect(dsn) as connection:
+        await latest_cursor(connection, await polled_of(table))
+
+
+async def key_page(dsn: str, table: Table, _: str) -> None:
+    async with polling(dsn) as (connection, _now):
+        pages = KeyPages((await polled_of(table)).table)
+        await pages.lock(connection)
+        await pages.page(connection, None, 10)
+
+
+async def sought(dsn: str, table: Table, _: str) -> None:
+    keys = pa.RecordBatch.from_pylist(
+        [{"id": 1, "_cdc_raw": None}],
+        pa.schema([("id", pa.int32()), ("_cdc_raw", pa.map_(pa.string(), pa.string()))]),
+    )
+    async with polling(dsn) as (connection, _now):
+        await absent(connection, (await polled_of(table)).table, keys)
+
+
+async def older_row(dsn: str, table: Table, _: str) -> None:
+    async with await connect(dsn) as connection:
+        doubt = Doubt("it was", table.oid, Question.HAS_OLDER_ROW, 1)
+        assert not await _holds(connection, doubt)
+
+
+async def texts(dsn: str, table: Table, _: str) -> None:
+    async with await connect(dsn) as connection:
+        use = Use("regclass", "value", "r", 2205)
+        assert await holds(connection, table.oid, [use], [TextDoubt("regclass", is_total=True)])
+
+
+async def probe(dsn: str, table: Table, _: str) -> None:
+    async with await connect(dsn) as connection:
+        fault = await read_fault(connection, table, dsn)
+        assert isinstance(fault, TableError)
+
+
+async def condition(dsn: str, table: Table, _: str) -> None:
+    await check_condition(dsn, [table], "id > 7")
+
+
+READING = [
+    export, whole, chunk, by_keys, key_splits, key_range, poll, near, first, peak, key_page, sought,
+    older_row, texts, probe, condition,
+]  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", REPLACING)
+@pytest.mark.parametrize("read", READING)
+async def test_a_relation_that_is_replaced_while_a_reader_waits_is_not_read(
+    database: Database,
+    dsn: str,
+    read: Callable[[str, Table, str], Awaitable[None]],
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if how == "made a view" and database.server.major >= 16:
+        pytest.skip("the server makes no table a view")
+    if how == "made a view":
+        dropped = "ALTER TABLE t DROP CONSTRAINT t_pkey, ALTER id DROP NOT NULL"
+        database.execute(dropped, "DROP INDEX t_at_idx", "VACUUM t")
+    # As a server that has no such setting yet.
+    monkeypatch.delitem(WHERE_KNOWN, "restrict_nonsystem_relation_kind")  # type: ignore[arg-type]
+    table = await table_named(database, "t")
+    async with exported(database) as snapshot:
+        with database.connect(autocommit=False) as owner:
+            for statement in REPLACING[how]:
+                owner.execute(statement.encode())
+            reading = asyncio.create_task(of_the_table(read(dsn, table, snapshot)))
+            await await_a_waiter(database, reading)
+            owner.commit()
+        async with asyncio.timeout(LIMIT_S):
+            await reading
+
+
+async def of_the_table(reading: Awaitable[None]) -> None:
+    """Take what a table is stopped or read again for; the connection's own faults are raised."""
+    try:
+        await reading
+    except TableError:
+        return
+    except psycopg.Error as error:
+        assert error.sqlstate in {"42P01", "55000"}, error  # noqa: PT017 - of any reader
+
+
+async def await_a_waiter(database: Database, reading: asyncio.Task[None]) -> None:
+    def waits() -> bool:
+        return reading.done() or bool(
+            database.value(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+                " AND wait_event_type = 'Lock'",
+                database.name,
+            )
+        )
+
+    await asyncio.to_thread(await_until, waits, LIMIT_S, "a reader to wait for the lock")
