@@ -99,8 +99,8 @@ class Mirroring:
         return TableError(
             TableId.parse(step.table),
             f"raw table {lake.raw_path(step.table)}: {what}",
-            remedy=f"`ingestd snapshot {lake.source} {step.table}` reads it again, and the mirror is"
-            " then made of that; if ingestd has stopped the table, do what `ingestd status` says",
+            remedy=f"`ingestd snapshot {lake.source} {step.table}` reads it again, and the mirror"
+            " is made of that; if ingestd has stopped the table, do what `ingestd status` says",
         )
 
 
