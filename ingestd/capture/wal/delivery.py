@@ -377,6 +377,7 @@ class Delivery:
             self._catch_up,
             target - start,
             lineage=self._lineage,
+            row_limit_bytes=self._row_limit_bytes,
         )
         try:
             async with contextlib.aclosing(backlog.chunks(start, target, decoder)) as chunks:
@@ -469,5 +470,7 @@ class Delivery:
         if server.sender_timeout_s > 0:
             interval = min(interval, server.sender_timeout_s / 4)
         return StreamLimits(
-            limit_bytes=max(1 << 20, self._memory_bytes // _COLLECTED), status_interval_s=interval
+            limit_bytes=max(1 << 20, self._memory_bytes // _COLLECTED),
+            status_interval_s=interval,
+            row_limit_bytes=self._row_limit_bytes,
         )
