@@ -41,17 +41,21 @@ CANCEL_LIMIT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """CopyData messages joined in one buffer; `starts` and `ends` (int64) cut it."""
+    """CopyData messages joined in one buffer; `starts` and `ends` (int64) cut it.
+
+    `passed_bytes`: of the largest that was too large to be held, or is and has begun.
+    """
 
     buffer: bytes
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     is_last: bool
+    passed_bytes: int = 0
 
     @property
     def largest_bytes(self) -> int:
-        """Size of its largest message."""
-        return int((self.ends - self.starts).max(initial=0))
+        """Size of the largest message, held or not."""
+        return max(self.passed_bytes, int((self.ends - self.starts).max(initial=0)))
 
 
 class CopyOut:

@@ -20,6 +20,7 @@ from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, LARGE_BLOCK_BYTES, Block, CopyOut
+from ingestd.capture.socket_copy import SocketCopy, open_copy
 from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.capture.key_list import KeyedRelation, KeyList
 from ingestd.capture.session import connect
@@ -37,6 +38,10 @@ from ingestd.row_limit import UNLIMITED_BYTES, refuse_too_large
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: some thousands of rows. Its packed columns are one message, which can be a
 hundred times that if the values are well compressed."""
+
+
+class _TooLargeToPackError(Exception):
+    """The columns of some blocks are more, packed, than may be held: they are to come by rows."""
 
 
 class _Decoder(Protocol):
@@ -75,7 +80,7 @@ class TablePages:
         self._is_small = split.estimated_bytes < INPUT_BUFFER_BYTES
         self._view = view
         self._entered = entered
-        self._copy: CopyOut | None = None
+        self._copy: CopyOut | SocketCopy | None = None
         self._encoding: Encoding | None = None
         self._reading: asyncio.Task[Block] | None = None
 
@@ -91,14 +96,19 @@ class TablePages:
                     async for page in pages:
                         yield page
                 return
-            place = await self._enter(blocks)
-            decoder = CopyDecoder(table, place.position, place.at, self._encoding)
-            async for batch in self._read(rows_query(table, blocks), decoder, by_row=True):
-                yield SnapshotPage(batch, place.position, place.seen)
+            async with aclosing(self._by_row(blocks)) as pages:
+                async for page in pages:
+                    yield page
         except psycopg.Error as error:
             raise snapshot_error(error, table.id, self._dsn) from error
         finally:
             await self.close()
+
+    async def _by_row(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
+        place = await self._enter(blocks)
+        decoder = CopyDecoder(self._table, place.position, place.at, self._encoding)
+        async for batch in self._read(rows_query(self._table, blocks), decoder, by_row=True):
+            yield SnapshotPage(batch, place.position, place.seen)
 
     async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
         """Read in the best packing, and in the next one from where that can't be told."""
@@ -122,6 +132,13 @@ class TablePages:
                     raise
                 await self.close()
                 blocks = replace(blocks, start=max(blocks.start, decoder.next_block))
+            except _TooLargeToPackError:
+                await self.close()
+                blocks = replace(blocks, start=max(blocks.start, decoder.next_block))
+                async with aclosing(self._by_row(blocks)) as pages:
+                    async for page in pages:
+                        yield page
+                return
             else:
                 return
 
@@ -153,11 +170,23 @@ class TablePages:
         if copy is not None:
             await copy.close()
 
+    @property
+    def _where(self) -> str:
+        """Where a row is that is met, for messages."""
+        blocks = self._blocks
+        if blocks.is_whole or not blocks.oid:
+            return ""
+        return f"in blocks {blocks.start} to {'the last' if blocks.end is None else blocks.end - 1}"
+
     async def _enter(self, blocks: BlockRange) -> Place:
         connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
-        self._copy = CopyOut(connection)
+        try:
+            place = await self._view.enter(connection, self._table, blocks)
+            self._copy = await open_copy(connection, limit_bytes=self._row_limit_bytes)
+        except BaseException:
+            await connection.close()
+            raise
         self._encoding = self._copy.encoding
-        place = await self._view.enter(connection, self._table, blocks)
         self._entered(place)
         return place
 
@@ -171,7 +200,11 @@ class TablePages:
         while (reading := self._reading) is not None:
             block = await reading
             if by_row:
-                refuse_too_large(self._table.id, block.largest_bytes, self._row_limit_bytes)
+                refuse_too_large(
+                    self._table.id, block.largest_bytes, self._row_limit_bytes, self._where
+                )
+            elif block.passed_bytes:
+                raise _TooLargeToPackError
             is_large, is_last = len(block.buffer) > LARGE_BLOCK_BYTES, block.is_last
             if is_last or is_large:
                 self._reading = None

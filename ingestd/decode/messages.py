@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ingestd.decode.encodings import Encoding
 from ingestd.decode.frames import POSTGRES_EPOCH_US
+from ingestd.decode.shortening import LEFT_OUT
 from ingestd.decode.texts import Source, Texts
 from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
@@ -33,6 +34,7 @@ _LEAST_LENGTHS = LENGTHS | {
     ord("Y"): 7,
     ORIGIN: 10,
     MESSAGE: 1,
+    LEFT_OUT: 5,
     ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it of what it has never sent, to be ignored
 }
 _least = np.full(256, np.iinfo(np.int64).max)

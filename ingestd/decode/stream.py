@@ -33,9 +33,10 @@ from ingestd.decode.messages import (
     read_transactions,
 )
 from ingestd.decode.relation import Relation, Resolve, TellPartition, parse_relation
+from ingestd.decode.shortening import LEFT_OUT, columns_left_out
 from ingestd.errors import ProtocolError, TableError
 from ingestd.positions import ZERO, Lsn
-from ingestd.row_limit import UNLIMITED_BYTES, row_too_large
+from ingestd.row_limit import UNLIMITED_BYTES, kept_bytes, row_too_large
 from ingestd.schema import Table, TableId
 
 _MAX_FEED_BYTES = 1 << 31
@@ -104,7 +105,7 @@ class StreamDecoder:
         self._last_lsn = -1
         self._held: list[tuple[bytes | memoryview, Ints]] = []
         self._held_bytes = 0
-        self._is_stale = False
+        self._is_stale = self._has_left_out = False
         self._told_last: Relation | None = None
 
     @property
@@ -218,6 +219,7 @@ class StreamDecoder:
                 raise ProtocolError(msg)
             self._last_lsn = int(transactions.commit_lsns[-1])
         counts = np.zeros(len(messages), np.int64)
+        self._has_left_out = bool((messages.types == LEFT_OUT).any())
         found = list(self._find(messages, transactions, counts))
         self._find_partitions(messages, transactions)
         self._ignored += tell_messages(messages, transactions, self._tell_message)
@@ -283,10 +285,10 @@ class StreamDecoder:
             if known is not None and known.relation == relation:
                 continue
             if known is not None:
-                yield from self._find_between(messages, start, i, counts)
+                yield from self._find_between(messages, transactions, start, i, counts)
                 start = i
             self._known[relation.oid] = _Known(relation, self._resolve(relation), i)
-        yield from self._find_between(messages, start, len(messages), counts)
+        yield from self._find_between(messages, transactions, start, len(messages), counts)
         for oid, known in self._known.items():
             if known.since >= 0:
                 self._known[oid] = replace(known, since=-1)
@@ -320,7 +322,12 @@ class StreamDecoder:
             self._tell_partition(replace(relation, lsn=lsn, xid=xid), table)
 
     def _find_between(
-        self, messages: Messages, start: int, end: int, counts: Ints
+        self,
+        messages: Messages,
+        transactions: Transactions,
+        start: int,
+        end: int,
+        counts: Ints,
     ) -> Iterator[_Found]:
         types = messages.types[start:end]
         truncated = self._find_truncates(
@@ -332,7 +339,7 @@ class StreamDecoder:
             if known.table is None:
                 continue
             counts[rows] = 1
-            taken = self._small_enough(messages, known.relation, known.table, rows)
+            taken = self._small_enough(messages, transactions, known, rows)
             truncates = truncated.pop(oid, [])
             if len(taken) or truncates:
                 yield _with_truncates(known.relation, known.table, taken, truncates)
@@ -342,19 +349,30 @@ class StreamDecoder:
             yield _with_truncates(known.relation, known.table, at[:0], places)
 
     def _small_enough(
-        self, messages: Messages, relation: Relation, table: Table, rows: Ints
+        self, messages: Messages, transactions: Transactions, known: _Known, rows: Ints
     ) -> Ints:
         """Leave out the changes that are too large, and note that."""
         limit = self._row_limit_bytes
-        large = np.flatnonzero(messages.ends[rows] - messages.starts[rows] > limit)
-        if len(large) == 0:
+        large = messages.ends[rows] - messages.starts[rows] > limit
+        if self._has_left_out:
+            after = np.minimum(rows + 1, len(messages) - 1)
+            large |= messages.types[after] == LEFT_OUT
+        if not large.any():
             return rows
-        captured = {c.name for c in table.columns}
-        is_sent = [c.name in captured for c in relation.columns]
-        sizes = [captured_bytes(messages, int(rows[i]), is_sent) for i in large]
-        over = [i for i, size in zip(large, sizes, strict=True) if size > limit]
-        if over:
-            self._refused.setdefault(table.id, row_too_large(table.id, max(sizes), limit))
+        assert known.table is not None
+        captured = {c.name for c in known.table.columns}
+        is_sent = [c.name in captured for c in known.relation.columns]
+        over = []
+        for i in np.flatnonzero(large).tolist():
+            message = int(rows[i])
+            nbytes = captured_bytes(messages, message, is_sent)
+            left_out = _left_out(messages, message, is_sent)
+            if nbytes + left_out > limit or left_out:
+                over.append(i)
+                where = f"in the transaction that commits at {transactions.commit_of(message)[0]}"
+                most = limit if nbytes + left_out > limit else kept_bytes(limit)
+                error = row_too_large(known.table.id, nbytes + left_out, most, where)
+                self._refused.setdefault(known.table.id, error)
         return np.delete(rows, over)
 
     def _find_truncates(
@@ -382,6 +400,18 @@ class StreamDecoder:
             msg = f"change of relation {oid} before its RELATION message"
             raise ProtocolError(msg)
         return known
+
+
+def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> int:
+    """Return how many bytes of captured values a change lacks because it was shortened."""
+    after = message + 1
+    if after == len(messages) or messages.types[after] != LEFT_OUT:
+        return 0
+    found = columns_left_out(messages.content(after))
+    if any(column >= len(is_captured) for column in found):
+        msg = "values left out of a change that has no such columns"
+        raise ProtocolError(msg)
+    return sum(nbytes for column, nbytes in found.items() if is_captured[column])
 
 
 def _with_truncates(

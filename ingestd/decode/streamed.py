@@ -50,6 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode.messages import MESSAGE, RELATION, Ints
+from ingestd.decode.shortening import LEFT_OUT
 from ingestd.errors import ProtocolError
 
 START, STOP, STREAM_COMMIT, ABORT = (ord(c) for c in "SEcA")
@@ -58,7 +59,7 @@ IS_CONTROL = np.zeros(256, np.bool_)
 """Whether a message of this type is about segments, rather than in one or outside of any."""
 IS_CONTROL[[START, STOP, STREAM_COMMIT, ABORT]] = True
 _HAS_XID = np.zeros(256, np.bool_)
-_HAS_XID[[ord(c) for c in "RYIUDTM"]] = True
+_HAS_XID[[*(ord(c) for c in "RYIUDTM"), LEFT_OUT]] = True
 _XID_BYTES = 4
 
 START_FORM = struct.Struct(">cIB")

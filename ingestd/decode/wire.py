@@ -1,5 +1,8 @@
 """Backend messages inside the bytes of a socket: where each begins and ends.
 
+A message's length is known before its content comes. One that no server sends is a ProtocolError
+then; one that is larger than may be held is passed piece by piece, and never held as a whole.
+
 Source: PostgreSQL documentation, "Message Formats": a type byte, an int32 length that counts
 itself, the content.
 """
@@ -7,14 +10,15 @@ itself, the content.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode import native
+from ingestd.decode.shortening import Passed, Shortener
 from ingestd.errors import ProtocolError
 
 Ints = NDArray[np.int64]
@@ -25,7 +29,13 @@ _ENDS = frozenset(b"EcCZ")
 ASIDES = frozenset(b"NSA")
 """What may come at any time: notices, changed settings, notifications."""
 _KNOWN = frozenset((COPY_DATA, COPY_BOTH, COPY_OUT)) | _ENDS | ASIDES
-_HEADER = 5
+HEADER_BYTES = _HEADER = 5
+MOST_BYTES = 1 << 30
+"""Of a message: the server puts each together in memory that it allocates at once (MaxAllocSize)."""
+MOST_ASIDE_BYTES = 1 << 16
+"""Of an error, a notice and the like: what is more of it is not kept."""
+TEXT_BYTES = 2000
+"""Of each text of an error, so much is kept."""
 _LENGTH = struct.Struct(">i")
 _NONE: Ints = np.empty(0, np.int64)
 _CHAIN = 1 << 15
@@ -38,12 +48,15 @@ class Cut:
 
     `starts`, `ends` (int64): contents of the CopyData messages. `used`: where the first message
     begins that is not whole. `last`: type and content of the message that ended the data.
+    `passed_bytes`: of the largest message that is too large to be held, whole or only begun; 0 if
+    there is none.
     """
 
     starts: Ints
     ends: Ints
     used: int
     last: tuple[int, bytes] | None = None
+    passed_bytes: int = 0
 
 
 def cut(buffer: bytes) -> Cut:
@@ -128,21 +141,37 @@ def _likely(buffer: bytes) -> tuple[Ints, Ints]:
 
 
 def _length(buffer: bytes, at: int) -> int:
-    kind = buffer[at]
-    length = int(_LENGTH.unpack_from(buffer, at + 1)[0])
-    if length < _LENGTH.size or kind not in _KNOWN:
+    if buffer[at] not in _KNOWN:
         msg = f"unknown message {buffer[at : at + _HEADER]!r} in the stream"
+        raise ProtocolError(msg)
+    return length_of(buffer[at : at + _HEADER])
+
+
+def length_of(header: bytes) -> int:
+    """Return what a message's header says of its length. Raises ProtocolError beyond any message's."""
+    length = int(_LENGTH.unpack_from(header, 1)[0])
+    if not _LENGTH.size <= length <= MOST_BYTES:
+        msg = f"message {header[:1]!r} says that it has {length} bytes"
         raise ProtocolError(msg)
     return length
 
 
 class Cutter:
-    """Cuts a stream that comes in pieces, and keeps what is not whole yet. One thread at a time."""
+    """Cuts a stream that comes in pieces, and keeps what is not whole yet. One thread at a time.
 
-    def __init__(self) -> None:
+    A CopyData message of more than `limit_bytes` is not kept: what `shortener` makes of it stands
+    for it. By default nothing does.
+    """
+
+    def __init__(
+        self, limit_bytes: int = MOST_BYTES, shortener: Callable[[], Shortener] = Passed
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._shortener = shortener
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._needed = 0
+        self._passing: _Passing | None = None
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes, Cut]:
         """Give a buffer and its whole messages. Raises ProtocolError.
@@ -151,17 +180,90 @@ class Cutter:
         """
         self._held += pieces
         self._held_bytes += sum(map(len, pieces))
+        passed_bytes = 0
+        if self._passing is not None:
+            passed_bytes = self._passing.row_bytes
+            self._held = self._passing.take(self._held)
+            self._held_bytes = sum(map(len, self._held))
+            if not self._passing.is_whole:
+                return b"", Cut(_NONE, _NONE, 0, passed_bytes=passed_bytes)
+            self._passing, self._needed = None, 0
         if self._held_bytes < self._needed:
-            return b"", Cut(_NONE, _NONE, 0)
+            return b"", Cut(_NONE, _NONE, 0, passed_bytes=passed_bytes)
         buffer = b"".join(self._held)
         found = cut(buffer)
         rest = buffer[found.used :]
         self._held, self._held_bytes = [rest], len(rest)
         is_over = found.last is not None  # what follows is the caller's no more
         self._needed = _HEADER if is_over or len(rest) < _HEADER else 1 + _length(rest, 0)
-        return buffer, found
+        if self._needed > _HEADER and self._is_large(rest):
+            self._passing = self._pass(rest)
+            passed_bytes = max(passed_bytes, self._passing.row_bytes)
+        return buffer, replace(found, passed_bytes=passed_bytes)
+
+    def _is_large(self, rest: bytes) -> bool:
+        """Whether the message that begins there is not to be held."""
+        content_bytes = self._needed - _HEADER
+        return content_bytes > (self._limit_bytes if rest[0] == COPY_DATA else MOST_ASIDE_BYTES)
+
+    def _pass(self, rest: bytes) -> _Passing:
+        kind = rest[0]
+        if kind == COPY_DATA:
+            shortener = self._shortener()
+        elif kind == ERROR:
+            shortener = _Beginning()
+        elif kind in ASIDES:
+            shortener = Passed()
+        else:
+            msg = f"message {rest[:1]!r} says that it has {self._needed - 1} bytes"
+            raise ProtocolError(msg)
+        self._held, self._held_bytes = [rest[_HEADER:]], len(rest) - _HEADER
+        return _Passing(kind, self._needed - _HEADER, shortener)
+
+
+class _Passing:
+    """A message of `nbytes` that is not held while it comes. `row_bytes`: if it is CopyData."""
+
+    def __init__(self, kind: int, nbytes: int, shortener: Shortener) -> None:
+        self.row_bytes = nbytes if kind == COPY_DATA else 0
+        self._left = nbytes
+        self._kind = kind
+        self._shortener = shortener
+
+    @property
+    def is_whole(self) -> bool:
+        return self._left == 0
+
+    def take(self, pieces: Sequence[bytes]) -> list[bytes]:
+        """Take what is of the message; return what follows, behind what stands for it."""
+        rest: list[bytes] = []
+        for piece in pieces:
+            taken = min(self._left, len(piece))
+            if taken:
+                self._shortener.feed(memoryview(piece)[:taken])
+                self._left -= taken
+            if taken < len(piece):
+                rest.append(piece[taken:])
+        if self._left:
+            return []
+        kind = bytes([self._kind])
+        found = self._shortener.finish()
+        return [kind + _LENGTH.pack(len(each) + 4) + each for each in found] + rest
+
+
+class _Beginning:
+    """Keeps the beginning of an error."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def feed(self, piece: memoryview) -> None:
+        self._kept += bytes(piece[: MOST_ASIDE_BYTES - len(self._kept)])
+
+    def finish(self) -> list[bytes]:
+        return [self._kept]
 
 
 def error_fields(content: bytes) -> dict[int, bytes]:
-    """Give an ErrorResponse's fields by their type byte."""
-    return {field[0]: field[1:] for field in content.split(b"\0") if field}
+    """Give an ErrorResponse's fields by their type byte, each cut to `TEXT_BYTES`."""
+    return {field[0]: field[1 : TEXT_BYTES + 1] for field in content.split(b"\0") if field}

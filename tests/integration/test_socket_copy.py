@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from ingestd.capture.session import connect
-from ingestd.capture.wal.socket_copy import SocketCopy
+from ingestd.capture.socket_copy import SocketCopy
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:

@@ -36,6 +36,7 @@ from ingestd.capture.wal.publication import is_locked
 from ingestd.capture.wal.publishing import prepare_publication
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server, inspect_server, server_notices
+from ingestd.capture.wal.server_position import position_of
 from ingestd.capture.wal.slot import (
     ExportedPoint,
     SlotPast,
@@ -86,6 +87,7 @@ class WalCapture:
         self._slot = settings.slot
         self._control = Control(self._where, self._dsn)
         self._monitor: AsyncConnection[Any] | None = None
+        self._monitor_lock = asyncio.Lock()
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
@@ -102,6 +104,7 @@ class WalCapture:
             settings,
             self._relations,
             slot_position=self._slot_position,
+            server_position=self._server_position,
             memory_bytes=memory_bytes,
             catch_up=catch_up,
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
@@ -318,9 +321,7 @@ class WalCapture:
     async def lag(self) -> Lag:
         """Ask pg_replication_slots."""
         with self._control.errors("lag"):
-            if self._monitor is None or self._monitor.closed:
-                self._monitor = await connect(self._dsn, reads_names=True)
-            slot = await find_slot(self._monitor, self._slot)
+            slot = await find_slot(await self._monitoring(), self._slot)
         if slot is None:
             raise self._without_slot()
         current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
@@ -366,6 +367,17 @@ class WalCapture:
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
         return slot.confirmed_lsn
+
+    async def _server_position(self, lineage: str) -> Lsn:
+        """Ask on the connection that nothing keeps for long."""
+        with self._control.errors("position"):
+            return await position_of(await self._monitoring(), lineage)
+
+    async def _monitoring(self) -> AsyncConnection[Any]:
+        async with self._monitor_lock:  # who asks for a position, and for lag
+            if self._monitor is None or self._monitor.closed:
+                self._monitor = await connect(self._dsn, reads_names=True)
+            return self._monitor
 
     def _without_slot(self) -> OperatorError | TransientError:
         make = vanished_slot if self._settings.manage else missing_slot

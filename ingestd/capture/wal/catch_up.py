@@ -38,6 +38,7 @@ from ingestd.decode.stream import StreamDecoder
 from ingestd.errors import ProtocolError
 from ingestd.failpoints import lost, reach
 from ingestd.positions import Lsn
+from ingestd.row_limit import UNLIMITED_BYTES
 
 _T = TypeVar("_T")
 
@@ -169,10 +170,12 @@ class CatchUp:
         behind_bytes: int,
         *,
         lineage: str,
+        row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> CatchUp:
         """Copy the slot, as often as the policy says and the server lets, but once at least.
 
-        `lineage`: see `refuse_other`. Raises TransientError if the slot is not there.
+        `lineage`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
+        TransientError if the slot is not there.
         """
         parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
         slots: list[DrainSlot] = []
@@ -187,6 +190,7 @@ class CatchUp:
                             policy.packing,
                             lineage=lineage,
                             messages=policy.messages,
+                            row_limit_bytes=row_limit_bytes,
                         )
                     )
                 except psycopg.OperationalError:  # no free slot or connection

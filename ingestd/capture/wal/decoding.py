@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 
 from ingestd.capture.wal.catch_up import timed_feed
-from ingestd.capture.wal.copy_both import Collected
+from ingestd.capture.copy_both import Collected
 from ingestd.changes import Chunk
 from ingestd.decode.frames import split_frames
 from ingestd.decode.stream import StreamDecoder

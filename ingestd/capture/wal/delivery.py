@@ -36,6 +36,7 @@ from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
 from ingestd.capture.wal.relations import Relations
 from ingestd.capture.wal.server import Server
+from ingestd.capture.wal.server_position import AskPosition, ServerPosition
 from ingestd.capture.wal.slot import SlotPast, moved_slot, older_slot, skipped
 from ingestd.capture.wal.slot_advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.capture.wal.stream import (
@@ -65,7 +66,8 @@ LATE_LOOKS = 2
 class Delivery:
     """One slot's changes, given once. `close` it always.
 
-    `slot_position`: asks where the slot is. `memory_bytes`: for what is read and not decoded yet.
+    `slot_position`: asks where the slot is, `server_position` how far the server's WAL goes:
+    nothing is given of a stream that says that it is beyond. `memory_bytes`: for what is read and not decoded yet.
     `checkpoint_requested`: the server waits for a reply with everything sent, or a backlog has been
     drained or streamed.
     """
@@ -77,6 +79,7 @@ class Delivery:
         relations: Relations,
         *,
         slot_position: Callable[[], Awaitable[Lsn]],
+        server_position: AskPosition,
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy,
@@ -84,6 +87,7 @@ class Delivery:
     ) -> None:
         self._source = source
         self._slot_position = slot_position
+        self._server_at = ServerPosition(server_position, f"source {source}, stream")
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
         self._publication = settings.publication
@@ -122,10 +126,12 @@ class Delivery:
         self._slot_at = self._position = start
         self._lineage = self._advance.lineage = server.lineage
         self._encoding = encoding_of(server.encoding)
+        self._server_at.begin()
         self._advance.begin(max(start, self._confirmed))
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
                 async for chunk in chunks:
+                    await self._server_at.ensure_reached(chunk.position, self._lineage)
                     yield self._deliver(chunk)
                     self._position = max(self._position, chunk.position)
             async with contextlib.aclosing(self._streamed(self._position, server)) as chunks:
@@ -174,6 +180,7 @@ class Delivery:
                     # Until something is confirmed: the pipeline looks only now and then.
                     asked = decoding.reply_requested
                     self.checkpoint_requested |= asked and decoder.position > self._confirmed
+                    await self._server_at.ensure_reached(decoder.position, self._lineage)
                     stream.received(decoder.position)
                     for chunk in found:
                         yield self._deliver(chunk)
@@ -377,6 +384,7 @@ class Delivery:
             self._catch_up,
             target - start,
             lineage=self._lineage,
+            row_limit_bytes=self._row_limit_bytes,
         )
         try:
             async with contextlib.aclosing(backlog.chunks(start, target, decoder)) as chunks:
@@ -469,5 +477,7 @@ class Delivery:
         if server.sender_timeout_s > 0:
             interval = min(interval, server.sender_timeout_s / 4)
         return StreamLimits(
-            limit_bytes=max(1 << 20, self._memory_bytes // _COLLECTED), status_interval_s=interval
+            limit_bytes=max(1 << 20, self._memory_bytes // _COLLECTED),
+            status_interval_s=interval,
+            row_limit_bytes=self._row_limit_bytes,
         )

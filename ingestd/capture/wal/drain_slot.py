@@ -39,17 +39,19 @@ from ingestd.capture.wal.drain_queries import (
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import temporary_name
-from ingestd.capture.wal.socket_copy import SocketCopy
-from ingestd.capture.wal.socket_reader import is_plain
+from ingestd.capture.socket_copy import SocketCopy
+from ingestd.capture.socket_reader import is_plain
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode import commits_ahead
 from ingestd.decode.commits_ahead import CommitsAhead
 from ingestd.decode.packed import PackedMessages
+from ingestd.decode.shortening import CopiedChange
 from ingestd.decode.single import SingleMessages
 from ingestd.decode.streamed import Stretch
 from ingestd.errors import ProtocolError
 from ingestd.failpoints import reach_async
 from ingestd.positions import Lsn
+from ingestd.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 
 SORT_MEMORY = "32MB"
 ROW_MESSAGES = 256
@@ -122,6 +124,7 @@ class DrainSlot:
         *,
         is_packed: bool,
         messages: bool = False,
+        row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> None:
         self._connection = connection
         self._name = name
@@ -129,7 +132,7 @@ class DrainSlot:
         self._packing = packing
         self._is_packed = is_packed
         self._messages = messages
-        self._copy = CopyOut(connection) if is_packed else SocketCopy(connection)
+        self._copy = CopyOut(connection) if is_packed else _socket_copy(connection, row_limit_bytes)
         self._has_open = False
         self._position = self._restart = Lsn(0)
 
@@ -143,10 +146,12 @@ class DrainSlot:
         *,
         lineage: str,
         messages: bool = False,
+        row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> DrainSlot:
         """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
 
-        `messages`: logical messages come too.
+        `messages`: logical messages come too. A change of more than `row_limit_bytes` comes
+        shortened (`decode.shortening`), unless something is encrypted.
         """
         connection = await connect(dsn, claim=slot)
         try:
@@ -167,7 +172,13 @@ class DrainSlot:
             await reach_async("capture.slot_copy.after", cut_off)
             packing.is_used = is_packed = not await is_plain(connection)
             drain = cls(
-                connection, name, publication, packing, is_packed=is_packed, messages=messages
+                connection,
+                name,
+                publication,
+                packing,
+                is_packed=is_packed,
+                messages=messages,
+                row_limit_bytes=row_limit_bytes,
             )
             await drain._look()
         except BaseException:
@@ -255,3 +266,11 @@ class DrainSlot:
         if row is None:
             raise psycopg.errors.UndefinedObject(f"temporary slot {self._name} is gone")
         self._position, self._restart = Lsn.parse(row[0]), Lsn.parse(row[1])
+
+
+def _socket_copy(connection: WatchedConnection, row_limit_bytes: int) -> SocketCopy:
+    return SocketCopy(
+        connection,
+        limit_bytes=change_limit_bytes(row_limit_bytes),
+        shortener=lambda: CopiedChange(kept_bytes(row_limit_bytes)),
+    )

@@ -18,7 +18,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from ingestd.capture.readiness import readable, writable
-from ingestd.capture.wal.copy_both import TURN_BYTES, Block
+from ingestd.capture.copy_both import TURN_BYTES, Block
 
 NAP_S = 0.001
 INPUT_BUFFER_BYTES = 1 << 20

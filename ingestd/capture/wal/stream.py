@@ -25,18 +25,20 @@ from psycopg import sql
 
 from ingestd.capture.faults import classify, lost
 from ingestd.capture.session import connect, query_bytes, read_bytes_as_they_are, sent_encoding
-from ingestd.capture.wal.copy_both import Collected, Reader
+from ingestd.capture.copy_both import Collected, Reader
 from ingestd.capture.wal.decoding_memory import raise_decoding_memory
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
 from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import vanished_slot
-from ingestd.capture.wal.socket_reader import SocketReader, is_plain
+from ingestd.capture.socket_reader import SocketReader, is_plain
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.encodings import Encoding
 from ingestd.decode.frames import standby_status
+from ingestd.decode.shortening import StreamedChange
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.failpoints import reach_async
 from ingestd.positions import ZERO, Lsn
+from ingestd.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 
 STATUS_INTERVAL_S = 10.0
 ASK_AFTER_S = 5.0
@@ -47,11 +49,16 @@ _GLANCE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How long what has come is waited with for more, and at how much reading stops."""
+    """How long what has come is waited with for more, and at how much reading stops.
+
+    A change of more than `row_limit_bytes` comes shortened (`decode.shortening`), unless something
+    is encrypted.
+    """
 
     limit_bytes: int
     linger_s: float = 0.05
     status_interval_s: float = STATUS_INTERVAL_S
+    row_limit_bytes: int = UNLIMITED_BYTES
 
 
 class ReplicationStream:
@@ -241,7 +248,8 @@ async def open_stream(
         await read_bytes_as_they_are(connection)
         if not takes_open:  # else what does not fit the memory is sent while it is open
             await raise_decoding_memory(connection)
-        stream = ReplicationStream(connection, await _reader(connection), where, limits)
+        reader = await _reader(connection, limits.row_limit_bytes)
+        stream = ReplicationStream(connection, reader, where, limits)
     except psycopg.Error as error:
         await connection.close()
         raise classify(error, where) from error
@@ -264,9 +272,13 @@ async def open_stream(
     return stream
 
 
-async def _reader(connection: WatchedConnection) -> Reader:
+async def _reader(connection: WatchedConnection, row_limit_bytes: int) -> Reader:
     if await is_plain(connection):
-        return SocketReader(connection)
+        return SocketReader(
+            connection,
+            limit_bytes=change_limit_bytes(row_limit_bytes),
+            shortener=lambda: StreamedChange(kept_bytes(row_limit_bytes)),
+        )
     await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
     return LibpqReader(connection)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.capture.wal.socket_reader import _read_on
+from ingestd.capture.socket_reader import _read_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,6 +20,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,20 @@ from psycopg import AsyncConnection
 from psycopg.pq import DiagnosticField
 
 from ingestd.capture.readiness import readable, writable
-from ingestd.capture.wal.copy_both import TURN_BYTES, Block
-from ingestd.decode.wire import ASIDES, COPY_BOTH, COPY_OUT, ERROR, Cut, Cutter, error_fields
+from ingestd.capture.copy_both import TURN_BYTES, Block
+from ingestd.decode.shortening import Passed, Shortener
+from ingestd.decode.wire import (
+    ASIDES,
+    COPY_BOTH,
+    COPY_OUT,
+    ERROR,
+    HEADER_BYTES,
+    MOST_BYTES,
+    Cut,
+    Cutter,
+    error_fields,
+    length_of,
+)
 
 GLANCE_S = 0.005
 """How often the event loop looks: a unix socket is full with 277 messages."""
@@ -45,6 +58,8 @@ server that wakes it, longer than all else."""
 NAP_S = 0.0003
 """A unix socket wakes whoever waits for it, so nobody does: the thread looks so often."""
 _HEADER = struct.Struct(">ci")
+_READY = b"Z\0\0\0\5"
+"""ReadyForQuery, but for its last byte: nothing follows."""
 _FIELDS = frozenset(int(field) for field in DiagnosticField)
 
 
@@ -61,17 +76,26 @@ async def is_plain(connection: AsyncConnection[Any]) -> bool:
 
 
 class SocketReader:
-    """See `copy_both.Reader`."""
+    """See `copy_both.Reader`.
 
-    def __init__(self, connection: AsyncConnection[Any]) -> None:
+    A message of more than `limit_bytes` is passed, and what `shortener` makes of it stands for it.
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        *,
+        limit_bytes: int = MOST_BYTES,
+        shortener: Callable[[], Shortener] = Passed,
+    ) -> None:
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
         # For the thread; on the event loop each call says that it does not wait.
         self._socket.settimeout(None)
         self._thread = ThreadPoolExecutor(1, "copy-data")
         self._sending = asyncio.Lock()
         self._pieces: list[bytes] = []
-        self._cutter = Cutter()
-        self._is_busy = False
+        self._cutter = Cutter(limit_bytes, shortener)
+        self._is_busy = self._has_read_on = False
         self._closed: asyncio.Future[None] | None = None
         self.heard_s = time.monotonic()
 
@@ -95,7 +119,7 @@ class SocketReader:
 
     async def _pass(self) -> None:
         """Read one message, and forget it."""
-        left = _HEADER.size
+        left = HEADER_BYTES
         header = b""
         while left:
             await readable(self._socket.fileno())
@@ -103,15 +127,16 @@ class SocketReader:
             if not found:
                 raise EOFError
             left -= len(found)
-            if len(header) < _HEADER.size:
+            if len(header) < HEADER_BYTES:
                 header += found
                 if not left:
-                    left = _HEADER.unpack(header)[1] - 4
+                    left = length_of(header) - 4
 
     async def collect(self, linger_s: float) -> int:
         """Read in glances, or in the thread while there is no pause."""
         if self._is_busy:
             loop = asyncio.get_running_loop()
+            self._has_read_on = True
             piece = await loop.run_in_executor(self._thread, _read_on, self._socket, linger_s)
             self._is_busy = len(piece) >= PAUSE_BYTES
             return self._keep(piece)
@@ -121,9 +146,13 @@ class SocketReader:
         while True:
             nbytes += (found := self._keep(_read(self._socket)))
             self._is_busy = found >= BUSY_BYTES
-            if self._is_busy or time.monotonic() >= until:
+            if self._is_busy or time.monotonic() >= until or self._is_over():
                 return nbytes
             await asyncio.sleep(GLANCE_S)
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is to be waited for, by the looks of it."""
+        return bool(self._pieces) and _is_last(self._pieces[-1])
 
     def _keep(self, piece: bytes) -> int:
         if piece:
@@ -157,8 +186,13 @@ class SocketReader:
         """Close it when the thread has read, for a moment at most. Twice is fine."""
         if self._closed is None:
             self._socket.settimeout(0)  # libpq says goodbye, and may not wait for that
-            self._closed = asyncio.wrap_future(self._thread.submit(self._socket.close))
-            self._thread.shutdown(wait=False)
+            if self._has_read_on:
+                self._closed = asyncio.wrap_future(self._thread.submit(self._socket.close))
+                self._thread.shutdown(wait=False)
+            else:
+                self._socket.close()
+                self._closed = asyncio.get_running_loop().create_future()
+                self._closed.set_result(None)
         await asyncio.shield(self._closed)  # also if this is cancelled
 
 
@@ -223,9 +257,15 @@ def _read_in_looks(source: socket.socket, limit_s: float) -> bytes:
         if found:
             pieces.append(found)
             nbytes += len(found)
+        if _is_last(found):
+            break
         if len(found) < GLANCE_BYTES:
             time.sleep(NAP_S)
     return b"".join(pieces)
+
+
+def _is_last(piece: bytes) -> bool:
+    return piece[-6:-1] == _READY
 
 
 def _timeval(seconds: float) -> bytes:

@@ -1,0 +1,116 @@
+"""A server that lies in its replication stream: a proxy that changes what a real one says there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Self
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Lie = Callable[[bytes], bytes | None]
+
+_STREAM = b"START_REPLICATION"
+_HEADER_BYTES = 5
+_PIECE_BYTES = 1 << 16
+
+
+def message(kind: bytes, content: bytes, length: int | None = None) -> bytes:
+    """Write a message of the backend; `length`: what it says of its content."""
+    told = len(content) if length is None else length
+    return struct.pack(">ci", kind, told + 4) + content
+
+
+def keepalive(position: int, *, asks: bool = False) -> bytes:
+    """Write a keepalive that says that nothing lies before a position."""
+    return message(b"d", struct.pack(">cQqB", b"k", position, 0, asks))
+
+
+class LyingServer:
+    """Passes connections to `port` on, from `with` to its end.
+
+    `lie`: takes each message of a stream, header and all, and returns what is sent instead; None:
+    what follows is passed on as it is, for good. It is called for one stream at a time.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.lie: Lie = bytes
+        self.streams = 0
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def dsn(self, dsn: str) -> str:
+        """Return a DSN of the server, through here."""
+        fields = {**conninfo_to_dict(dsn), "host": "127.0.0.1", "port": str(self.port)}
+        return make_conninfo("", **fields, sslmode="disable", gssencmode="disable")
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [client, server]
+                streams = threading.Event()
+                for work in (
+                    lambda c=client, s=server, e=streams: self._up(c, s, e),
+                    lambda c=client, s=server, e=streams: self._down(s, c, e),
+                ):
+                    threading.Thread(target=work, daemon=True).start()
+
+    def _up(self, client: socket.socket, server: socket.socket, streams: threading.Event) -> None:
+        with _ending(client, server):
+            while piece := client.recv(_PIECE_BYTES):
+                if _STREAM in piece:
+                    self.streams += 1
+                    streams.set()
+                server.sendall(piece)
+
+    def _down(self, server: socket.socket, client: socket.socket, streams: threading.Event) -> None:
+        with _ending(client, server):
+            held = b""
+            lie: Lie | None = self.lie
+            while piece := server.recv(_PIECE_BYTES):
+                if not streams.is_set() or lie is None:
+                    client.sendall(piece)
+                    continue
+                held += piece
+                while len(held) >= _HEADER_BYTES:
+                    end = 1 + struct.unpack_from(">i", held, 1)[0]
+                    if len(held) < end:
+                        break
+                    told = self.lie(held[:end])
+                    if told is None:
+                        lie = None
+                        client.sendall(held)
+                        held = b""
+                        break
+                    client.sendall(told)
+                    held = held[end:]
+
+
+@contextlib.contextmanager
+def _ending(*ends: socket.socket):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    try:
+        with contextlib.suppress(OSError):
+            yield
+    finally:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
