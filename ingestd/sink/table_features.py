@@ -74,7 +74,7 @@ class FeatureError(FolderError):
     """
 
     def __init__(self, uri: str, what: str, undo: str) -> None:
-        path = uri.removeprefix("file://").rstrip("/")
+        path = uri.removeprefix("file://").rstrip("/").replace("`", "``")
         self.undo = undo.format(t=f"delta.`{path}`")
         back = "put the folder back from a copy"
         super().__init__(

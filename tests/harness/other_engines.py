@@ -22,25 +22,21 @@ MAPPING = (
     " 'delta.minWriterVersion' = '5')"
 )
 GO_ON: dict[str, Statements] = {
-    "optimized": ("OPTIMIZE {t}",),
     "vectors": (VECTORS, "OPTIMIZE {t}"),
     "column_added": ("ALTER TABLE {t} ADD COLUMN extra string FIRST", "OPTIMIZE {t}"),
     "checkpoint_v2": (
         f"{PROPERTIES} ('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1')",
         "OPTIMIZE {t}",
     ),
-    "change_feed": (f"{PROPERTIES} ('delta.enableChangeDataFeed' = 'true')",),
 }
 """After which ingestd writes on."""
 STOP: dict[str, Statements] = {
     "vectors_deleted": (VECTORS, "OPTIMIZE {t}", "DELETE FROM {t} WHERE id = 200"),
     "renamed": (MAPPING, "ALTER TABLE {t} RENAME COLUMN note TO remark"),
     "column_dropped": (MAPPING, "ALTER TABLE {t} DROP COLUMN note"),
-    "clustered": ("ALTER TABLE {t} CLUSTER BY (id)",),
     "mapping": (MAPPING,),
     "constrained": ("ALTER TABLE {t} ADD CONSTRAINT some CHECK (id > 0)",),
     "row_tracking": (f"{PROPERTIES} ('delta.enableRowTracking' = 'true')",),
-    "commit_times": (f"{PROPERTIES} ('delta.enableInCommitTimestamps' = 'true')",),
 }
 """After which the table stops alone."""
 

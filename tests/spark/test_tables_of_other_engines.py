@@ -127,15 +127,16 @@ def _assert_read(database: Database, lake: Path, daemon: Daemon) -> None:
     assert_lake_equals_source(
         database, lake, tables=GOING_ON, slot=slot_of(database), limit_s=LIMIT_S
     )
-    verified = run_command(daemon.config_path, "verify", "shop", "--json")
+    runner, config_path = CliRunner(), str(daemon.config_path)
+    verified = runner.invoke(app, ["verify", "shop", "--json", "-c", config_path])
     states = {t["table"]: t for t in json.loads(verified.stdout)["tables"]}
     stopped = {row["table"] for row in registry(lake) if row["state"] == "stopped"}
     wrong = [t for name, t in states.items() if name not in stopped and t["state"] != "equal"]
     assert not wrong, wrong
-    assert "unexpected" not in verified.stdout + verified.stderr
+    assert "unexpected" not in verified.output
     for kind in KINDS:
         arguments = ["peek", "shop", f"public.{kind}", "--limit", "1000", "--json"]
-        peeked = CliRunner().invoke(app, [*arguments, "-c", str(daemon.config_path)])
+        peeked = runner.invoke(app, [*arguments, "-c", config_path])
         if f"public.{kind}" in stopped and peeked.exit_code:
             assert "remedy" in peeked.output, peeked.output
         else:
