@@ -420,8 +420,7 @@ class AppendLog(TableLog):
             self.ensure_unreplaced()
         token = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
-            with storage_faults(self.uri):
-                ensure_plain_log(self.store, self.folder)  # deltalake writes through a link
+            self._ensure_plain()  # deltalake writes through a link
             if self.exists:
                 _ = self.handle  # at this version
             expected = self._version + 1
@@ -440,6 +439,12 @@ class AppendLog(TableLog):
                 # Nothing came between: the failure is the storage's own.
                 raise storage_fault(failure or OSError("commit not found"), self.uri) from failure
         raise self._outrun() from failure
+
+    def _ensure_plain(self) -> None:
+        """Look over a log on a disk that deltalake is about to follow, or to write to."""
+        if self.store.syncs:  # a store has no links nor pipes, and it would be a request each time
+            with storage_faults(self.uri):
+                ensure_plain_log(self.store, self.folder)
 
     def _doubt(self, version: int) -> None:
         if not self.store.syncs:  # a local file system has done what it ever does
@@ -498,10 +503,9 @@ class AppendLog(TableLog):
             self._commits = 0
             self.load()
             return
-        with storage_faults(self.uri):
-            ensure_plain_log(self.store, self.folder)
-            with self.store.calls.during(self.store, self.folder):
-                self._table.update_incremental()
+        self._ensure_plain()
+        with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
+            self._table.update_incremental()
         self._version = self._table.version()
         self._read_state()
 
