@@ -30,6 +30,8 @@ MEANINGS: Mapping[str, str] = {
     " changed.",
     "config.reloaded": "SIGHUP came, and the config was read anew: which sources are `added`,"
     " `removed`, `changed` (begun again).",
+    "daemon.cut_off": "A stop took longer than 9.5 s: the process ends with exit code 75, and `under_way`"
+    " says what was not waited for. Nothing is lost: what was not committed is read again.",
     "daemon.started": "All is built; the sources begin. `compiled`: whether the part in C is there, which decodes faster.",
     "daemon.stopped": "Every source is closed, after SIGTERM or SIGINT.",
     "ddl_log.incomplete": "The event triggers of `ddl_log` are missing, disabled, altered or older than this"
@@ -93,6 +95,9 @@ MEANINGS: Mapping[str, str] = {
     " source would wait until their changes are durable in the lake.",
     "source.unknown_error": "An unforeseen error, and where it arose. A fault of the program: please"
     " report it.",
+    "storage.answered": "The call of `storage.waits` came back.",
+    "storage.waits": "A call of the lake's storage has not come back for 15 s: `path`. The source is not"
+    " ready; it goes on when the call does.",
     "table.raw_values": "A column has values that its lake type can't hold; they are in `_cdc_raw`."
     " Once for each column.",
     "table.state": "A table has another state; `reason`: why it is read anew.",

@@ -125,15 +125,13 @@ def read_plain(root: Path, path: str, most_bytes: int) -> bytes:
     """Read a regular file of no more than so many bytes. Raises OddFileError for others."""
     descriptor = open_plain(root, path)
     try:
-        ensure_size(root / path, os.fstat(descriptor).st_size, most_bytes)
-        pieces, left = list[bytes](), most_bytes + 1
-        while left and (piece := os.read(descriptor, left)):
-            pieces.append(piece)
-            left -= len(piece)
+        size = os.fstat(descriptor).st_size
+        ensure_size(root / path, size, most_bytes)
+        content = os.read(descriptor, size)
+        while len(content) < size and (piece := os.read(descriptor, size - len(content))):
+            content += piece
     finally:
         os.close(descriptor)
-    content = b"".join(pieces)
-    ensure_size(root / path, len(content), most_bytes)
     return content
 
 

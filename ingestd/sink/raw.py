@@ -34,14 +34,20 @@ from ingestd.sink.table_log import GiveUp, TableLog
 
 POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_ts")
 _EPOCH = EPOCH_FIELD.name
+_MOST_BOUNDED = 32
+"""As many as a key of Postgres' has (INDEX_MAX_KEYS), and as Delta gives bounds to by default."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def statistics_columns(table: Table) -> list[str]:
-    """Name the columns that get bounds: position and epoch, and the key as far as its types do."""
-    keys = {*table.key, *table.identity}
-    chosen = [c.lake_name for c in table.columns if c.name in keys and has_statistics(c.type)]
-    return [*POSITION_COLUMNS, *chosen]
+    """Name the columns that get bounds: position and epoch, and the key as far as its types do.
+
+    Of an identity of more columns (FULL) the first: each takes up to 1 kB of a commit, a file.
+    """
+    able = [c for c in table.columns if has_statistics(c.type)]
+    chosen = [c.lake_name for c in able if c.name in table.key]
+    chosen += [c.lake_name for c in able if c.name in table.identity and c.name not in table.key]
+    return [*POSITION_COLUMNS, *chosen[:_MOST_BOUNDED]]
 
 
 @dataclass(frozen=True, slots=True)

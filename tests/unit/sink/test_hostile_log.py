@@ -21,19 +21,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.errors import FolderError, IngestdError, OperatorError, TableError
+from ingestd.ports import Fragment
 from ingestd.positions import Lsn
+from ingestd.schema import Column, Table, TableId
 from ingestd.sink import plain_files
-from ingestd.sink.append_log import AppendLog
+from ingestd.sink.append_log import AppendLog, Creation
 from ingestd.sink.commit_tail import CommitTail
 from ingestd.sink.durable import Fsync
 from ingestd.sink.lake import DeltaLake
-from ingestd.sink.log_files import MOST_CHECKPOINT_BYTES, MOST_COMMIT_BYTES
+from ingestd.sink.log_files import MOST_COMMIT_BYTES
 from ingestd.sink.log_paths import OWN_FILE, file_of
 from ingestd.sink.maintenance_process import maintain
 from ingestd.sink.newest import newest_rows
+from ingestd.sink.raw import raw_schema, statistics_columns
 from ingestd.sink.read import read_raw
 from ingestd.sink.reference_log import ReferenceLog
 from ingestd.sink.reference_source import RawReferenceSource
+from ingestd.sink.statistics import MAX_TEXT
 from ingestd.sink.store import LocalStore
 from ingestd.sink.verified_lake import DeltaVerifiedLake
 from ingestd.verification import Point
@@ -195,7 +199,7 @@ async def capture(lake: Path) -> object:
     return rows
 
 
-async def maintenance(lake: Path) -> object:
+async def maintenance(lake: Path) -> list[dict[str, Any]]:
     return list(maintain(json.loads(order_of(lake))))
 
 
@@ -229,8 +233,8 @@ async def test_nothing_outside_the_table_is_read_or_removed_whatever_its_log_nam
     for path in (out / "canary.parquet", lake / "shop/public/b/canary.parquet"):
         os.utime(path, (1, 1_000_000))  # so that reading it moves its time of access
     before = fingerprint(attacked)
-    for path in WHOLE:
-        hostile = commit(attacked, action(path.replace("/OUT", str(out))))
+    for named in WHOLE:
+        hostile = commit(attacked, action(named.replace("/OUT", str(out))))
         for days, reader in product((0.0, DAYS_30), READERS):
             now_s = time.time() + days
             monkeypatch.setattr("ingestd.sink.maintenance_process.time.time", lambda: now_s)  # noqa: B023
@@ -238,11 +242,11 @@ async def test_nothing_outside_the_table_is_read_or_removed_whatever_its_log_nam
                 told = str(await reader(lake))
             except IngestdError as error:
                 told = str(error)
-            assert str(CANARY) not in told, (path, reader.__name__)
-            assert fingerprint(attacked) == before, (path, reader.__name__)
+            assert str(CANARY) not in told, (named, reader.__name__)
+            assert fingerprint(attacked) == before, (named, reader.__name__)
         written = (p for p in (lake / FOLDER).glob("part-*.parquet") if not p.is_symlink())
         for file in written:
-            assert CANARY not in pq.read_table(file, partitioning=None)["id"].to_pylist(), path
+            assert CANARY not in pq.read_table(file, partitioning=None)["id"].to_pylist(), named
         for made in (lake / FOLDER / "_delta_log").iterdir():
             if made >= hostile:
                 made.unlink()
@@ -255,7 +259,7 @@ async def test_a_commit_that_names_another_file_is_told_of_by_each_reader(attack
         with pytest.raises(OperatorError, match=r"names the file '\.\./b/canary\.parquet'"):
             await reader(attacked / "lake")
     told = await maintenance(attacked / "lake")
-    [line] = [t for t in told if t["table"] == "public.a"]  # type: ignore[union-attr]
+    [line] = [t for t in told if t["table"] == "public.a"]
     assert "names the file" in line["error"]
     assert line["remedy"].endswith("ingestd snapshot shop public.a")
 
@@ -507,6 +511,22 @@ def test_a_folder_that_is_exchanged_for_a_link_meanwhile_is_not_followed(tmp_pat
     assert [p.name for p in (tmp_path / "away").iterdir()] == ["0.json"]
 
 
-def test_the_limits_are_far_above_what_is_written() -> None:
-    assert MOST_COMMIT_BYTES >= 8 << 20
-    assert MOST_CHECKPOINT_BYTES >= 16 * MOST_COMMIT_BYTES
+def test_the_widest_commits_of_ours_are_far_below_the_limits(tmp_path: Path) -> None:
+    columns = tuple(
+        Column(f"{'ü' * 28}{n:07}", 25, -1, pa.string(), "text", identity=True) for n in range(1600)
+    )
+    wide = Table(TableId("public", "wide"), 1, columns, "f", (), ())
+    log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/public/wide", "ingestd/shop/public.wide")
+    log.load()
+    log.create(Creation(raw_schema(wide), {}))
+    names, most = statistics_columns(wide), "ü" * MAX_TEXT
+    stats = {"minValues": dict.fromkeys(names, most), "maxValues": dict.fromkeys(names, most)}
+    stats_json = json.dumps({**stats, "nullCount": dict.fromkeys(names, 1)}, ensure_ascii=False)
+    count = 100
+    version = log.append([Fragment(f"part-{n}.parquet", 1, 1, stats_json, 1) for n in range(count)])
+    first, later = (
+        (tmp_path / "shop/public/wide/_delta_log" / f"{number:020}.json").stat().st_size
+        for number in (0, version)
+    )
+    assert first * 16 < MOST_COMMIT_BYTES
+    assert later / count * 800 < MOST_COMMIT_BYTES  # files of 128 MB: a transaction of 100 GB
