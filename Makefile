@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
-.PHONY: help demo test test-thorough test-long attack matrix soak soak-leaks histories fuzz lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
+.PHONY: help demo test test-thorough test-long attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -54,6 +54,9 @@ histories: $(VENV)/.dev ## Random DML and DDL between kills and checks of the ca
 fuzz: $(VENV)/.dev ## Fuzz the decoder, guided by coverage (SECONDS=60 for each target; needs atheris)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) -e '.[fuzz]'
 	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+
+fuzz-native: $(VENV)/.dev ## Fuzz the compiled part alone under gcc's sanitizers (INPUTS=50000000)
+	@$(BIN)/python -m tests.fuzz.native --inputs $(or $(INPUTS),50000000) $(ARGS)
 
 lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff check .

@@ -20,10 +20,10 @@ from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, LARGE_BLOCK_BYTES, Block, CopyOut
-from ingestd.capture.socket_copy import SocketCopy, open_copy
 from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.capture.key_list import KeyedRelation, KeyList
 from ingestd.capture.session import connect
+from ingestd.capture.socket_copy import SocketCopy, open_copy
 from ingestd.capture.splits import LOCK_TIMEOUT_S, snapshot_error
 from ingestd.capture.views import Place, View
 from ingestd.changes import TableBatch, change_schema

@@ -29,8 +29,8 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.pq import DiagnosticField
 
-from ingestd.capture.readiness import readable, writable
 from ingestd.capture.copy_both import TURN_BYTES, Block
+from ingestd.capture.readiness import readable, writable
 from ingestd.decode.shortening import Passed, Shortener
 from ingestd.decode.wire import (
     ASIDES,

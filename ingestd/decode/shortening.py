@@ -160,78 +160,64 @@ def _changed(room_bytes: int) -> _Taking:
     if kind not in _CHANGES:
         msg = f"a message of type {head[:1]!r} is too large"
         raise ProtocolError(msg)
-    # Outside of segments a tuple's kind is at 5; what is at 9 then is a column's kind or the upper
-    # byte of a length, which is none of these.
-    has_xid = head[9] in _TUPLES
-    if not has_xid and head[5] not in _TUPLES:
-        msg = "unexpected kind of tuple in a large change"
-        raise ProtocolError(msg)
+    has_xid = _is_in_segment(head)
     ids = 1 + _OID + _XID * has_xid
-    out = bytearray(head)
-    rest = head[ids:]
-    left_out = bytearray(bytes([LEFT_OUT]) + head[1:ids])
-    is_first = True
+    out, left_out = bytearray(head[:ids]), bytearray(bytes([LEFT_OUT]) + head[1:ids])
+    ahead = bytearray(head[ids:])
     while True:
-        if not is_first:
-            try:
-                rest = yield 1
-            except EOFError:
-                return [bytes(out), bytes(left_out)]
-            if rest[0] not in _TUPLES:
-                msg = "unexpected kind of tuple in a large change"
-                raise ProtocolError(msg)
-            out += rest
-        is_first = False
-        room_bytes = yield from _tuple(rest[1:], out, left_out, room_bytes)
+        try:
+            begun = yield from _next(ahead, 1)
+        except EOFError:
+            return [bytes(out), bytes(left_out)]
+        if begun[0] not in _TUPLES:
+            msg = "unexpected kind of tuple in a large change"
+            raise ProtocolError(msg)
+        out += begun
+        room_bytes = yield from _tuple(ahead, out, left_out, room_bytes)
+
+
+def _is_in_segment(head: bytes) -> bool:
+    """Whether a change has its transaction's id before the relation's: a tuple's kind is at 9 then.
+
+    Elsewhere it is at 5, and at 9 a column's kind or the upper byte of a length, which is none of a
+    tuple; but behind an old tuple of one column, without a text, the new one begins there.
+    """
+    is_old_before_new = head[5] in b"KO" and head[6:8] == b"\0\1" and head[8] in b"nu"
+    return head[9] in _TUPLES and not (is_old_before_new and head[9:10] == b"N")
+
+
+def _next(ahead: bytearray, count: int) -> Generator[int, bytes, bytes]:
+    """Take so many bytes, those that are there first."""
+    if len(ahead) < count:
+        ahead += yield count - len(ahead)
+    found = bytes(ahead[:count])
+    del ahead[:count]
+    return found
 
 
 def _tuple(
-    begun: bytes, out: bytearray, left_out: bytearray, room_bytes: int
+    ahead: bytearray, out: bytearray, left_out: bytearray, room_bytes: int
 ) -> Generator[int, bytes, int]:
-    """Take a tuple, of which `begun` has come and is in `out`; return the room that is left."""
-    pending = bytearray(begun)
-
-    def next_bytes(count: int) -> Generator[int, bytes, bytes]:
-        if len(pending) < count:
-            more = yield count - len(pending)
-            pending.extend(more)
-        found = bytes(pending[:count])
-        del pending[:count]
-        return found
-
-    del out[len(out) - len(begun) :]
-    counted = yield from next_bytes(2)
+    """Take a tuple, behind its kind; return the room that is left."""
+    counted = yield from _next(ahead, _COUNT.size)
     out += counted
     for column in range(_COUNT.unpack(counted)[0]):
-        kind = yield from next_bytes(1)
+        kind = yield from _next(ahead, 1)
         if kind in {_NULL, _UNCHANGED}:
             out += kind
             continue
-        if kind != _TEXT:
-            msg = "tuple column that is neither text, null nor unchanged"
-            raise ProtocolError(msg)
-        (length,) = _LENGTH.unpack((yield from next_bytes(4)))
-        if length < 0:
-            msg = "negative length of a value"
+        (length,) = _LENGTH.unpack((yield from _next(ahead, _LENGTH.size)))
+        if kind != _TEXT or length < 0:
+            msg = "tuple column that is neither text, null nor unchanged, or of a negative length"
             raise ProtocolError(msg)
         if length <= room_bytes:
             out += kind + _LENGTH.pack(length)
-            if length:
-                out += yield from next_bytes(length)
+            out += yield from _next(ahead, length)
             room_bytes -= length
-            continue
-        out += _UNCHANGED
-        left_out += _VALUE.pack(column, length)
-        length -= len(pending)
-        if length < 0:
-            msg = "a large value of a few bytes"
-            raise ProtocolError(msg)
-        pending.clear()
-        if length:
-            yield -length
-    if pending:
-        msg = "bytes after the tuple of a large change"
-        raise ProtocolError(msg)
+        else:
+            out += _UNCHANGED
+            left_out += _VALUE.pack(column, length)
+            yield -length  # nothing is ahead: what was is less than the columns' heads
     return room_bytes
 
 

@@ -31,7 +31,7 @@ ASIDES = frozenset(b"NSA")
 _KNOWN = frozenset((COPY_DATA, COPY_BOTH, COPY_OUT)) | _ENDS | ASIDES
 HEADER_BYTES = _HEADER = 5
 MOST_BYTES = 1 << 30
-"""Of a message: the server puts each together in memory that it allocates at once (MaxAllocSize)."""
+"""Of a message: the server allocates each as a whole (MaxAllocSize)."""
 MOST_ASIDE_BYTES = 1 << 16
 """Of an error, a notice and the like: what is more of it is not kept."""
 TEXT_BYTES = 2000
@@ -148,7 +148,7 @@ def _length(buffer: bytes, at: int) -> int:
 
 
 def length_of(header: bytes) -> int:
-    """Return what a message's header says of its length. Raises ProtocolError beyond any message's."""
+    """Return what a message's header says of its length. Raises ProtocolError."""
     length = int(_LENGTH.unpack_from(header, 1)[0])
     if not _LENGTH.size <= length <= MOST_BYTES:
         msg = f"message {header[:1]!r} says that it has {length} bytes"

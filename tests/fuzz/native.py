@@ -1,4 +1,4 @@
-"""The compiled part alone, with the compiler's checks of every access: `python -m tests.fuzz.native`.
+"""`python -m tests.fuzz.native`: the compiled part alone, with the compiler's checks.
 
 `native_driver.c` makes the inputs. Ends with exit code 1 and the report at the first finding.
 """

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.capture.session import connect
-from ingestd.capture.wal.libpq_reader import LibpqReader
 from ingestd.capture.socket_reader import SocketReader, is_plain
+from ingestd.capture.wal.libpq_reader import LibpqReader
 from ingestd.capture.wal.stream import ReplicationStream, StreamLimits
 from ingestd.decode.frames import split_frames
 from ingestd.errors import OperatorError, TransientError

@@ -19,8 +19,8 @@ from ingestd.capture import watched
 from ingestd.capture.copy_out import CopyOut
 from ingestd.capture.faults import classify
 from ingestd.capture.session import DEFAULTS, connect
-from ingestd.capture.wal import stream as streaming
 from ingestd.capture.socket_copy import SocketCopy
+from ingestd.capture.wal import stream as streaming
 from ingestd.capture.wal.stream import ReplicationStream, StreamLimits, open_stream
 from ingestd.decode.frames import split_frames
 from ingestd.errors import TransientError

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import psycopg
 
-from ingestd.capture.wal.catch_up import timed_feed
 from ingestd.capture.copy_both import Collected
+from ingestd.capture.wal.catch_up import timed_feed
 from ingestd.changes import Chunk
 from ingestd.decode.frames import split_frames
 from ingestd.decode.stream import StreamDecoder

@@ -67,7 +67,8 @@ class Delivery:
     """One slot's changes, given once. `close` it always.
 
     `slot_position`: asks where the slot is, `server_position` how far the server's WAL goes:
-    nothing is given of a stream that says that it is beyond. `memory_bytes`: for what is read and not decoded yet.
+    nothing is given of a stream that says that it is beyond. `memory_bytes`: for what is read and
+    not decoded yet.
     `checkpoint_requested`: the server waits for a reply with everything sent, or a backlog has been
     drained or streamed.
     """

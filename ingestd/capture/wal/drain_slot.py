@@ -23,6 +23,8 @@ from psycopg import sql
 
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.session import connect, end_without_client
+from ingestd.capture.socket_copy import SocketCopy
+from ingestd.capture.socket_reader import is_plain
 from ingestd.capture.wal.backlog_parts import Part
 from ingestd.capture.wal.decoding_memory import raise_decoding_memory
 from ingestd.capture.wal.drain_queries import (
@@ -39,8 +41,6 @@ from ingestd.capture.wal.drain_queries import (
 from ingestd.capture.wal.failing import cut_off
 from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import temporary_name
-from ingestd.capture.socket_copy import SocketCopy
-from ingestd.capture.socket_reader import is_plain
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode import commits_ahead
 from ingestd.decode.commits_ahead import CommitsAhead

@@ -17,8 +17,8 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from ingestd.capture.readiness import readable, writable
 from ingestd.capture.copy_both import TURN_BYTES, Block
+from ingestd.capture.readiness import readable, writable
 
 NAP_S = 0.001
 INPUT_BUFFER_BYTES = 1 << 20

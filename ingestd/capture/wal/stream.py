@@ -23,14 +23,14 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from ingestd.capture.copy_both import Collected, Reader
 from ingestd.capture.faults import classify, lost
 from ingestd.capture.session import connect, query_bytes, read_bytes_as_they_are, sent_encoding
-from ingestd.capture.copy_both import Collected, Reader
+from ingestd.capture.socket_reader import SocketReader, is_plain
 from ingestd.capture.wal.decoding_memory import raise_decoding_memory
 from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
 from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import vanished_slot
-from ingestd.capture.socket_reader import SocketReader, is_plain
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.encodings import Encoding
 from ingestd.decode.frames import standby_status

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.native import build, run
+
 ROOT = Path(__file__).parents[3]
 CHECKS = "-fsanitize=address,undefined"
 TESTS = ("test_cast.py", "test_typed_tuples.py", "test_stream_equals_plain.py", "test_columns.py")
@@ -19,6 +21,15 @@ TESTS = ("test_cast.py", "test_typed_tuples.py", "test_stream_equals_plain.py", 
 def _library(name: str) -> Path:
     said = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, check=True)
     return Path(said.stdout.decode().strip())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("decoding", ["compiled"], indirect=True, scope="module")
+def test_the_loops_alone_under_the_driver(tmp_path: Path, seed: int) -> None:
+    if not shutil.which("gcc") or not _library("libasan.so").is_absolute():
+        pytest.skip("gcc and its sanitizers are needed: apt-get install gcc")
+    done = run(build(tmp_path), 200_000, seed)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.thorough
