@@ -95,7 +95,8 @@ class TablePages:
             async for batch in self._read(rows_query(table, blocks), decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            raise read_error(error, table.id, self._dsn) from error
+            is_asked = table.row_filter is not None
+            raise read_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
         finally:
             await self.close()
 
@@ -138,7 +139,8 @@ class TablePages:
             async for batch in self._read(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            raise read_error(error, table.id, self._dsn) from error
+            is_asked = table.row_filter is not None
+            raise read_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
         finally:
             await self.close()
 

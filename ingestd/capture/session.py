@@ -30,6 +30,7 @@ from ingestd.capture.pinned import (
 )
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.capture.refusals import named
+from ingestd.capture.said import server_text
 from ingestd.capture.tls import Transport, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
 from ingestd.decode.encodings import Encoding, encoding_of
@@ -139,7 +140,7 @@ async def _open(
         if (refused := refused_setting(error, own)) is not None:
             raise refused from error
         if not is_pooled or not refuses_options(error):
-            told = error if is_understood(str(error)) else await named(error, parameters)
+            told = error if is_understood(server_text(error)) else await named(error, parameters)
             if told is error:
                 raise
             raise told from error

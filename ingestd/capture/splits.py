@@ -17,7 +17,7 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.dsn import role_of
 from ingestd.capture.faults import UNSENDABLE, classify, identifier, is_unsendable
 from ingestd.capture.leaves import Leaf, leaves_of
-from ingestd.capture.said import said
+from ingestd.capture.said import said, server_text
 from ingestd.capture.session import connect
 from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
 from ingestd.ports import Split
@@ -104,19 +104,24 @@ _OF_THE_TABLE = {"0A", "22", "38", "39", "42", "P0", "XX"}
 """Classes of what a query on this table raises, whatever it has: values, functions, damage."""
 
 
-def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
-    """Say what it means that this table can't be read: its own fault, or the connection's."""
-    what = said(error)
+def read_error(
+    error: psycopg.Error, table: TableId, dsn: str, *, runs_users_sql: bool = False
+) -> IngestdError:
+    """Return what it means that this table can't be read: its own fault, or the connection's.
+
+    `runs_users_sql`: as for `said`.
+    """
+    what = said(error, runs_users_sql=runs_users_sql)
     if error.sqlstate in _GONE:
         return TableChangedError(table, f"changed while it was read: {what}")
     if is_unsendable(error):
         return TableError(table, f"{UNSENDABLE}: {what}", remedy=WITHOUT_ITS_COLUMN)
-    fault = classify(error, f"table {table}, read", dsn)
+    fault = classify(error, f"table {table}, read", dsn, runs_users_sql=runs_users_sql)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
         is_its_own = (error.sqlstate or "")[:2] in _OF_THE_TABLE
         return TableError(table, what) if is_its_own else fault
     remedy = fault.remedy
-    if "row-level security" not in what:
+    if "row-level security" not in server_text(error):
         role = identifier(role_of(dsn)) or "<role>"
         schema, name = identifier(table.schema), identifier(table.name)
         remedy = (

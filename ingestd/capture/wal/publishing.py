@@ -80,7 +80,7 @@ async def prepare_publication(
     except psycopg.errors.InsufficientPrivilege as error:
         statement = await owners_statement(control, name, names, lists)
         raise OperatorError(
-            f"{where}: no right to keep publication {name!r}: {error.diag.message_primary}",
+            f"{where}: no right to keep publication {name!r}: {said(error)}",
             remedy=f"{statement}  -- as the tables' owner; then set manage = false",
         ) from error
     except psycopg.Error as error:
