@@ -60,6 +60,23 @@ _ROLE_MISSING = _Operator(
     "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)  or correct `dsn`"
 )
 _PASSWORD = _Operator("correct the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';")
+_OTHERWISE = "or, if you trust what listens there, write in `dsn`: require_auth="
+_NO_CLEARTEXT = _Operator(
+    "on the server: password_encryption = 'scram-sha-256', scram-sha-256 in pg_hba.conf, then "
+    f"ALTER ROLE {{role}} PASSWORD '...';\n  {_OTHERWISE}password"
+)
+_NO_MD5 = _Operator(
+    "on the server: password_encryption = 'scram-sha-256', then ALTER ROLE {role} PASSWORD '...';"
+    f"\n  {_OTHERWISE}md5"
+)
+_NO_REQUEST = _Operator(
+    "take the password out of `dsn`, PGPASSWORD or the password file: the server asks for none "
+    f"(trust, peer, a certificate)\n  {_OTHERWISE}none"
+)
+_OTHER_METHOD = _Operator(
+    "on the server: scram-sha-256 in pg_hba.conf for {role}\n  or name the method that it asks for "
+    "in `dsn`: require_auth=gss"
+)
 _DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
 _HBA = _Operator(
     "add to pg_hba.conf: host {database} {role} <address of this machine>/32 scram-sha-256  "
@@ -145,6 +162,10 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"remaining connection slots are reserved", "full"),
     (r"too many connections for (role|database)", "full"),
     (r"number of requested standby connections exceeds max_wal_senders", "full"),
+    (r"method requirement \S+ failed: \w+ requested a cleartext", _NO_CLEARTEXT),
+    (r"method requirement \S+ failed: \w+ requested a hashed", _NO_MD5),
+    (r"method requirement \S+ failed: \w+ did not complete auth", _NO_REQUEST),
+    (r"authentication method requirement \S+ failed", _OTHER_METHOD),
     (r"certificate authentication failed", _CLIENT_CERTIFICATE),
     (r"valid client certificate|certificate required|alert unknown ca", _CLIENT_CERTIFICATE),
     (r"private key file|could not (load|read) certificate file", _CLIENT_CERTIFICATE),

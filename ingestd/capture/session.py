@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.authentication import required
 from ingestd.capture.claiming import member_lock
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import is_understood
@@ -242,12 +243,13 @@ def _server_encoding(connection: AsyncConnection[Any]) -> str:
 
 
 def parameters_of(dsn: str) -> dict[str, Any]:
-    """Give what every connection to a source is made with: see `DEFAULTS`, `ingestd.capture.tls`.
+    """Return what every connection to a source is made with.
 
-    Raises OperatorError as `read_dsn`.
+    See `DEFAULTS`, `ingestd.capture.tls` and `ingestd.capture.authentication`. Raises OperatorError as `read_dsn`.
     """
     found = read_dsn(dsn)
-    return {**DEFAULTS, **found, **secured(found), "client_encoding": "UTF8"}
+    added = {**secured(found), **required(found)}
+    return {**DEFAULTS, **found, **added, "client_encoding": "UTF8"}
 
 
 def transport_of(dsn: str) -> Transport:

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.authentication import check_lines
 from ingestd.capture.catalog import NO_COLUMNS, ColumnRow, TableRow, qualified, table_of
 from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.dsn import read_dsn
@@ -57,6 +58,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
     dsn = settings.dsn.get_secret_value()
     try:
         found.add(check_line(source, read_dsn(dsn)))
+        found.lines += check_lines(source, read_dsn(dsn))
         await detect_transaction_pooler(dsn)
         async with await connect(
             dsn, statement_timeout_s=TIMEOUT_S, reads_names=True

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
+from ingestd.capture.authentication import check_lines
 from ingestd.capture.catalog import NO_COLUMNS, refusal, table_of
 from ingestd.capture.claiming import Holder, claim_holder
 from ingestd.capture.definitions import Definitions, read_catalog
@@ -70,6 +71,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     dsn = settings.dsn.get_secret_value()
     try:
         found.add(check_line(source, read_dsn(dsn)))
+        found.lines += check_lines(source, read_dsn(dsn))
         async with await connect(dsn, reads_names=True) as connection:
             await _look(connection, source, settings, found)
     except IngestdError as error:
