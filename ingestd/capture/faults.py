@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from ingestd.capture.dsn import read_dsn
+from ingestd.capture.quoting import printed
 from ingestd.capture.refusals import OF_A_SERVER
 from ingestd.capture.said import said, server_text
 from ingestd.errors import IngestdError, OperatorError, TransientError
@@ -269,7 +270,7 @@ def is_unsendable(error: BaseException | None) -> bool:
 
 def identifier(name: str | None) -> str | None:
     """Quote a name as SQL."""
-    return None if name is None else sql.Identifier(name).as_string(None)
+    return None if name is None else printed(sql.Identifier(name))
 
 
 def is_understood(text: str) -> bool:

@@ -245,7 +245,8 @@ def _server_encoding(connection: AsyncConnection[Any]) -> str:
 def parameters_of(dsn: str) -> dict[str, Any]:
     """Return what every connection to a source is made with.
 
-    See `DEFAULTS`, `ingestd.capture.tls` and `ingestd.capture.authentication`. Raises OperatorError as `read_dsn`.
+    See `DEFAULTS`, `ingestd.capture.tls` and `ingestd.capture.authentication`. Raises OperatorError
+    as `read_dsn`.
     """
     found = read_dsn(dsn)
     added = {**secured(found), **required(found)}

@@ -27,6 +27,7 @@ from ingestd.observe.status import not_ready, paused
 from ingestd.observe.status_json import to_json
 from ingestd.observe.status_page import add_page
 from ingestd.quantities import Address
+from ingestd.terminal_text import one_line
 
 if TYPE_CHECKING:
     from ingestd.observe.commands import SnapshotControl
@@ -153,7 +154,7 @@ class HttpServer:
     async def _get_ready(self, _: web.Request) -> web.Response:
         told = [_one_line(*reason) for reason in not_ready(self._status)]
         code = 503 if told else 200
-        told = told or ["ready", *paused(self._status)]
+        told = told or ["ready", *map(one_line, paused(self._status))]
         text = "".join(f"{line}\n" for line in told)
         return web.Response(status=code, text=self._redactor.text(text))
 
@@ -212,7 +213,7 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 def _one_line(reason: str, remedy: str | None) -> str:
     """Return them on one line, as a probe's message or a script takes them."""
     text = reason if remedy is None else f"{reason}; remedy: {remedy}"
-    return " ".join(text.split())
+    return one_line(text)
 
 
 def _tell_failed(feeding: asyncio.Task[None]) -> None:

@@ -71,7 +71,7 @@ def statements(told: str) -> list[str]:
 def test_what_it_writes_is_checked_and_run(
     shop: Database, tmp_path: Path, make_daemon: MakeDaemon
 ) -> None:
-    dsn = make_conninfo(shop.dsn, password="hunter2")
+    dsn = make_conninfo(shop.dsn, password="hunter2", require_auth="none")
     lake = tmp_path / "lake"
     done = init(shop, shop.name, "--lake", str(lake), "--yes", dsn=dsn)
     assert done.exit_code == 0, done.output
@@ -126,7 +126,7 @@ def test_nothing_is_replaced_unless_told_to(shop: Database, tmp_path: Path) -> N
     secret = tmp_path / f"{shop.name}.dsn"
     secret.write_text("mine")
     secret.chmod(0o644)
-    dsn = make_conninfo(shop.dsn, password="hunter2")
+    dsn = make_conninfo(shop.dsn, password="hunter2", require_auth="none")
     done = init(shop, shop.name, "--yes", "-o", "other.toml", dsn=dsn)
     assert (done.exit_code, secret.read_text()) == (2, "mine")
     assert not (tmp_path / "other.toml").exists()

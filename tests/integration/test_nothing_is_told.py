@@ -176,7 +176,9 @@ def test_no_secret_is_told(database: Database, lake: Path, make_daemon: MakeDaem
     uri = f"postgresql://u:{quote(PASSWORD, safe='')}@127.0.0.1:1/d"
     config = wal_config(
         lake=lake,
-        dsn=make_conninfo(database.dsn, password=PASSWORD, sslpassword=PASSWORD),
+        dsn=make_conninfo(
+            database.dsn, password=PASSWORD, sslpassword=PASSWORD, require_auth="none"
+        ),
         source_extra='mask_key = "env:KEY"',
     )
     config = config.replace(

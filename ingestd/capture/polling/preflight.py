@@ -28,6 +28,7 @@ from ingestd.capture.polling.server import (
     inspect_polled_server,
 )
 from ingestd.capture.polling.tables import describe
+from ingestd.capture.quoting import printed
 from ingestd.capture.server_room import demand_of, room_lines
 from ingestd.capture.session import connect
 from ingestd.capture.settings import PollingSettings
@@ -220,7 +221,7 @@ async def _cursor(connection: AsyncConnection[Any], looked: _Looked, found: Find
         )
         return
     column = looked.columns[cursor.columns[0]]
-    quoted = sql.Identifier(column.name).as_string(None)
+    quoted = printed(sql.Identifier(column.name))
     if not is_indexed(looked.indexes, column.number):
         how = "CREATE INDEX" if looked.is_partitioned else "CREATE INDEX CONCURRENTLY"
         found.note(

@@ -25,6 +25,7 @@ from ingestd.capture.identity import (
 )
 from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
 from ingestd.capture.published import find_publication, published
+from ingestd.capture.quoting import printed
 from ingestd.capture.read_probe import LOCK_TIMEOUT_S, read_fault
 from ingestd.capture.row_filters import MAY_STOP, may_lack_values, with_toast
 from ingestd.capture.said import said
@@ -271,7 +272,7 @@ async def _publication(
             found.fault(subject, fault)
         elif absent:
             listed = ", ".join(map(str, absent))
-            remedy = add_statement(name, absent, lists).as_string(None) + ";"
+            remedy = printed(add_statement(name, absent, lists)) + ";"
             found.note(subject, "fail", f"lacks {listed}, and manage = false", remedy)
         else:
             _sent(subject, sent, settings, found)

@@ -203,5 +203,3 @@ def test_check_says_what_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_it_is_the_libpq_that_is_installed() -> None:
     assert pq.version() >= 160000
-
-
