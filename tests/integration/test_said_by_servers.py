@@ -73,14 +73,14 @@ def test_no_cast_tells_the_value(database: Database) -> None:
                     connection.execute(query)
                 except psycopg.Error as error:
                     raised.append((query, error))
-    for query, error in raised:
+    for query, fault in raised:
         for told in (
-            said(error),
-            str(classify(error, "source shop", database.dsn)),
-            str(read_error(error, T, database.dsn)),
+            said(fault),
+            str(classify(fault, "source shop", database.dsn)),
+            str(read_error(fault, T, database.dsn)),
         ):
-            assert "anari" not in told, (query.as_string(None), error.sqlstate, told)
-    codes = {error.sqlstate for _, error in raised}
+            assert "anari" not in told, (query.as_string(None), fault.sqlstate, told)
+    codes = {fault.sqlstate for _, fault in raised}
     assert codes >= {"22P02", "42P01", "42883", "42704", "42602", "3F000", "58P01", "42601"}
 
 

@@ -12,7 +12,6 @@ import psycopg
 import pytest
 from psycopg import pq
 
-from ingestd.capture import authentication
 from ingestd.capture.authentication import check_lines, required
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import classify
@@ -195,7 +194,7 @@ def test_check_says_what_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert levels(f"host={tmp_path} requirepeer=postgres") == []
     tmp_path.chmod(0o755)
     assert levels(f"host={tmp_path}") == []
-    monkeypatch.setattr(authentication.pq, "version", lambda: 150004)
+    monkeypatch.setattr(pq, "version", lambda: 150004)
     assert required(read_dsn(LOCAL)) == {}
     [line] = check_lines("shop", read_dsn(LOCAL))
     assert "libpq 15 has no require_auth" in line.detail
