@@ -35,15 +35,18 @@ _SOCKET_FOLDERS = ("/run/postgresql", "/var/run/postgresql", "/tmp")  # noqa: S1
 """Where libpq's builds have their default socket."""
 
 
-def required(parameters: Mapping[str, Any]) -> dict[str, str]:
+def required(
+    parameters: Mapping[str, Any], found: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the parameters to add to a DSN's so that no other end gets the password.
 
     Empty where something else is said, where there is no password, where TLS verifies the server,
-    and with a libpq that has no `require_auth`.
+    and with a libpq that has no `require_auth`. `found`: as `resolved`, where that is known.
     """
-    if pq.version() < _FIRST_WITH_REQUIRE_AUTH or not _is_open(parameters):
+    found = resolved(parameters) if found is None else found
+    if found.get("require_auth") or pq.version() < _FIRST_WITH_REQUIRE_AUTH:
         return {}
-    return {} if resolved(parameters).get("require_auth") else {"require_auth": SCRAM}
+    return {"require_auth": SCRAM} if _is_open(parameters, found) else {}
 
 
 def check_lines(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
@@ -55,7 +58,8 @@ def check_lines(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
 
 
 def _of_password(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
-    if not _is_open(parameters):
+    found = resolved(parameters)
+    if not _is_open(parameters, found):
         return []
     subject = "authentication"
     if pq.version() < _FIRST_WITH_REQUIRE_AUTH:
@@ -65,7 +69,7 @@ def _of_password(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
         )
         remedy = "install psycopg[binary], or libpq 16 or later; or sslmode=verify-full in `dsn`"
         return [CheckLine(source, subject, "warn", what, remedy)]
-    chosen = resolved(parameters).get("require_auth")
+    chosen = found.get("require_auth")
     if chosen is None:
         what = "the password is used with SCRAM only (require_auth): the server is not verified"
         return [CheckLine(source, subject, "ok", what)]
@@ -104,9 +108,9 @@ def _of_sockets(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
     ]
 
 
-def _is_open(parameters: Mapping[str, Any]) -> bool:
+def _is_open(parameters: Mapping[str, Any], found: Mapping[str, str]) -> bool:
     """Whether there is a password, and the server that it is for is not verified."""
-    found = resolved({**parameters, **secured(parameters)})
+    found = {**found, **secured(parameters, found)}
     hosts = _hosts(found)
     # TLS is not used on a socket, whatever the mode.
     is_verified = found.get("sslmode") in _VERIFIED_MODES and not any(map(is_socket, hosts))

@@ -32,7 +32,7 @@ from ingestd.capture.pinned import (
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.capture.refusals import named
 from ingestd.capture.said import server_text
-from ingestd.capture.tls import Transport, secured, transport
+from ingestd.capture.tls import Transport, resolved, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
 from ingestd.decode.encodings import Encoding, encoding_of
 from ingestd.errors import OperatorError
@@ -249,7 +249,8 @@ def parameters_of(dsn: str) -> dict[str, Any]:
     as `read_dsn`.
     """
     found = read_dsn(dsn)
-    added = {**secured(found), **required(found)}
+    known = resolved(found)
+    added = {**secured(found, known), **required(found, known)}
     return {**DEFAULTS, **found, **added, "client_encoding": "UTF8"}
 
 

@@ -70,9 +70,9 @@ def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
         resolving.finish()
 
 
-def transport(parameters: Mapping[str, Any]) -> Transport:
-    """Resolve a DSN's parameters with the environment and service files. Connects to nothing."""
-    found = resolved(parameters)
+def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = None) -> Transport:
+    """Return what holds by a DSN's parameters; `found`: as `resolved`, where that is known."""
+    found = resolved(parameters) if found is None else found
     hosts = [found[name] for name in ("host", "hostaddr") if name in found]
     mode = found.get("sslmode")
     # A service file that says `prefer` can't be told from one that is silent: the safe one holds.
@@ -108,9 +108,14 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def secured(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Give the parameters to add to a DSN's so that another machine is who it says it is."""
-    found = transport(parameters)
+def secured(
+    parameters: Mapping[str, Any], known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the parameters to add to a DSN's so that another machine is who it says it is.
+
+    `known`: as `resolved`, where that is known.
+    """
+    found = transport(parameters, known)
     if found.is_local or found.is_weak:
         return {}
     added = {"sslmode": VERIFIED}
