@@ -43,6 +43,8 @@ MEANINGS: Mapping[str, str] = {
     "failpoints.on": "Failpoints are set: this daemon fails on purpose. Never in production.",
     "http.bad_request": "Requests came that are not HTTP: `count` of them since the last such line, of"
     " which there is one a minute at most.",
+    "http.commands_off": "There is no folder for the token of commands: `ingestd snapshot`, `pause` and"
+    " `resume` are refused; reading is not. `remedy` says what to set.",
     "http.listening": "Where metrics, health and status are served.",
     "http.open": "Others than this machine can reach it, and something is not protected. `reason`"
     " says what.",

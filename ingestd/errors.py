@@ -17,9 +17,10 @@ them ever carries a secret or a value of a row.
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from ingestd.terminal_text import printable_command
 
 if TYPE_CHECKING:
     from ingestd.schema import TableId
@@ -30,7 +31,7 @@ SIMILAR = 0.6
 
 def reading_anew(source: str, *tables: TableId | str) -> str:
     """Give the command that has a source's tables read anew, for a remedy."""
-    return shlex.join(["ingestd", "snapshot", source, *map(str, tables)])
+    return printable_command(["ingestd", "snapshot", source, *map(str, tables)])
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

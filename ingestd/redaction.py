@@ -52,7 +52,10 @@ _PATTERNS = (
     ),
     (
         ("authorization",),
-        re.compile(r"(\bauthorization['\"]?\s*[:=]\s*['\"]?)[^'\"\n]+", re.IGNORECASE),
+        # A shell's $(...) or $NAME in a remedy stands for the secret, and is none.
+        re.compile(
+            r"(\bauthorization['\"]?\s*[:=]\s*['\"]?)(?!\s*bearer \$[(A-Z])[^'\"\n]+", re.IGNORECASE
+        ),
         rf"\1{MASK}",
     ),
     (

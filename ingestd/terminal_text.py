@@ -6,7 +6,13 @@ lines that nobody printed.
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterable
 from unicodedata import category
+
+_TOKEN = re.compile(r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*\"""", re.DOTALL)
+"""What SQL has in quotes; names and texts with a quote double it."""
 
 
 def printable(text: str) -> str:
@@ -14,7 +20,60 @@ def printable(text: str) -> str:
 
     Spaces of any width stay: they may be part of a name in SQL that is there to be pasted.
     """
-    return "".join(c if c.isprintable() or category(c) == "Zs" else " " for c in text)
+    return "".join(c if _is_printable(c) else " " for c in text)
+
+
+def printable_sql(statement: str) -> str:
+    r"""Return a statement that means the same, and in which every name and text is printable.
+
+    Such a name is written with escapes: ``U&"nopk\001B[31m"``. Source: PostgreSQL documentation,
+    "Lexical Structure".
+    """
+    return _TOKEN.sub(lambda found: _escaped(found[0]), statement)
+
+
+def printable_command(words: Iterable[str]) -> str:
+    """Return a command for a shell, in which every word is printable: ``$'...'`` where need be."""
+    return " ".join(map(_shell_word, words))
+
+
+def one_line(text: str) -> str:
+    """Return a text as `printable`, its lines joined; spaces inside them stay as they are."""
+    return printable(" ".join(filter(None, (line.strip(" ") for line in text.split("\n")))))
+
+
+def _is_printable(character: str) -> bool:
+    return character.isprintable() or category(character) == "Zs"
+
+
+def _escaped(token: str) -> str:
+    if all(map(_is_printable, token)):
+        return token
+    if token[0] in "eE":
+        return "".join(c if _is_printable(c) else f"\\U{ord(c):08X}" for c in token)
+    doubled = token.replace("\\", "\\\\")
+    return "U&" + "".join(c if _is_printable(c) else _code(c) for c in doubled)
+
+
+def _code(character: str) -> str:
+    code = ord(character)
+    return f"\\{code:04X}" if code <= _MAX_OF_FOUR_DIGITS else f"\\+{code:06X}"
+
+
+_MAX_OF_FOUR_DIGITS = 0xFFFF
+
+
+def _shell_word(word: str) -> str:
+    if all(map(_is_printable, word)):
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(map(_shell_character, escaped)) + "'"
+
+
+def _shell_character(character: str) -> str:
+    if _is_printable(character):
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
 
 
 def printable_lines(text: str) -> str:

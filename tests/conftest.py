@@ -30,9 +30,12 @@ Beside them: `tests.harness.workload.Workload`, `tests.harness.compare` (lake ag
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import signal
+import tempfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -86,6 +89,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]  # they would say how stores on loopback are reached
+    # Where servers in this process have the token of commands; not the account's own folder.
+    state = tempfile.mkdtemp(prefix="ingestd-tests-")
+    os.environ["STATE_DIRECTORY"] = state
+    atexit.register(shutil.rmtree, state, ignore_errors=True)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

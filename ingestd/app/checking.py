@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def check(config_path: Path) -> list[CheckLine]:
     if has_lake:
         lost = asyncio.run(check_lakes(config))
         of_lake = [lake, *lost, *asyncio.run(_check_writers(config))]
-    lines = [*of_lake, check_http(config.http)]
+    lines = [*of_lake, check_http(config.http, os.environ)]
     return [*filter(None, lines), *asyncio.run(_check_sources(config, has_lake=has_lake))]
 
 

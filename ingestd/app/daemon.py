@@ -21,6 +21,7 @@ from ingestd.app.sources import Building
 from ingestd.config import Config
 from ingestd.decode import native
 from ingestd.observe import logs
+from ingestd.observe.command_token import OFF_REMEDY
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.notify import telling_service_manager
@@ -88,6 +89,8 @@ async def _run(config: Config, load: Callable[[], Config], accepted: Collection[
             log.info("http.listening", address=str(server.address))
             if why := openness(config.http.listen, protection):
                 log.warning("http.open", address=str(server.address), reason=why)
+            if server.commands.off is not None:
+                log.warning("http.commands_off", reason=server.commands.off, remedy=OFF_REMEDY)
         log.info(
             "daemon.started",
             version=__version__,

@@ -14,6 +14,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import args_row, class_row
 
 from ingestd.capture.names import TYPE_NAME, refused_name, tables_apart
+from ingestd.capture.quoting import printed
 from ingestd.changes import RESERVED_PREFIX
 from ingestd.decode.encodings import told_apart
 from ingestd.decode.types import BUILT_IN, Attribute, PgType, Types, lake_type
@@ -329,7 +330,7 @@ def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table
 
 def qualified(table: TableId) -> str:
     """Give the table's name as SQL."""
-    return sql.Identifier(table.schema, table.name).as_string(None)
+    return printed(sql.Identifier(table.schema, table.name))
 
 
 NO_COLUMNS = "has no columns"
@@ -356,7 +357,7 @@ def _lacking_right(
     left_out = set(row.unreadable) - {c.name for c in table.columns} - {"xmin"}
     if is_none_readable and not left_out:
         return "no right to read it", "SELECT"
-    names = ", ".join(sql.Identifier(name).as_string(None) for name in read)
+    names = ", ".join(printed(sql.Identifier(name)) for name in read)
     return f"no right to read column {', '.join(map(repr, lacking))}", f"SELECT ({names})"
 
 
@@ -386,11 +387,11 @@ def refusal(
         remedy = f"ALTER TABLE {name} SET LOGGED;"
     elif not row.reachable:
         what = f"no right to use schema {row.schema!r}"
-        schema, grantee = (sql.Identifier(n).as_string(None) for n in (row.schema, role))
+        schema, grantee = (printed(sql.Identifier(n)) for n in (row.schema, role))
         remedy = f"GRANT USAGE ON SCHEMA {schema} TO {grantee};"
     elif lacking := _unreadable(row, [*_read_of(table), *also_read]):
         what, right = _lacking_right(row, table, [*_read_of(table), *also_read], lacking)
-        remedy = f"GRANT {right} ON {name} TO {sql.Identifier(role).as_string(None)};"
+        remedy = f"GRANT {right} ON {name} TO {printed(sql.Identifier(role))};"
     else:
         return None
     return Refused(table, TableError(row.id, what, remedy=remedy))

@@ -57,7 +57,7 @@ async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> N
                 raise
             raise TableError(
                 table.id,
-                f"it can't be asked this condition: {said(error)}",
+                f"it can't be asked this condition: {said(error, runs_users_sql=True)}",
                 remedy="write it as after WHERE in SQL, with the names of columns only",
             ) from error
 

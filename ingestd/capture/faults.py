@@ -13,8 +13,9 @@ import psycopg
 from psycopg import sql
 
 from ingestd.capture.dsn import read_dsn
+from ingestd.capture.quoting import printed
 from ingestd.capture.refusals import OF_A_SERVER
-from ingestd.capture.said import said
+from ingestd.capture.said import said, server_text
 from ingestd.errors import IngestdError, OperatorError, TransientError
 from ingestd.open_files import SAID, are_left, none_left
 
@@ -60,6 +61,23 @@ _ROLE_MISSING = _Operator(
     "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)  or correct `dsn`"
 )
 _PASSWORD = _Operator("correct the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';")
+_OTHERWISE = "or, if you trust what listens there, write in `dsn`: require_auth="
+_NO_CLEARTEXT = _Operator(
+    "on the server: password_encryption = 'scram-sha-256', scram-sha-256 in pg_hba.conf, then "
+    f"ALTER ROLE {{role}} PASSWORD '...';\n  {_OTHERWISE}password"
+)
+_NO_MD5 = _Operator(
+    "on the server: password_encryption = 'scram-sha-256', then ALTER ROLE {role} PASSWORD '...';"
+    f"\n  {_OTHERWISE}md5"
+)
+_NO_REQUEST = _Operator(
+    "take the password out of `dsn`, PGPASSWORD or the password file: the server asks for none "
+    f"(trust, peer, a certificate)\n  {_OTHERWISE}none"
+)
+_OTHER_METHOD = _Operator(
+    "on the server: scram-sha-256 in pg_hba.conf for {role}\n  or name the method that it asks for "
+    "in `dsn`: require_auth=gss"
+)
 _DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
 _HBA = _Operator(
     "add to pg_hba.conf: host {database} {role} <address of this machine>/32 scram-sha-256  "
@@ -145,6 +163,10 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"remaining connection slots are reserved", "full"),
     (r"too many connections for (role|database)", "full"),
     (r"number of requested standby connections exceeds max_wal_senders", "full"),
+    (r"method requirement \S+ failed: \w+ requested a cleartext", _NO_CLEARTEXT),
+    (r"method requirement \S+ failed: \w+ requested a hashed", _NO_MD5),
+    (r"method requirement \S+ failed: \w+ did not complete auth", _NO_REQUEST),
+    (r"authentication method requirement \S+ failed", _OTHER_METHOD),
     (r"certificate authentication failed", _CLIENT_CERTIFICATE),
     (r"valid client certificate|certificate required|alert unknown ca", _CLIENT_CERTIFICATE),
     (r"private key file|could not (load|read) certificate file", _CLIENT_CERTIFICATE),
@@ -191,18 +213,22 @@ _TRANSIENT_REMEDIES = {
 """What helps should it not pass by itself."""
 
 
-def classify(error: psycopg.Error, where: str, dsn: str | None = None) -> IngestdError:
+def classify(
+    error: psycopg.Error, where: str, dsn: str | None = None, *, runs_users_sql: bool = False
+) -> IngestdError:
     """Say what a fault of the source means (design section 6).
 
     Transient only if known to pass by itself; anything unknown needs a person. The message has
     `where`, host, port, database and user, and what the server said; never the DSN. (`dsn` tells
     place and role where the error does not: psycopg's do so only while connecting.)
+    `runs_users_sql`: as for `said`.
     """
     place = _place(error, dsn)
     if _has_no_files(error):
         return none_left(where)
-    meaning = _by_code(error) if error.sqlstate else _by_text(str(error))
-    told = f"{UNSENDABLE}: {said(error)}" if is_unsendable(error) else said(error)
+    meaning = _by_code(error) if error.sqlstate else _by_text(server_text(error))
+    told = said(error, runs_users_sql=runs_users_sql)
+    told = f"{UNSENDABLE}: {told}" if is_unsendable(error) else told
     what = f"{where}: {told}"
     if place:
         what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
@@ -237,12 +263,14 @@ def is_unsendable(error: BaseException | None) -> bool:
     """Whether the server could not put a row together that it was to send."""
     if isinstance(error, psycopg.errors.ProgramLimitExceeded):
         return True
-    return isinstance(error, psycopg.errors.InternalError_) and _LARGE_ALLOCATION in str(error)
+    return isinstance(error, psycopg.errors.InternalError_) and _LARGE_ALLOCATION in server_text(
+        error
+    )
 
 
 def identifier(name: str | None) -> str | None:
     """Quote a name as SQL."""
-    return None if name is None else sql.Identifier(name).as_string(None)
+    return None if name is None else printed(sql.Identifier(name))
 
 
 def is_understood(text: str) -> bool:
@@ -254,7 +282,7 @@ def _has_no_files(error: psycopg.Error) -> bool:
     """Whether it failed because nothing could be opened; libpq may have no words for that."""
     if error.sqlstate is not None:
         return False
-    text = str(error)
+    text = server_text(error)
     is_of_here = SAID in text and f"{SAID} in system" not in text
     if is_of_here and not OF_A_SERVER.search(text):
         return True
@@ -262,19 +290,19 @@ def _has_no_files(error: psycopg.Error) -> bool:
 
 
 def _has_no_sender(error: psycopg.Error) -> bool:
-    return error.sqlstate is None and "max_wal_senders" in str(error)
+    return error.sqlstate is None and "max_wal_senders" in server_text(error)
 
 
 def _by_code(error: psycopg.Error) -> str | _Operator | None:
     code = error.sqlstate or ""
-    if code == "42501" and "row-level security" in str(error):
+    if code == "42501" and "row-level security" in server_text(error):
         return _POLICY
-    if code == "53400" and _SLOTS in str(error):
+    if code == "53400" and _SLOTS in server_text(error):
         return _NO_SLOT
-    if code == "XX000" and _NOT_MAPPED in str(error):
+    if code == "XX000" and _NOT_MAPPED in server_text(error):
         return _UNMAPPED
     # 28000 says everything about authorization but a wrong password: the words may say more.
-    if code == "28000" and (told := _by_text(str(error))) is not None:
+    if code == "28000" and (told := _by_text(server_text(error))) is not None:
         return told
     return _TRANSIENT_CODES.get(code) or _TRANSIENT_CODES.get(code[:2]) or _OPERATOR_CODES.get(code)
 

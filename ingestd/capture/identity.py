@@ -18,6 +18,7 @@ from typing import Any, LiteralString
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.published import Published
+from ingestd.capture.quoting import printed
 from ingestd.errors import TableError
 from ingestd.schema import Table, TableId
 
@@ -209,7 +210,7 @@ def identify(
 ) -> str:
     """Write what gives the table an identity, or publication `name` the columns of it."""
     if sending.not_validated is not None:
-        constraint = sql.Identifier(sending.not_validated).as_string(None)
+        constraint = printed(sql.Identifier(sending.not_validated))
         return f"ALTER TABLE {_quoted(table.id)} VALIDATE CONSTRAINT {constraint};"
     if sending.unsent_key and table.key:
         return _alter(table, "DEFAULT", sending)
@@ -219,7 +220,7 @@ def identify(
         return _alter_partitions(table, sending)
     if table.identity and found is not None and found.columns is not None:
         quoted = _quoted(table.id)
-        alter = f"ALTER PUBLICATION {sql.Identifier(name).as_string(None)}"
+        alter = f"ALTER PUBLICATION {printed(sql.Identifier(name))}"
         return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
     return _add_identity(table, sending)
 
@@ -265,7 +266,7 @@ def incomplete(
 
 
 def _quoted(table: TableId) -> str:
-    return sql.Identifier(table.schema, table.name).as_string(None)
+    return printed(sql.Identifier(table.schema, table.name))
 
 
 def _alter(table: Table, identity: LiteralString, sending: Sending) -> str:
@@ -295,4 +296,4 @@ def whole_rows(table: Table, sending: Sending, which: LiteralString = "") -> str
 def _for_tree(table: Table, identity: LiteralString, which: LiteralString) -> str:
     root = sql.Literal(_quoted(table.id))
     statement = sql.SQL(_ALTER_TREE).format(root, sql.SQL(which), sql.SQL(identity))
-    return f"{statement.as_string(None)}  -- and so for each partition to come"
+    return f"{printed(statement)}  -- and so for each partition to come"

@@ -100,7 +100,8 @@ class TablePages:
                 async for page in pages:
                     yield page
         except psycopg.Error as error:
-            raise snapshot_error(error, table.id, self._dsn) from error
+            is_asked = table.row_filter is not None
+            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
         finally:
             await self.close()
 
@@ -156,7 +157,8 @@ class TablePages:
             async for batch in self._read(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            raise snapshot_error(error, table.id, self._dsn) from error
+            is_asked = table.row_filter is not None
+            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
         finally:
             await self.close()
 

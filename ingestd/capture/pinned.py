@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.said import server_text
 from ingestd.errors import OperatorError
 
 SETTINGS: Mapping[str, str] = {
@@ -187,7 +188,7 @@ def refused_setting(error: psycopg.Error, own_options: str) -> OperatorError | N
 
     Whatever the language: names of settings are never translated.
     """
-    text = str(error)
+    text = server_text(error)
     for name in (*SETTINGS, *WHERE_KNOWN, ENCODING):
         if re.search(rf"\b{name}\b", text, re.IGNORECASE) is None:
             continue

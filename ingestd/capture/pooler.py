@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
+from ingestd.capture.said import server_text
 from ingestd.errors import OperatorError
 
 WAIT_S = 2.0
@@ -38,7 +39,7 @@ _REFUSED = re.compile(r"unsupported (options )?startup (parameter|option)|comman
 
 def refuses_options(error: psycopg.Error) -> bool:
     """Whether connecting failed because a pooler takes no `options` in the startup message."""
-    return _REFUSED.search(str(error)) is not None
+    return _REFUSED.search(server_text(error)) is not None
 
 
 def pooled() -> OperatorError:
@@ -72,7 +73,7 @@ async def shares_sessions(first: AsyncConnection[Any], parameters: Mapping[str, 
                 return is_shared
             await second.rollback()
     except psycopg.errors.ProtocolViolation as error:
-        if _NO_TRANSACTIONS not in str(error):
+        if _NO_TRANSACTIONS not in server_text(error):
             raise
         return True
     finally:

@@ -12,10 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
 from psycopg.types.array import ListDumper
 from psycopg.types.string import StrDumperUnknown
+
+from ingestd.terminal_text import printable_sql
 
 
 class _Quoting(Dumper):
@@ -31,6 +34,11 @@ class QuotedStr(_Quoting, StrDumperUnknown):
 
 class _QuotedList(_Quoting, ListDumper):
     """Dumps arrays."""
+
+
+def printed(query: sql.Composable) -> str:
+    """Return SQL for a person to paste: all of it is printable, and names what it names."""
+    return printable_sql(query.as_string(None))
 
 
 def quoted(utf8: bytes) -> bytes:

@@ -20,6 +20,8 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import lookup
 
+from ingestd.capture.said import server_text
+
 OF_A_SERVER = re.compile(r"\w:  \S")
 """Severity and message of a server's error, as libpq puts them: in whatever language, with no code,
 and two spaces between, which its own messages have nowhere."""
@@ -33,13 +35,13 @@ async def named(error: psycopg.Error, parameters: Mapping[str, Any]) -> psycopg.
 
     `parameters`: what it was connected with.
     """
-    if error.sqlstate is not None or not OF_A_SERVER.search(str(error)):
+    if error.sqlstate is not None or not OF_A_SERVER.search(server_text(error)):
         return error
     if sys.platform != "linux":  # where psycopg traces
         return error
     with contextlib.suppress(TimeoutError, OSError, psycopg.Error, KeyError):
         async with asyncio.timeout(_LIMIT_S):
-            return lookup(await _code_of_refusal(make_conninfo(**parameters)))(str(error))
+            return lookup(await _code_of_refusal(make_conninfo(**parameters)))(server_text(error))
     return error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.authentication import required
 from ingestd.capture.claiming import member_lock
 from ingestd.capture.dsn import read_dsn
 from ingestd.capture.faults import is_understood
@@ -30,7 +31,8 @@ from ingestd.capture.pinned import (
 )
 from ingestd.capture.pooler import pooled, refuses_options, shares_sessions
 from ingestd.capture.refusals import named
-from ingestd.capture.tls import Transport, secured, transport
+from ingestd.capture.said import server_text
+from ingestd.capture.tls import Transport, resolved, secured, transport
 from ingestd.capture.watched import SERVER, Server, WatchedConnection
 from ingestd.decode.encodings import Encoding, encoding_of
 from ingestd.errors import OperatorError
@@ -139,7 +141,7 @@ async def _open(
         if (refused := refused_setting(error, own)) is not None:
             raise refused from error
         if not is_pooled or not refuses_options(error):
-            told = error if is_understood(str(error)) else await named(error, parameters)
+            told = error if is_understood(server_text(error)) else await named(error, parameters)
             if told is error:
                 raise
             raise told from error
@@ -241,12 +243,15 @@ def _server_encoding(connection: AsyncConnection[Any]) -> str:
 
 
 def parameters_of(dsn: str) -> dict[str, Any]:
-    """Give what every connection to a source is made with: see `DEFAULTS`, `ingestd.capture.tls`.
+    """Return what every connection to a source is made with.
 
-    Raises OperatorError as `read_dsn`.
+    See `DEFAULTS`, `ingestd.capture.tls` and `ingestd.capture.authentication`. Raises OperatorError
+    as `read_dsn`.
     """
     found = read_dsn(dsn)
-    return {**DEFAULTS, **found, **secured(found), "client_encoding": "UTF8"}
+    known = resolved(found)
+    added = {**secured(found, known), **required(found, known)}
+    return {**DEFAULTS, **found, **added, "client_encoding": "UTF8"}
 
 
 def transport_of(dsn: str) -> Transport:

@@ -17,8 +17,9 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.dsn import role_of
 from ingestd.capture.faults import UNSENDABLE, classify, identifier, is_unsendable
 from ingestd.capture.leaves import Leaf, leaves_of
+from ingestd.capture.quoting import printed
 from ingestd.capture.relation_lock import PUT_BACK
-from ingestd.capture.said import said
+from ingestd.capture.said import said, server_text
 from ingestd.capture.session import connect
 from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
 from ingestd.ports import Split
@@ -116,37 +117,42 @@ _OF_THE_TABLE = {"0A", "22", "38", "39", "42", "P0", "XX"}
 """Classes of what a query on this table raises, whatever it has: values, functions, damage."""
 
 
-def snapshot_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
+def snapshot_error(
+    error: psycopg.Error, table: TableId, dsn: str, *, runs_users_sql: bool = False
+) -> IngestdError:
     """Say what it means as `read_error` does; a lock that others hold is in this table's way only.
 
     It is read again later, while others go on.
     """
     if not isinstance(error, psycopg.errors.LockNotAvailable):
-        return read_error(error, table, dsn)
+        return read_error(error, table, dsn, runs_users_sql=runs_users_sql)
     return TableChangedError(
         table,
         "could not be read in time: somebody holds a lock on it",
-        remedy=_HOLDERS.format(sql.Identifier(table.schema, table.name).as_string(None)).as_string(
-            None
-        ),
+        remedy=printed(_HOLDERS.format(sql.Identifier(table.schema, table.name).as_string(None))),
     )
 
 
-def read_error(error: psycopg.Error, table: TableId, dsn: str) -> IngestdError:
-    """Say what it means that this table can't be read: its own fault, or the connection's."""
-    what = said(error)
+def read_error(
+    error: psycopg.Error, table: TableId, dsn: str, *, runs_users_sql: bool = False
+) -> IngestdError:
+    """Return what it means that this table can't be read: its own fault, or the connection's.
+
+    `runs_users_sql`: as for `said`.
+    """
+    what = said(error, runs_users_sql=runs_users_sql)
     if error.sqlstate in _GONE:
         return TableChangedError(table, f"changed while it was read: {what}")
     if error.sqlstate == _RESTRICTED:
         return TableChangedError(table, f"is no table any more: {what}", remedy=PUT_BACK)
     if is_unsendable(error):
         return TableError(table, f"{UNSENDABLE}: {what}", remedy=WITHOUT_ITS_COLUMN)
-    fault = classify(error, f"table {table}, read", dsn)
+    fault = classify(error, f"table {table}, read", dsn, runs_users_sql=runs_users_sql)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
         is_its_own = (error.sqlstate or "")[:2] in _OF_THE_TABLE
         return TableError(table, what) if is_its_own else fault
     remedy = fault.remedy
-    if "row-level security" not in what:
+    if "row-level security" not in server_text(error):
         role = identifier(role_of(dsn)) or "<role>"
         schema, name = identifier(table.schema), identifier(table.name)
         remedy = (

@@ -56,18 +56,23 @@ class Transport:
         return not self.is_local and self.mode not in {None, VERIFIED}
 
 
-def transport(parameters: Mapping[str, Any]) -> Transport:
-    """Resolve a DSN's parameters with the environment and service files. Connects to nothing."""
+def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return what libpq makes of a DSN's parameters, but for the port. Connects to nothing."""
     told = make_conninfo(**{**parameters, "port": _NO_PORT})
     resolving = pq.PGconn.connect_start(told.encode())
     try:
-        found = {
+        return {
             option.keyword.decode(): option.val.decode(errors="replace")
             for option in resolving.info
             if option.val
         }
     finally:
         resolving.finish()
+
+
+def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = None) -> Transport:
+    """Return what holds by a DSN's parameters; `found`: as `resolved`, where that is known."""
+    found = resolved(parameters) if found is None else found
     hosts = [found[name] for name in ("host", "hostaddr") if name in found]
     mode = found.get("sslmode")
     # A service file that says `prefer` can't be told from one that is silent: the safe one holds.
@@ -86,8 +91,13 @@ def transport(parameters: Mapping[str, Any]) -> Transport:
 
 
 def _is_local(host: str) -> bool:
-    """Whether packets to it stay on this machine; an empty name is libpq's socket."""
-    return not host or host.startswith(("/", "@")) or is_loopback(host)
+    """Whether packets to it stay on this machine."""
+    return is_socket(host) or is_loopback(host)
+
+
+def is_socket(host: str) -> bool:
+    """Whether it is a unix socket; an empty name is libpq's own."""
+    return not host or host.startswith(("/", "@"))
 
 
 def _is_there(path: Path) -> bool:
@@ -98,9 +108,14 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def secured(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Give the parameters to add to a DSN's so that another machine is who it says it is."""
-    found = transport(parameters)
+def secured(
+    parameters: Mapping[str, Any], known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the parameters to add to a DSN's so that another machine is who it says it is.
+
+    `known`: as `resolved`, where that is known.
+    """
+    found = transport(parameters, known)
     if found.is_local or found.is_weak:
         return {}
     added = {"sslmode": VERIFIED}

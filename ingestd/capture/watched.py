@@ -34,7 +34,7 @@ from psycopg.abc import PQGen
 
 from ingestd.capture.pinned import SETTINGS, pinning
 from ingestd.capture.refusals import OF_A_SERVER
-from ingestd.capture.said import said
+from ingestd.capture.said import said, server_text
 
 SILENT_S = 7.0
 """How long an answer may take before it is asked elsewhere what the session does."""
@@ -223,7 +223,7 @@ class WatchedConnection(AsyncConnection[Any]):
             return _Doing.AWAY
         except psycopg.OperationalError as error:
             # Whoever says why it refuses us is there, and says nothing of the session.
-            return _Doing.WORKING if OF_A_SERVER.search(str(error)) else _Doing.AWAY
+            return _Doing.WORKING if OF_A_SERVER.search(server_text(error)) else _Doing.AWAY
         asking = asyncio.create_task(self._is_waiting_by(other))
         try:
             # A pooler whose sessions are all taken lets us connect, and wait.

@@ -141,7 +141,8 @@ class HttpSettings(Section):
     listen: Annotated[Address | None, BeforeValidator(address)] = Address("127.0.0.1", 9464)
     """Where /metrics, /healthz, /readyz, /status and the page are served; off serves nothing."""
     token: Token | None = None
-    """What requests have to bring (`Authorization: Bearer ...`); not asked for /healthz."""
+    """What requests have to bring (`Authorization: Bearer ...`); not asked for /healthz. Without it
+    commands need one that each start makes (docs/deploy.md)."""
     tls_cert: PemPath | None = None
     """PEM file of the certificate, relative to the working directory; needs `tls_key`."""
     tls_key: PemPath | None = None

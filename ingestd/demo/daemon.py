@@ -87,7 +87,11 @@ class Daemon:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [*self.program, "run", "--config", self.config_path.name, *arguments],
                 cwd=self.folder,
-                env={**module_environment(), **self.environment},
+                env={
+                    **module_environment(),
+                    "STATE_DIRECTORY": str(self.folder),  # the token of commands is there
+                    **self.environment,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ingestd.errors import ConfigError, OperatorError, TransientError
+from ingestd.observe.command_token import OFF_REMEDY, is_same_machine, read_token
 from ingestd.quantities import Address, is_loopback
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ _PORTS = {"http": 80, "https": 443}
 _FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 """Of the certificates in a file the server's own comes first (RFC 8446, section 4.4.2)."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
+
+
+_OF_COMMANDS = "commands need"
+"""How the refusal begins where only commands need a token; it has its remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,7 @@ def _command(  # noqa: PLR0917 - of one request
     done: HTTPStatus,
     limit_s: float = _LIMIT_S,
 ) -> dict[str, Any]:
+    listen = _with_token(listen)
     connection = _connection(listen, limit_s)
     try:
         connection.request(
@@ -207,6 +213,40 @@ def _command(  # noqa: PLR0917 - of one request
     return found
 
 
+def _with_token(listen: Address) -> Address:
+    """Return the address with the token that the daemon there has made, where it has made one.
+
+    Raises OperatorError where it takes no commands, or the token can't be read here.
+    """
+    if isinstance(listen, Endpoint) and listen.token is not None:
+        return listen
+    told = (fetch_status(listen) or {}).get("commands")
+    if not isinstance(told, dict):
+        return listen  # it is not there, or it is an older one
+    if told.get("off") is not None:
+        raise OperatorError(
+            f"the daemon on {listen} takes no commands: {told['off']}",
+            remedy=OFF_REMEDY,
+        )
+    if told.get("token_file") is None or not _is_on_this_machine(listen):
+        return listen
+    tls = listen.tls if isinstance(listen, Endpoint) else None
+    return Endpoint(listen.host, listen.port, read_token(told, listen.port), tls)
+
+
+def _is_on_this_machine(listen: Address) -> bool:
+    """Whether what listens there does so here: others get no token, whatever file they name."""
+    connection = _connection(Address(listen.host, listen.port))
+    try:
+        connection.connect()
+        peer, own = connection.sock.getpeername()[0], connection.sock.getsockname()[0]
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return is_same_machine(peer, own)
+
+
 def _refusal(
     listen: Address, code: int, body: bytes
 ) -> ConfigError | OperatorError | TransientError:
@@ -220,7 +260,7 @@ def _refusal(
             remedy="it may be an older ingestd: start the installed one",
         )
     what, remedy = document["error"], document.get("remedy")
-    if code == HTTPStatus.UNAUTHORIZED:
+    if code == HTTPStatus.UNAUTHORIZED and not what.startswith(_OF_COMMANDS):
         return _unauthorized(listen)
     if code == HTTPStatus.NOT_FOUND:
         return ConfigError(what, remedy=remedy)

@@ -1,8 +1,9 @@
-"""The requests that change something: by token, or on loopback only; and from no web page."""
+"""The requests that change something: by token only, and from no web page."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,16 +11,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import web
 
 from ingestd.errors import IngestdError, TransientError
-from ingestd.quantities import is_loopback
+from ingestd.observe.command_token import OFF_REMEDY
 from ingestd.schema import TableId
+from ingestd.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
+    from ingestd.observe.command_token import CommandToken
     from ingestd.redaction import Redactor
 
 _JSON = "application/json"
 _TABLES = '{"tables": ["public.orders"]}'
+_MAX_SHOWN = 1000
 _MAY_HAVE_WHERE = ', with or without "where": "id < 1000"'
 
 
@@ -49,46 +53,50 @@ class SourceCommands:
     """What commands about a source have in common: who may give them, and how they are answered.
 
     Answers are JSON: what was done, and ``source``; else ``{"error": ..., "remedy": ...}`` with 400
-    (not that), 401 or 403 (`ingestd.observe.protection`, and not on loopback, unless `is_open`),
-    404 (no such source), 409 (not now), 415 (not sent as JSON), 422 (refused). Browsers send
-    application/json to another site only where that site allows it, which this one never does.
-    `is_open`: who asks has shown a token, so it may come from anywhere.
+    (not that), 401 (no token, or another one), 403 (`ingestd.observe.protection`, and by the made
+    token from another machine), 404 (no such source), 409 (not now), 415 (not sent as JSON), 422
+    (refused), 503 (there is no token). Browsers send application/json to another site only where
+    that site allows it, which this one never does. `token`: what requests must bring; None: they
+    have shown that of the config.
     """
 
     def __init__(
-        self, sources: Collection[str], redactor: Redactor, *, is_open: bool = False
+        self, sources: Collection[str], redactor: Redactor, token: CommandToken | None = None
     ) -> None:
-        self._is_open = is_open
+        self._token = token
         self._sources = sources
         self._redactor = redactor
 
     async def answer(
         self,
         request: web.Request,
-        listening: Sequence[str],
         act: Callable[[str, bytes], Awaitable[dict[str, Any]]],
         done: HTTPStatus,
     ) -> web.Response:
-        """Act on a request that may be acted on; `listening`: the hosts that the server is on."""
+        """Act on a request that may be acted on."""
         source = request.match_info["source"]
         try:
-            if not self._is_open:
-                _refuse_unless_local(listening)
+            if self._token is not None:
+                await _refuse_without_token(request, self._token)
             _refuse_unless_declared(request)
             if source not in self._sources:
                 raise RefusedError(HTTPStatus.NOT_FOUND, self._no_source(source))
             answer = await act(source, await request.read())
         except IngestdError as error:
             body = {"error": error.what, "remedy": error.remedy}
-            return self._json(_code(error), body)
+            return self._json(_code(error), body, error)
         return self._json(done, {"source": source, **answer})
 
     def _no_source(self, source: str) -> str:
         return f"sources.{source}: no such source; there is {', '.join(sorted(self._sources))}"
 
-    def _json(self, code: HTTPStatus, body: object) -> web.Response:
+    def _json(
+        self, code: HTTPStatus, body: object, error: IngestdError | None = None
+    ) -> web.Response:
         text = json.dumps(self._redactor.tree(body))
-        return web.Response(status=code, text=text + "\n", content_type=_JSON)
+        is_about_token = error is not None and code == HTTPStatus.UNAUTHORIZED
+        headers = {"WWW-Authenticate": "Bearer"} if is_about_token else {}
+        return web.Response(status=code, text=text + "\n", content_type=_JSON, headers=headers)
 
 
 class SnapshotCommands(SourceCommands):
@@ -105,41 +113,76 @@ class SnapshotCommands(SourceCommands):
         control: SnapshotControl,
         sources: Collection[str],
         redactor: Redactor,
-        *,
-        is_open: bool = False,
+        token: CommandToken | None = None,
     ) -> None:
-        super().__init__(sources, redactor, is_open=is_open)
+        super().__init__(sources, redactor, token)
         self._control = control
 
-    async def request(self, request: web.Request, listening: Sequence[str]) -> web.Response:
-        """Answer a POST; `listening`: the hosts that the server listens on."""
+    async def request(self, request: web.Request) -> web.Response:
+        """Answer a POST."""
 
         async def act(source: str, body: bytes) -> dict[str, Any]:
             asked = _asked(body, may_have_where=True)
             self._control.request_snapshot(source, asked.tables, asked.where)
             return asked.to_json()
 
-        return await self.answer(request, listening, act, HTTPStatus.ACCEPTED)
+        return await self.answer(request, act, HTTPStatus.ACCEPTED)
 
-    async def cancel(self, request: web.Request, listening: Sequence[str]) -> web.Response:
-        """Answer a DELETE; `listening`: the hosts that the server listens on."""
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Answer a DELETE."""
 
         async def act(source: str, body: bytes) -> dict[str, Any]:
             asked = _asked(body, may_have_where=False)
             self._control.cancel_snapshot(source, asked.tables)
             return asked.to_json()
 
-        return await self.answer(request, listening, act, HTTPStatus.OK)
+        return await self.answer(request, act, HTTPStatus.OK)
 
 
-def _refuse_unless_local(listening: Sequence[str]) -> None:
-    wide = [host for host in listening if not is_loopback(host)]
-    if wide or not listening:
+async def _refuse_without_token(request: web.Request, token: CommandToken) -> None:
+    """Refuse a request that does not have the token of the daemon's user, with what would work."""
+    if token.off is not None:
+        raise RefusedError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"commands are off: {token.off}",
+            remedy=OFF_REMEDY,
+        )
+    if not token.is_from_here(request):
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
-            f"commands are taken on loopback only, and http.listen is on {', '.join(wide)}",
-            remedy='set a `token` or listen = "127.0.0.1:9464" in [http] and start the daemon anew',
+            "without `token` in [http] commands are accepted from the daemon's own machine only",
+            remedy="set `token` in [http] and restart the daemon",
         )
+    if not token.is_given(request):
+        raise RefusedError(
+            HTTPStatus.UNAUTHORIZED,
+            f"commands need the token in {printable(str(token.path))}",
+            remedy=f"run `ingestd {_command_of(request)}` as the daemon's user or root, or: "
+            f"{await _as_curl(request, str(token.path))}",
+        )
+
+
+def _command_of(request: web.Request) -> str:
+    """Return the name of the command that sends such a request."""
+    what = request.path.rpartition("/")[2]
+    return "resume" if what == "pause" and request.method == "DELETE" else what
+
+
+async def _as_curl(request: web.Request, path: str) -> str:
+    """Return the request with the token, for a shell; TLS by the daemon's certificate."""
+    try:
+        body = json.dumps(json.loads(await request.read()))
+    except (ValueError, RecursionError):
+        body = ""
+    if not body or len(body) > _MAX_SHOWN:
+        body = _TABLES if request.path.endswith("/snapshot") else "{}"
+    token = f'"Authorization: Bearer $(cat {shlex.quote(path)})"'
+    tls = " --cacert TLS_CERT" if request.secure else ""
+    url = shlex.quote(f"{request.scheme}://{request.host}{request.raw_path}")
+    return (
+        f"curl{tls} -X {request.method} -H {token} -H 'Content-Type: {_JSON}' "
+        f"-d {shlex.quote(body)} {url}"
+    )
 
 
 def _refuse_unless_declared(request: web.Request) -> None:

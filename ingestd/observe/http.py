@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -16,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from ingestd.errors import OperatorError
 from ingestd.observe import metrics as prometheus
 from ingestd.observe.answers import RequestHandler, add_headers
+from ingestd.observe.command_token import CONFIGURED, CommandToken
 from ingestd.observe.commands import SnapshotCommands
 from ingestd.observe.connections import Connections
 from ingestd.observe.events_feed import EventsFeed
@@ -25,6 +27,7 @@ from ingestd.observe.status import not_ready, paused
 from ingestd.observe.status_json import to_json
 from ingestd.observe.status_page import add_page
 from ingestd.quantities import Address
+from ingestd.terminal_text import one_line
 
 if TYPE_CHECKING:
     from ingestd.observe.commands import SnapshotControl
@@ -42,6 +45,8 @@ class HttpServer:
     """Serves what `metrics` and `status` hold at the time of the request; passes on commands.
 
     Used as ``async with HttpServer(...)``: entering raises OperatorError if it can't listen there.
+    `commands`: the token that they need, if not that of `protection`; its file is there while it
+    listens.
     """
 
     def __init__(
@@ -60,8 +65,9 @@ class HttpServer:
         self._status = status
         self._redactor = redactor
         self._protection = protection
-        is_open = protection.token is not None
-        self._commands = SnapshotCommands(control, status.sources, redactor, is_open=is_open)
+        token = CommandToken() if protection.token is None else None
+        self.commands = status.commands = CONFIGURED if token is None else token
+        snapshots = SnapshotCommands(control, status.sources, redactor, token)
         self._feed = EventsFeed(status, redactor)
         self._feeding: asyncio.Task[None] | None = None
         self._listener: asyncio.Server | None = None
@@ -74,12 +80,12 @@ class HttpServer:
         app.router.add_get("/status", self._get_status)
         app.router.add_get("/status/events", self._feed.stream)
         add_page(app)
-        app.router.add_post("/sources/{source}/snapshot", self._post_snapshot)
-        app.router.add_delete("/sources/{source}/snapshot", self._delete_snapshot)
+        app.router.add_post("/sources/{source}/snapshot", snapshots.request)
+        app.router.add_delete("/sources/{source}/snapshot", snapshots.cancel)
         if pausing is not None:
-            self._pausing = PauseCommands(pausing, status.sources, redactor, is_open=is_open)
-            app.router.add_post("/sources/{source}/pause", self._post_pause)
-            app.router.add_delete("/sources/{source}/pause", self._delete_pause)
+            pauses = PauseCommands(pausing, status.sources, redactor, token)
+            app.router.add_post("/sources/{source}/pause", pauses.pause)
+            app.router.add_delete("/sources/{source}/pause", pauses.resume)
         self._log = _server_log()
         self._runner = web.AppRunner(
             app, logger=self._log, shutdown_timeout=_CLOSE_WITHIN_S, handle_signals=False
@@ -101,12 +107,16 @@ class HttpServer:
         except OSError as error:
             await self._runner.cleanup()
             raise _cannot_listen(self._listen, error) from error
+        if self.commands is not CONFIGURED:
+            # Not before it listens: another daemon may have the port, and its clients its file.
+            self.commands.write(self.address.port, os.environ)
         self._feeding = asyncio.create_task(self._feed.run())
         self._feeding.add_done_callback(_tell_failed)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop, leaving open requests a second."""
+        self.commands.remove()
         self._feed.close()
         if self._feeding is not None:
             self._feeding.cancel()
@@ -144,25 +154,13 @@ class HttpServer:
     async def _get_ready(self, _: web.Request) -> web.Response:
         told = [_one_line(*reason) for reason in not_ready(self._status)]
         code = 503 if told else 200
-        told = told or ["ready", *paused(self._status)]
+        told = told or ["ready", *map(one_line, paused(self._status))]
         text = "".join(f"{line}\n" for line in told)
         return web.Response(status=code, text=self._redactor.text(text))
 
     async def _get_status(self, _: web.Request) -> web.Response:
         body = json.dumps(self._redactor.tree(to_json(self._status)), indent=2)
         return web.Response(text=body + "\n", content_type="application/json")
-
-    async def _post_snapshot(self, request: web.Request) -> web.Response:
-        return await self._commands.request(request, self._listening)
-
-    async def _delete_snapshot(self, request: web.Request) -> web.Response:
-        return await self._commands.cancel(request, self._listening)
-
-    async def _post_pause(self, request: web.Request) -> web.Response:
-        return await self._pausing.pause(request, self._listening)
-
-    async def _delete_pause(self, request: web.Request) -> web.Response:
-        return await self._pausing.resume(request, self._listening)
 
     @property
     def _listening(self) -> list[str]:
@@ -215,7 +213,7 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 def _one_line(reason: str, remedy: str | None) -> str:
     """Return them on one line, as a probe's message or a script takes them."""
     text = reason if remedy is None else f"{reason}; remedy: {remedy}"
-    return " ".join(text.split())
+    return one_line(text)
 
 
 def _tell_failed(feeding: asyncio.Task[None]) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ingestd.observe.commands import RefusedError, SourceCommands
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
     from datetime import datetime
 
     from aiohttp import web
 
+    from ingestd.observe.command_token import CommandToken
     from ingestd.redaction import Redactor
 
 
@@ -45,30 +46,29 @@ class PauseCommands(SourceCommands):
         control: PauseControl,
         sources: Collection[str],
         redactor: Redactor,
-        *,
-        is_open: bool = False,
+        token: CommandToken | None = None,
     ) -> None:
-        super().__init__(sources, redactor, is_open=is_open)
+        super().__init__(sources, redactor, token)
         self._control = control
 
-    async def pause(self, request: web.Request, listening: Sequence[str]) -> web.Response:
-        """Answer a POST; `listening`: the hosts that the server listens on."""
+    async def pause(self, request: web.Request) -> web.Response:
+        """Answer a POST."""
 
         async def act(source: str, body: bytes) -> dict[str, Any]:
             _refuse_unless_empty(body)
             since = await self._control.pause(source)
             return {"since": since.astimezone(UTC).isoformat(timespec="milliseconds")}
 
-        return await self.answer(request, listening, act, HTTPStatus.ACCEPTED)
+        return await self.answer(request, act, HTTPStatus.ACCEPTED)
 
-    async def resume(self, request: web.Request, listening: Sequence[str]) -> web.Response:
-        """Answer a DELETE; `listening`: the hosts that the server listens on."""
+    async def resume(self, request: web.Request) -> web.Response:
+        """Answer a DELETE."""
 
         async def act(source: str, body: bytes) -> dict[str, Any]:
             _refuse_unless_empty(body)
             return {"was_paused": await self._control.resume(source)}
 
-        return await self.answer(request, listening, act, HTTPStatus.OK)
+        return await self.answer(request, act, HTTPStatus.OK)
 
 
 def _refuse_unless_empty(body: bytes) -> None:

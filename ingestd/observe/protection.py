@@ -1,4 +1,6 @@
-"""Who may ask over HTTP: whoever has the token or, without one, whoever is on this machine.
+"""Who may read over HTTP: clients with the token or, without one, all that are on this machine.
+
+Commands need a token in any case (`ingestd.observe.command_token`).
 
 /healthz is for everybody: it tells nothing, and probes have no secrets. So are the page's files
 where there is a token, which the page then asks for. Without a token, a server that listens on
@@ -11,10 +13,9 @@ asks by GET alone, with which browsers send no Origin, but for its own modules.
 
 from __future__ import annotations
 
-import hmac
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from aiohttp import web
 
 from ingestd.checks import CheckLine
 from ingestd.errors import OperatorError
+from ingestd.observe.command_token import OFF_REMEDY, is_given, why_off
 from ingestd.observe.status_page import PAGE_PATHS
 from ingestd.quantities import is_loopback
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from ingestd.quantities import Address
 
 OPEN_PATHS = frozenset({"/healthz"})
-_SCHEME = "bearer "
 _OTHER_PAGES = {"cross-site", "same-site"}
 """What browsers say of requests that pages of other origins make (W3C, Fetch Metadata)."""
 
@@ -57,7 +58,7 @@ class Protection:
             return None
         is_page = request.path in PAGE_PATHS
         if self.token is not None:
-            return None if is_page or _is_given(request, self.token) else _unauthorized()
+            return None if is_page or is_given(request, self.token) else _unauthorized()
         if not is_page and ("Origin" in request.headers or _is_of_other_page(request)):
             return _forbidden("requests of web pages are not answered", "ask with a program")
         is_narrow = listening and all(map(is_loopback, listening))
@@ -114,8 +115,8 @@ OPENNESS_REMEDY = (
 )
 
 
-def check_http(settings: HttpSettings) -> CheckLine | None:
-    """Give the line of `check` about `[http]`; None if there is nothing to say."""
+def check_http(settings: HttpSettings, environ: Mapping[str, str]) -> CheckLine | None:
+    """Return the line of `check` about `[http]`; None if there is nothing to say."""
     if settings.listen is None:
         return None
     try:
@@ -125,6 +126,8 @@ def check_http(settings: HttpSettings) -> CheckLine | None:
     why = openness(settings.listen, protection)
     if why is not None:
         return CheckLine("", "http", "warn", f"{settings.listen}: {why}", OPENNESS_REMEDY)
+    if protection.token is None and (why := why_off(environ)) is not None:
+        return CheckLine("", "http", "warn", f"commands would be off: {why}", OFF_REMEDY)
     return None
 
 
@@ -139,14 +142,6 @@ def _is_of_other_page(request: web.Request) -> bool:
     """Say whether a page makes it for itself; one that leads a person here reads nothing."""
     site, mode = (request.headers.get(f"Sec-Fetch-{x}", "") for x in ("Site", "Mode"))
     return site in _OTHER_PAGES and mode != "navigate"
-
-
-def _is_given(request: web.Request, token: str) -> bool:
-    """Look at the Authorization header (RFC 6750); in the same time whatever is in it."""
-    header = request.headers.get("Authorization", "")
-    given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
-    # aiohttp keeps bytes that are no UTF-8 as lone surrogates
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 def _unauthorized() -> web.Response:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ingestd.errors import IngestdError
+    from ingestd.observe.command_token import CommandToken
     from ingestd.ports import Lag
     from ingestd.positions import Lsn
     from ingestd.recorded import Notice
@@ -343,12 +344,16 @@ class SourceStatus:
 
 @dataclass(slots=True)
 class DaemonStatus:
-    """The whole daemon: `sources` by name, `lake`: its URI as the config has it."""
+    """The whole daemon: `sources` by name, `lake`: its URI as the config has it.
+
+    `commands`: the token that commands need; None where nothing is served.
+    """
 
     version: str
     started_at: datetime
     sources: dict[str, SourceStatus] = field(default_factory=dict)
     lake: str = ""
+    commands: CommandToken | None = None
 
 
 def ready(status: DaemonStatus) -> tuple[bool, list[str]]:

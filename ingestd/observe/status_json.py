@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def to_json(status: DaemonStatus) -> dict[str, Any]:
     """Give the whole status.
 
-    `offline`: why it is not the daemon itself that says so; see `ingestd.app.offline`.
+    `commands`: the file of the token that they need, its user, or why they are off. `offline`: why
+    it is not the daemon itself that says so; see `ingestd.app.offline`.
     """
     is_ready, reasons = ready(status)
     return {
@@ -37,6 +38,7 @@ def to_json(status: DaemonStatus) -> dict[str, Any]:
         "ready": is_ready,
         "not_ready_because": reasons,
         "paused": paused(status),
+        "commands": None if status.commands is None else status.commands.to_json(),
         "sources": {name: source_to_json(s) for name, s in status.sources.items()},
     }
 

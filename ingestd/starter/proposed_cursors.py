@@ -12,6 +12,7 @@ from ingestd.capture.catalog import qualified
 from ingestd.capture.definitions import read_catalog
 from ingestd.capture.faults import classify
 from ingestd.capture.polling.cursors import is_indexed, likely_cursors
+from ingestd.capture.quoting import printed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -51,7 +52,7 @@ async def proposed_cursors(
         lacking = None
         if column is None:
             column = likely[0]
-            name = sql.Identifier(column.name).as_string(None)
+            name = printed(sql.Identifier(column.name))
             lacking = f"CREATE INDEX ON {qualified(row.id)} ({name});"
         found.append(ProposedCursor(row.id, column.name, lacking))
     return found

@@ -170,7 +170,7 @@ def test_a_source_in_order_passes_the_check_with_0(tmp_path: Path, shop: Databas
 def test_a_wrong_dsn_names_what_is_wrong(
     tmp_path: Path, shop: Database, change: dict[str, str], cause: str, remedy: str
 ) -> None:
-    dsn = psycopg.conninfo.make_conninfo(shop.dsn, password=PASSWORD, **change)
+    dsn = psycopg.conninfo.make_conninfo(shop.dsn, password=PASSWORD, require_auth="none", **change)
     assert_fails(ingestd(tmp_path, "check", wal_config(lake="lake", dsn=dsn)), cause, remedy)
 
 
@@ -534,7 +534,9 @@ def test_a_port_in_use_ends_the_daemon_with_1(tmp_path: Path, shop: Database) ->
 def test_an_operator_fault_keeps_the_daemon_and_says_so_once(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    dsn = psycopg.conninfo.make_conninfo(shop.dsn, user="no_such_role", password=PASSWORD)
+    dsn = psycopg.conninfo.make_conninfo(
+        shop.dsn, user="no_such_role", password=PASSWORD, require_auth="none"
+    )
     daemon = make_daemon(wal_config(lake=lake, dsn=dsn))
     daemon.start()
     assert 'role "no_such_role" does not exist' in not_ready(daemon, "stopped")

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from ingestd.cli import app as command_line
 from ingestd.observe.client import Endpoint, fetch_status, request_snapshot
+from ingestd.observe.command_token import read_token
 from ingestd.schema import TableId
 from ingestd.sink.read import read_raw
 from tests.harness.compare import raw_rows, registry
@@ -51,10 +52,12 @@ def answers(daemon: Daemon) -> Iterator[tuple[str, str]]:
         answer = daemon.get(path)
         assert answer is not None
         yield path, answer[1]
+    commands = (daemon.status() or {})["commands"]
+    token = read_token(commands, daemon.listen.port)
     bodies: list[Any] = [{"tables": ["public.birds"]}, {"tables": ["public.none"]}, {"tables": 1}]
     for body in bodies:
         connection = http.client.HTTPConnection(daemon.listen.host, daemon.listen.port, timeout=10)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
         connection.request("DELETE", "/sources/shop/snapshot", json.dumps(body), headers)
         yield f"DELETE {body}", connection.getresponse().read().decode()
         connection.close()
@@ -122,6 +125,13 @@ reference = "snapshot_plus_cdc"
     await_until(lambda: bool(daemon.events("snapshot.failed")), LIMIT_S, daemon.tail)
     [failed] = daemon.events("snapshot.failed")
     assert failed["reason"].startswith("InvalidTextRepresentation, SQLSTATE 22P02")
+    # and for a name that does not exist, any value
+    for count, cast in enumerate(("regclass", "regrole", "regtype", "regnamespace"), start=2):
+        request_snapshot(daemon.listen, "shop", ["public.birds"], f"note::{cast} IS NULL")
+        await_until(
+            lambda n=count: len(daemon.events("snapshot.failed")) == n, LIMIT_S, daemon.tail
+        )
+        assert ", SQLSTATE " in daemon.events("snapshot.failed")[-1]["reason"]
     database.execute("ALTER TABLE birds ALTER COLUMN note TYPE varchar(900)")  # read anew
     for where, text in answers(daemon):
         assert_untold(text, where)

@@ -18,12 +18,12 @@ PACKAGE = Path(ingestd.__file__).parent
 VOCABULARY = (
     "__init__ allocation changes checks config config_errors errors failpoints files importing "
     "incomplete_rows keys open_files ports positions predicates quantities recorded redaction "
-    "references row_digests row_limit schema value_hashes verification visibility"
+    "references row_digests row_limit schema terminal_text value_hashes verification visibility"
 )
 EDGE = (
     "__main__ app checks_table cli demo drop_command grid lake_listing lake_look pause_command "
     "reloading snapshot_command snapshot_display starter status_table status_watch table_bars "
-    "table_listing table_report terminal_text verify_display verify_report"
+    "table_listing table_report verify_display verify_report"
 )
 LAYERS = (VOCABULARY, "decode observe", "capture sink fakes", "run", EDGE)
 """The first part of a module's name below `ingestd`; a layer may import those above it here."""

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
+from ingestd.capture.authentication import check_lines
 from ingestd.capture.catalog import NO_COLUMNS, ColumnRow, TableRow, qualified, table_of
 from ingestd.capture.definitions import Definitions, read_catalog
 from ingestd.capture.dsn import read_dsn
@@ -27,6 +28,7 @@ from ingestd.capture.polling.server import (
     inspect_polled_server,
 )
 from ingestd.capture.polling.tables import describe
+from ingestd.capture.quoting import printed
 from ingestd.capture.relation_lock import lock_relation, whole
 from ingestd.capture.server_room import demand_of, room_lines
 from ingestd.capture.session import connect
@@ -59,6 +61,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
     dsn = settings.dsn.get_secret_value()
     try:
         found.add(check_line(source, read_dsn(dsn)))
+        found.lines += check_lines(source, read_dsn(dsn))
         await detect_transaction_pooler(dsn)
         async with await connect(
             dsn, statement_timeout_s=TIMEOUT_S, reads_names=True
@@ -222,7 +225,7 @@ async def _cursor(
         )
         return
     column = looked.columns[cursor.columns[0]]
-    quoted = sql.Identifier(column.name).as_string(None)
+    quoted = printed(sql.Identifier(column.name))
     if not is_indexed(looked.indexes, column.number):
         how = "CREATE INDEX" if looked.is_partitioned else "CREATE INDEX CONCURRENTLY"
         found.note(

@@ -9,6 +9,7 @@ from psycopg import sql
 from ingestd.capture.catalog import ColumnRow, TableRow, qualified
 from ingestd.capture.indexes import IndexRow
 from ingestd.capture.polling.cursors import at, named
+from ingestd.capture.quoting import printed
 from ingestd.capture.settings import PolledTableSettings
 from ingestd.errors import TableError
 from ingestd.schema import TableId
@@ -47,7 +48,7 @@ def _of_config(
     found = [named(table, "key", name, columns) for name in wanted]
     for column in found:
         if column.nullable:
-            name = sql.Identifier(column.name).as_string(None)
+            name = printed(sql.Identifier(column.name))
             remedy = f"ALTER TABLE {qualified(table)} ALTER COLUMN {name} SET NOT NULL;"
             raise TableError(
                 table,
@@ -58,7 +59,7 @@ def _of_config(
 
 
 def _not_unique(table: TableId, wanted: Sequence[str], how: str) -> TableError:
-    listed = ", ".join(sql.Identifier(name).as_string(None) for name in wanted)
+    listed = ", ".join(printed(sql.Identifier(name)) for name in wanted)
     return TableError(
         table,
         f"no unique index has exactly the columns of the key ({', '.join(wanted)}), and all rows",

@@ -17,6 +17,7 @@ from ingestd.capture.departed import Departed, find_departed
 from ingestd.capture.identity import incomplete
 from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
 from ingestd.capture.published import Publication, was_altered
+from ingestd.capture.quoting import printed
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
 from ingestd.capture.storage import Storage, digest
@@ -461,7 +462,7 @@ def _unpublishable(
     settings: WalSettings, row: TableRow, publication: Publication | None
 ) -> TableError | None:
     """Say why a table that the publication lacks can't be added to it, None if it can."""
-    statement = add_statement(settings.publication, [row.id]).as_string(None)
+    statement = printed(add_statement(settings.publication, [row.id]))
     absent = f"not in publication {settings.publication!r}"
     if not settings.manage:
         if publication is None:  # said once, with the statement for all tables: `check_publication`

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
+from ingestd.capture.authentication import check_lines
 from ingestd.capture.catalog import NO_COLUMNS, refusal, table_of
 from ingestd.capture.claiming import Holder, claim_holder
 from ingestd.capture.definitions import Definitions, read_catalog
@@ -24,6 +25,7 @@ from ingestd.capture.identity import (
 )
 from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
 from ingestd.capture.published import find_publication, published
+from ingestd.capture.quoting import printed
 from ingestd.capture.read_probe import LOCK_TIMEOUT_S, read_fault
 from ingestd.capture.row_filters import MAY_STOP, may_lack_values, with_toast
 from ingestd.capture.said import said
@@ -70,6 +72,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     dsn = settings.dsn.get_secret_value()
     try:
         found.add(check_line(source, read_dsn(dsn)))
+        found.lines += check_lines(source, read_dsn(dsn))
         async with await connect(dsn, reads_names=True) as connection:
             await _look(connection, source, settings, found)
     except IngestdError as error:
@@ -269,7 +272,7 @@ async def _publication(
             found.fault(subject, fault)
         elif absent:
             listed = ", ".join(map(str, absent))
-            remedy = add_statement(name, absent, lists).as_string(None) + ";"
+            remedy = printed(add_statement(name, absent, lists)) + ";"
             found.note(subject, "fail", f"lacks {listed}, and manage = false", remedy)
         else:
             _sent(subject, sent, settings, found)

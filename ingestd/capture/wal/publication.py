@@ -20,6 +20,7 @@ from ingestd.capture.published import (
     find_publication,
     published,
 )
+from ingestd.capture.quoting import printed
 from ingestd.capture.said import said
 from ingestd.capture.wal.failing import cut_off
 from ingestd.config import SourceSettings, TableSettings
@@ -216,7 +217,7 @@ async def kept_out(
         table: TableError(
             table,
             f"the server refuses to put it into publication {name!r}: {said(error)}",
-            remedy=f"{add_statement(name, [table], lists).as_string(None)};  -- as a superuser, or "
+            remedy=f"{printed(add_statement(name, [table], lists))};  -- as a superuser, or "
             "when what the server names is put right; it is tried again every minute",
         )
         for table, error in refused.items()
@@ -238,7 +239,7 @@ async def refused_by_trigger(connection: AsyncConnection[Any], error: psycopg.Er
     )
     disable = sql.SQL("ALTER EVENT TRIGGER {} DISABLE;")
     names = [sql.Identifier(name) for (name,) in await cursor.fetchall()]
-    statements = " ".join(disable.format(name).as_string(None) for name in names)
+    statements = " ".join(printed(disable.format(name)) for name in names)
     return f"{statements}  -- or have it let the publication pass" if statements else None
 
 
@@ -275,7 +276,7 @@ async def possible_lists(
         return WHOLE
     possible = {}
     for table, columns in lists.items():
-        quoted = sql.Identifier(table.schema, table.name).as_string(None)
+        quoted = printed(sql.Identifier(table.schema, table.name))
         cursor = await connection.execute(_UNCOVERED, {"table": quoted, "columns": list(columns)})
         if not await _is_true(cursor):
             possible[table] = columns
@@ -325,7 +326,7 @@ def check_publication(
     if found is None:
         return OperatorError(
             f"publication {name!r} does not exist, and manage = false",
-            remedy=create_statement(name, tables, lists).as_string(None) + ";",
+            remedy=printed(create_statement(name, tables, lists)) + ";",
         )
     lacks = []
     if not found.all_operations:
@@ -335,7 +336,7 @@ def check_publication(
     if lacks:
         return OperatorError(
             f"publication {name!r} sends {' and '.join(lacks)}",
-            remedy=complete_statement(name).as_string(None) + ";",
+            remedy=printed(complete_statement(name)) + ";",
         )
     return None
 
@@ -394,11 +395,11 @@ async def owners_statement(
     With none, who owns the publication: that it be ours.
     """
     if await find_publication(connection, name) is None:
-        return create_statement(name, tables, lists).as_string(None) + ";"
+        return printed(create_statement(name, tables, lists)) + ";"
     if not tables:
         statement = sql.SQL("ALTER PUBLICATION {} OWNER TO {};")
         role = sql.Identifier(connection.info.user)
-        return statement.format(sql.Identifier(name), role).as_string(None)
+        return printed(statement.format(sql.Identifier(name), role))
     sent = await published(connection, name, connection.info.server_version)
     missing = set(tables) - sent.keys()
-    return add_statement(name, missing or tables, lists).as_string(None) + ";"
+    return printed(add_statement(name, missing or tables, lists)) + ";"

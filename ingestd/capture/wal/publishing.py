@@ -9,6 +9,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.capture.published import find_publication
+from ingestd.capture.quoting import printed
 from ingestd.capture.said import said
 from ingestd.capture.session import connect
 from ingestd.capture.settings import WalSettings
@@ -72,7 +73,7 @@ async def prepare_publication(
         ) as connection:
             return await _keep(connection, name, names, lists)
     except psycopg.errors.ReadOnlySqlTransaction as error:
-        statement = create_statement(name, names, lists).as_string(None)
+        statement = printed(create_statement(name, names, lists))
         raise OperatorError(
             f"{where}: publication {name!r} does not exist, and a standby can't make it",
             remedy=f"{statement};  -- on the primary",
@@ -80,7 +81,7 @@ async def prepare_publication(
     except psycopg.errors.InsufficientPrivilege as error:
         statement = await owners_statement(control, name, names, lists)
         raise OperatorError(
-            f"{where}: no right to keep publication {name!r}: {error.diag.message_primary}",
+            f"{where}: no right to keep publication {name!r}: {said(error)}",
             remedy=f"{statement}  -- as the tables' owner; then set manage = false",
         ) from error
     except psycopg.Error as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 import pytest
 
+from ingestd.capture.faults import classify
 from ingestd.capture.said import said
 
 VALUE = "canary@example.org"
@@ -30,7 +33,16 @@ def of(code: str, text: str) -> psycopg.Error:
         ("HV000", f"remote says: {VALUE}", "FdwError, SQLSTATE HV000"),
         ("P0001", f"no good: {VALUE}", "a function raised P0001"),
         ("38000", f"ValueError: {VALUE}", "a function raised 38000"),
-        ("42703", 'column "note" does not exist', 'column "note" does not exist'),
+        ("42703", f'column "{VALUE}" does not exist', "UndefinedColumn, SQLSTATE 42703 ("),
+        ("42P01", f'relation "{VALUE}" does not exist', "UndefinedTable, SQLSTATE 42P01"),
+        ("42704", f'role "{VALUE}" does not exist', "UndefinedObject, SQLSTATE 42704"),
+        ("42883", f'function "{VALUE}" does not exist', "UndefinedFunction, SQLSTATE 42883"),
+        ("3F000", f'schema "{VALUE}" does not exist', "InvalidSchemaName, SQLSTATE 3F000"),
+        ("58P01", f'could not open file "{VALUE}"', "UndefinedFile, SQLSTATE 58P01"),
+        ("0A000", f'unit "{VALUE}" not supported', "FeatureNotSupported, SQLSTATE 0A000"),
+        ("55P04", f'unsafe use of new value "{VALUE}"', "UnsafeNewEnumValueUsage"),
+        ("42501", "permission denied for table t", "permission denied for table t"),
+        ("55P03", "could not obtain lock", "could not obtain lock"),
         ("23505", 'duplicate key value violates unique constraint "u"', 'constraint "u"'),
     ],
 )
@@ -39,6 +51,30 @@ def test_no_value_of_a_row_is_told(code: str, text: str, told: str) -> None:
     assert told in found
     assert VALUE not in found
     assert "\n" not in found
+
+
+def test_nothing_is_told_of_a_statement_with_somebodys_sql() -> None:
+    for code in ("42501", "57014", "XX000", "53200", "08006", "23505"):
+        found = said(of(code, VALUE), runs_users_sql=True)
+        assert VALUE not in found
+        assert code in found
+
+
+def test_every_code_that_is_told_is_chosen() -> None:
+    """What PostgreSQL adds is not told until somebody has looked at it."""
+    told = {
+        code[:2]
+        for code in psycopg.errors.__dict__["_sqlcodes"]
+        if re.fullmatch("[0-9A-Z]{5}", code) and VALUE in said(of(code, VALUE))
+    }
+    assert told == {"08", "23", "25", "28", "3D", "40", "42", "53", "54", "55", "57", "XX"}
+
+
+def test_a_servers_text_is_cut() -> None:
+    error = psycopg.OperationalError("FATAL:  " + "x" * 40_000_000)
+    assert len(said(error)) < 2_100
+    fault = classify(error, "source shop")
+    assert len(str(fault)) < 3_000
 
 
 def test_where_it_was_is_told_elsewhere() -> None:

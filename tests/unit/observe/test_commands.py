@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from ingestd.errors import ConfigError, IngestdError, OperatorError, TableError, TransientError
 from ingestd.observe.client import Endpoint, cancel_snapshot, endpoint_of, request_snapshot
-from ingestd.observe.commands import SnapshotCommands
 from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.protection import host_of
@@ -22,6 +19,7 @@ from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.quantities import Address, is_loopback
 from ingestd.redaction import Redactor
 from ingestd.schema import TableId
+from tests.harness.command_tokens import bearer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -79,7 +77,8 @@ async def post(
     host: str | None = None,
     content_type: str = "application/json",
 ) -> tuple[int, Any]:
-    headers = {"Content-Type": content_type} | ({} if host is None else {"Host": host})
+    headers = {"Content-Type": content_type, **bearer(server)}
+    headers |= {} if host is None else {"Host": host}
     url = f"http://127.0.0.1:{server.address.port}/sources/{source}/snapshot"
     async with (
         aiohttp.ClientSession() as session,
@@ -127,31 +126,6 @@ async def test_a_name_bound_to_loopback_is_refused(
 async def test_every_name_of_loopback_is_taken(server: HttpServer, asked: Asked, host: str) -> None:
     assert (await post(server, json.dumps(ORDERS), host=host))[0] == 202
     assert len(asked.requests) == 1
-
-
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
-@pytest.mark.parametrize("listening", [["0.0.0.0"], ["127.0.0.1", "10.0.0.5"], ["::"], []])
-async def test_a_server_that_others_reach_takes_no_commands(
-    asked: Asked, listening: list[str], method: str
-) -> None:
-    commands = SnapshotCommands(asked, {"shop"}, Redactor())
-    answering = {"POST": commands.request, "DELETE": commands.cancel}[method]
-
-    async def answer_there(request: web.Request) -> web.Response:
-        return await answering(request, listening)
-
-    app = web.Application()
-    app.router.add_route(method, "/{source}", answer_there)
-    async with (
-        TestServer(app, host="127.0.0.1") as server,
-        aiohttp.ClientSession() as session,
-        session.request(method, server.make_url("/shop"), json=ORDERS) as response,
-    ):
-        code, answer = response.status, await response.json()
-    assert code == 403
-    assert all(host in answer["error"] for host in listening if host != "127.0.0.1")
-    assert 'listen = "127.0.0.1:9464"' in answer["remedy"]
-    assert (asked.requests, asked.cancelled) == ([], [])
 
 
 @pytest.mark.parametrize(

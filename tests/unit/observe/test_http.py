@@ -25,6 +25,7 @@ from ingestd.observe.logs import configure
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
 from ingestd.quantities import Address
+from ingestd.recorded import TableState
 from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -224,3 +225,16 @@ async def test_a_fault_of_our_own_is_logged_with_its_place(
     assert (await get(server, "/metrics"))[0] == 500
     (line,) = [json.loads(line) for line in logged.getvalue().splitlines()]
     assert "ZeroDivisionError" in line["exception"]
+
+
+async def test_readiness_is_printable_and_keeps_what_is_quoted(status: DaemonStatus) -> None:
+    why = OperatorError(
+        "table public.nopk\x1b[31m\x9b31m has no key",
+        remedy='ALTER TABLE "two  spaces" ...;\n  or not',
+    )
+    status.sources["shop"].table("public.nopk\x1b[31m", TableState.STOPPED, T0, why)
+    async with HttpServer(ANY_PORT, Metrics(), status, Redactor(), Unasked()) as server:
+        _, text, _ = await get(server, "/readyz")
+    assert "\x1b" not in text
+    assert "\x9b" not in text
+    assert '"two  spaces" ...; or not\n' in text

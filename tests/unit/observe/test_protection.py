@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import ssl
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -161,7 +162,7 @@ async def test_with_the_token_commands_come_from_anywhere(asked: Asked) -> None:
         assert found[0] == 202
         assert (await answered(server, path, method="POST", Host="daemon.example"))[0] == 401
     async with server_with(Protection(), asked, host="0.0.0.0") as server:
-        assert (await answered(server, path, method="POST"))[0] == 403
+        assert (await answered(server, path, method="POST"))[0] == 401
     assert asked.tables == ["public.orders"]
 
 
@@ -307,7 +308,7 @@ def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
             protection_of(chosen)
         assert str(cert) in caught.value.what
         assert caught.value.remedy is not None
-        line = check_http(chosen)
+        line = check_http(chosen, os.environ)
         assert line is not None
         assert (line.subject, line.level) == ("http", "fail")
     with pytest.raises(OperatorError, match="can't be read"):
@@ -322,8 +323,8 @@ def test_who_is_warned(tmp_path: Path) -> None:
     assert "no token" in (openness(Address("::", 9464), Protection(None, tls)) or "")
     assert "no tls_cert" in (openness(wide, Protection(TOKEN)) or "")
     assert openness(wide, Protection(TOKEN, tls)) is None
-    assert check_http(HttpSettings()) is None
-    line = check_http(settings(tmp_path, listen="0.0.0.0:1", token=None))
+    assert check_http(HttpSettings(), os.environ) is None
+    line = check_http(settings(tmp_path, listen="0.0.0.0:1", token=None), os.environ)
     assert line is not None
     assert (line.subject, line.level) == ("http", "warn")
-    assert check_http(settings(tmp_path, listen="0.0.0.0:1")) is None
+    assert check_http(settings(tmp_path, listen="0.0.0.0:1"), os.environ) is None

@@ -1,0 +1,14 @@
+"""The token that a server without `[http] token` makes for commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ingestd.observe.http import HttpServer
+
+
+def bearer(server: HttpServer) -> dict[str, str]:
+    """Return the header that commands need, as a client on this machine reads it."""
+    path = server.commands.path
+    return {} if path is None else {"Authorization": f"Bearer {path.read_text().strip()}"}

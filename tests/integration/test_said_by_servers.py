@@ -1,0 +1,98 @@
+"""No error of a cast tells the value: every type that a server has, asked in generated casts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from ingestd.capture.conditions import check_condition
+from ingestd.capture.faults import classify
+from ingestd.capture.said import said
+from ingestd.capture.splits import read_error
+from ingestd.errors import TableError
+from ingestd.schema import TableId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.databases import Database
+
+VALUES = ("Kanarienvogel", "kanari.envogel", "Kanari envogel", '{"Kanarienvogel"', "(Kanari, 1)")
+T = TableId("public", "t")
+OF_NAMES = {"regclass", "regproc", "regprocedure", "regoper", "regtype", "regrole", "regnamespace"}
+
+
+def casts(connection: psycopg.Connection[tuple[str, str]]) -> Iterator[sql.Composed]:
+    """Casts of a stored value to every type, and uses of it as a name."""
+    found = connection.execute(
+        "SELECT n.nspname, t.typname FROM pg_type t JOIN pg_namespace n ON n.oid = typnamespace"
+        " WHERE typtype IN ('b', 'd', 'e', 'r', 'm') AND typinput <> 0 ORDER BY 2"
+    ).fetchall()
+    assert {name for _, name in found} >= OF_NAMES
+    for name in found:
+        yield sql.SQL("SELECT note::{} FROM t").format(sql.Identifier(*name))
+    for text in (
+        "pg_read_file(note)",
+        "nextval(note)",
+        "currval(note::text)",
+        "date_part(note, now())",
+        "now() AT TIME ZONE note",
+        "current_setting(note)",
+        "has_database_privilege(note, 'connect')",
+        "has_table_privilege(note, 'select')",
+        "has_column_privilege('t', note, 'select')",
+        "convert_to(note, note)",
+        "encode('x', note)",
+        "query_to_xml('select ' || quote_ident(note), true, true, '')",
+        "to_tsvector(note::regconfig, '')",
+        "lo_get(1234567)",
+        "note::jsonb -> 'a'",
+        "xpath(note, '<a/>')",
+        "note ~ ('[' || note)",
+        "jsonb_path_query('{}', note::jsonpath)",
+    ):
+        yield sql.SQL("SELECT {} FROM t").format(sql.SQL(text))
+
+
+def test_no_cast_tells_the_value(database: Database) -> None:
+    database.execute(
+        "CREATE TYPE mood AS ENUM ('fine')",
+        "CREATE DOMAIN short AS varchar(3) CHECK (VALUE <> 'no')",
+        "CREATE TABLE t (note text)",
+    )
+    raised: list[tuple[sql.Composed, psycopg.Error]] = []
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        for value in VALUES:
+            connection.execute("DELETE FROM t")
+            connection.execute("INSERT INTO t VALUES (%s)", (value,))
+            for query in casts(connection):
+                try:
+                    connection.execute(query)
+                except psycopg.Error as error:
+                    raised.append((query, error))
+    for query, fault in raised:
+        for told in (
+            said(fault),
+            str(classify(fault, "source shop", database.dsn)),
+            str(read_error(fault, T, database.dsn)),
+        ):
+            assert "anari" not in told, (query.as_string(None), fault.sqlstate, told)
+    codes = {fault.sqlstate for _, fault in raised}
+    assert codes >= {"22P02", "42P01", "42883", "42704", "42602", "3F000", "58P01", "42601"}
+
+
+async def test_of_a_condition_only_the_code_is_told(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (note text)",
+        "INSERT INTO t VALUES ('Kanarienvogel')",
+        """CREATE FUNCTION raises() RETURNS bool IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+           RAISE '%', (SELECT note FROM public.t) USING errcode = '42501'; END $$""",
+    )
+    for text in ("kanarienvogel = 1", "'kanarienvogel'::regclass IS NULL", "public.raises()", ")"):
+        with pytest.raises(TableError) as caught:
+            await check_condition(database.dsn, [T], text)
+        assert "anari" not in str(caught.value)
+        assert "SQLSTATE 42" in str(caught.value)
