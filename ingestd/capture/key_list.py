@@ -73,7 +73,7 @@ SELECT c.relkind::text = 'p',
          CROSS JOIN LATERAL ({{operator}}) AS o(found)
          WHERE a.attrelid = c.oid AND a.attname = ANY(%s)), '{{{{}}}}')
   FROM pg_catalog.pg_class c WHERE c.oid = %s
-""".format(
+""".format(  # noqa: S608 - constants
     operator=f"""
         SELECT jsonb_build_array(n.nspname, o.oprname)
           FROM pg_catalog.pg_opclass oc

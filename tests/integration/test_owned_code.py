@@ -95,9 +95,10 @@ def calls_of(database: Database, role: str) -> list[str]:
     return [line for line in hostile_calls(database.server) if f"by {role}" in line]
 
 
+@pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize("kind", VALUES)
 async def test_keys_are_found_and_ordered_without_running_what_their_types_have(
-    database: Database, owner: str, stranger: str, kind: str
+    database: Database, stranger: str, kind: str
 ) -> None:
     database.execute(
         f"CREATE TABLE m.t (k m.{kind} NOT NULL, n int NOT NULL, PRIMARY KEY (k, n))",
@@ -129,9 +130,10 @@ async def test_keys_are_found_and_ordered_without_running_what_their_types_have(
     assert not calls_of(database, stranger)
 
 
+@pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize("kind", sorted(CASTS))
 async def test_a_cast_that_a_types_owner_made_is_not_called_for_its_keys(
-    database: Database, owner: str, stranger: str, kind: str
+    database: Database, stranger: str, kind: str
 ) -> None:
     database.execute(
         f"CREATE FUNCTION m.cast_it(m.{kind}) RETURNS text LANGUAGE plpgsql"
@@ -140,7 +142,7 @@ async def test_a_cast_that_a_types_owner_made_is_not_called_for_its_keys(
     )
     with pytest.raises(Exception, match="operator is not unique"):
         await test_keys_are_found_and_ordered_without_running_what_their_types_have(
-            database, owner, stranger, kind
+            database, stranger, kind
         )
     assert not calls_of(database, stranger)
 
@@ -206,9 +208,7 @@ def test_a_daemon_runs_nothing_that_a_tables_owner_made(
         database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def _run(
-    database: Database, lake: Path, make_daemon: MakeDaemon, role: str, kind: str
-) -> None:
+def _run(database: Database, lake: Path, make_daemon: MakeDaemon, role: str, kind: str) -> None:
     tables = []
     for number, (key, value) in enumerate(VALUES.items()):
         tables.append(name := f"m.t{number}")
@@ -230,7 +230,10 @@ def _run(
     if kind == "wal":
         slot = f"ingestd_{database.name}"
         listed = ", ".join([*tables, "m.bad"])
-        database.execute(f"CREATE PUBLICATION {slot} FOR TABLE {listed}")
+        database.execute(
+            f"CREATE PUBLICATION {slot} FOR TABLE {listed}",
+            f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+        )
         extra = (
             f'slot = "{slot}"\npublication = "{slot}"\nmanage = false\nsnapshot_chunked_above = 0'
         )
@@ -246,8 +249,8 @@ def _run(
     await_until(lambda: bool(daemon.events("table.stopped")), LIMIT_S, "m.bad to be stopped")
     for name in tables:
         database.execute(
-            f"UPDATE {name} SET d = 7 WHERE d = 1", f"DELETE FROM {name} WHERE ctid IN"
-            f" (SELECT ctid FROM {name} LIMIT 1)",
+            f"UPDATE {name} SET d = 7 WHERE d = 1",
+            f"DELETE FROM {name} WHERE ctid IN (SELECT ctid FROM {name} LIMIT 1)",
         )
     run_command(daemon.config_path, "verify")
     run_command(daemon.config_path, "verify")
