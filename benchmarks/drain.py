@@ -88,7 +88,7 @@ def measure(
             dsn = rig.server.dsn(socket=is_unix)
             seconds = _pg_recvlogical(rig, dsn, name, runs[0].slot, str(target))
             reference_s[is_unix].append(seconds)
-            rig.psql(f"SELECT pg_drop_replication_slot('{name}')")
+            rig.psql(f"SELECT pg_catalog.pg_drop_replication_slot('{name}')")
         for base, run in zip(runs, each, strict=True):
             found[base].append(drain(rig, run, daemons[run], target))
     return Backlog(
@@ -118,7 +118,7 @@ def prepare(
     rig.psql(f"CREATE TABLE load ({COLUMNS}) WITH (autovacuum_enabled = off)")
     daemons = {run: _with_slot(rig, run) for run in runs}
     for name in slots:
-        rig.psql(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+        rig.psql(f"SELECT pg_catalog.pg_create_logical_replication_slot('{name}', 'pgoutput')")
     return daemons, _load(rig, rows)
 
 

@@ -74,7 +74,7 @@ def measure(rig: Rig, *, epochs: int = EPOCHS) -> Life:
     rig.psql("CREATE TABLE long_life (id bigserial PRIMARY KEY, at timestamptz, note text)")
     # Else the server sends what was committed without waiting for the disk every 200 ms only.
     rig.psql("ALTER SYSTEM SET wal_writer_delay = '10ms'")
-    rig.psql("SELECT pg_reload_conf()")
+    rig.psql("SELECT pg_catalog.pg_reload_conf()")
     text = source(NAME, rig.server.dsn(), "public.long_life")
     daemon = rig.daemon(NAME, config(text, max_delay=MAX_DELAY))
     daemon.start_ready()
@@ -91,7 +91,7 @@ def measure(rig: Rig, *, epochs: int = EPOCHS) -> Life:
     daemon.sigterm()
     rig.forget(NAME)
     rig.psql("ALTER SYSTEM RESET wal_writer_delay")
-    rig.psql("SELECT pg_reload_conf()")
+    rig.psql("SELECT pg_catalog.pg_reload_conf()")
     committed = daemon.events("epoch.committed")
     looks = daemon.events("maintenance.done")
     with rig.server.connect() as connection:

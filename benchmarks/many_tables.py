@@ -48,7 +48,7 @@ def measure(rig: Rig) -> dict[str, float]:
         msg = f"{len(held)} tables in the lake, of {sorted(set(held.values()))} rows"
         raise RuntimeError(msg)
     with rig.server.connect(DATABASE) as connection:
-        connection.execute("SELECT pg_drop_replication_slot('ingestd_many')")
+        connection.execute("SELECT pg_catalog.pg_drop_replication_slot('ingestd_many')")
     rig.psql(f"DROP DATABASE {DATABASE}")
     return {
         "whole_s": whole_s,
@@ -117,7 +117,7 @@ def changing(rig: Rig, tables: int, columns: int = 2) -> dict[str, float]:
     daemon.sigterm()
     epochs = daemon.events("epoch.committed")[first:]
     with rig.server.connect(name) as connection:
-        connection.execute(f"SELECT pg_drop_replication_slot('ingestd_{name}')")
+        connection.execute(f"SELECT pg_catalog.pg_drop_replication_slot('ingestd_{name}')")
     rig.psql(f"DROP DATABASE {name}")
     return {
         "tables": tables,

@@ -52,7 +52,7 @@ def measure(rig: Rig) -> dict[str, float]:
             cpu_seconds.append(times.user + times.system)
     daemon.sigterm()
     with rig.server.connect(NAME) as connection:
-        connection.execute(f"SELECT pg_drop_replication_slot('ingestd_{NAME}')")
+        connection.execute(f"SELECT pg_catalog.pg_drop_replication_slot('ingestd_{NAME}')")
     rig.psql(f"DROP DATABASE {NAME}")
     return {
         "median_s": statistics.median(seconds),

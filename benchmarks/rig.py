@@ -81,7 +81,7 @@ class Rig:
         await_until(
             lambda: self.psql(f"SELECT active {mine}").strip() != "t", LIMIT_S, f"slot of {source}"
         )
-        self.psql(f"SELECT pg_drop_replication_slot('ingestd_{source}')")
+        self.psql(f"SELECT pg_catalog.pg_drop_replication_slot('ingestd_{source}')")
         self.psql(f"DROP PUBLICATION ingestd_{source}")
 
     def await_confirmed(self, slot: str, target: Lsn) -> None:

@@ -116,6 +116,6 @@ COMMIT;
 
 \if :publishes
 -- Not in the transaction: a slot begins after what is being written.
-SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput')
+SELECT pg_catalog.pg_create_logical_replication_slot(:'slot', 'pgoutput')
  WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');
 \endif

@@ -150,7 +150,8 @@ class SourcePoint:
                 f"{where}: no snapshot within {self._slot_limit_s:g} s: making its temporary slot"
                 " waits for all transactions that began before",
                 reason="slot_waits",
-                remedy="end the oldest: SELECT pid, xact_start, state, query FROM pg_stat_activity"
+                remedy="end the oldest: SELECT pid, xact_start, state, query FROM "
+                "pg_catalog.pg_stat_activity"
                 " WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
             ) from error
         except psycopg.Error as error:

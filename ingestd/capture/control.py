@@ -153,7 +153,7 @@ class Control:
         try:
             await end_session(connection, pid)
         except psycopg.errors.InsufficientPrivilege as error:
-            remedy = f"SELECT pg_terminate_backend({pid});  as a role that may"
+            remedy = f"SELECT pg_catalog.pg_terminate_backend({pid});  as a role that may"
             log.warning(
                 "claim.not_ended", source=source, pid=pid, reason=said(error), remedy=remedy
             )

@@ -81,13 +81,13 @@ _OTHER_METHOD = _Operator(
 _DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
 _HBA = _Operator(
     "add to pg_hba.conf: host {database} {role} <address of this machine>/32 scram-sha-256  "
-    "and then: SELECT pg_reload_conf();"
+    "and then: SELECT pg_catalog.pg_reload_conf();"
 )
 _REFUSED = _Operator(
     "what the server says is one of three: no such role: CREATE ROLE {role} LOGIN PASSWORD '...';\n"
     "  it may not log in: ALTER ROLE {role} LOGIN;\n  nobody lets it in: add to pg_hba.conf: host "
     "{database} {role} <address of this machine>/32 scram-sha-256  and then: SELECT "
-    "pg_reload_conf();"
+    "pg_catalog.pg_reload_conf();"
 )
 _NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
 _NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
@@ -96,13 +96,15 @@ _RIGHT = _Operator("grant role {role} the right that is named, as the object's o
 _UNDEFINED = _Operator("correct the setting that names it, or make what the server says is missing")
 _UNMAPPED = _Operator(
     "if it comes again: the server does not know of an ALTER or TRUNCATE that ran while this slot "
-    "was made (servers to 18): SELECT pg_drop_replication_slot({slot});  -- all tables are read "
+    "was made (servers to 18): SELECT pg_catalog.pg_drop_replication_slot({slot});  -- all "
+    "tables are read "
     "again"
 )
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
 _LIMIT = _Operator(
     "ALTER SYSTEM SET the limit that is named higher; then restart the server; for temp_file_limit "
-    "SELECT pg_reload_conf(); is enough, and what ALTER ROLE or ALTER DATABASE set goes before"
+    "SELECT pg_catalog.pg_reload_conf(); is enough, and what ALTER ROLE or ALTER DATABASE "
+    "set goes before"
 )
 FREE_A_SLOT = (
     "ALTER SYSTEM SET max_replication_slots = ... higher; then restart the server; or drop a slot "
@@ -118,7 +120,7 @@ _TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offe
 _UNENCRYPTED = "or, with nobody between, write a weaker sslmode out in `dsn`"
 _NO_TLS = _Operator(
     "on the server: ssl_cert_file, ssl_key_file, ALTER SYSTEM SET ssl = on; "
-    f"SELECT pg_reload_conf();\n  {_UNENCRYPTED}"
+    f"SELECT pg_catalog.pg_reload_conf();\n  {_UNENCRYPTED}"
 )
 _UNKNOWN_CA = _Operator(
     "sslrootcert=FILE in `dsn`, with the certificate of the CA that signed the server's "
@@ -207,7 +209,8 @@ _TRANSIENT_REMEDIES = {
     "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
     FULL: FREE_A_CONNECTION,
     "slot_active": "stop the other client of this slot, or give another name in `slot`",
-    "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  on "
+    "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT "
+    "pg_catalog.pg_reload_conf();  on "
     "the standby, or raise its max_standby_streaming_delay",
 }
 """What helps should it not pass by itself."""

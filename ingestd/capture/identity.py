@@ -52,9 +52,9 @@ _UNSENT_KEY = "its replica identity has generated column {!r}, which is not publ
 _ADD_KEY = "add a primary key without generated columns; then "
 _LEAVES: LiteralString = " WHERE isleaf"
 _ALTER_TREE = (
-    "DO $$ DECLARE part regclass; BEGIN"
-    " FOR part IN SELECT relid FROM pg_partition_tree({}){} LOOP"
-    " EXECUTE format('ALTER TABLE %s REPLICA IDENTITY {}', part); END LOOP; END $$;"
+    "DO $$ DECLARE part pg_catalog.regclass; BEGIN"
+    " FOR part IN SELECT relid FROM pg_catalog.pg_partition_tree({}){} LOOP"
+    " EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY {}', part); END LOOP; END $$;"
 )
 
 

@@ -10,14 +10,18 @@ import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.copy_queries import output_of
 from ingestd.capture.key_range import operator_of
+from ingestd.capture.type_parts import FIRST_USER_OID
 from ingestd.decode.types import BUILT_IN, is_number, lake_type
 from ingestd.errors import TableChangedError
 from ingestd.keys import Key
 from ingestd.schema import Column, Table
 
-# What the server compares only by the type below a domain, or takes no bare literal for: operators
-# on any enum take no domain over one, and composite values are compared as records.
+# The owner of a table may make its types. With search_path pinned only operators of pg_catalog are
+# found, but a literal of no type next to such a value makes the server prefer text, and then call a
+# cast of the owner's; so it is given the column's type, without a name. A domain inside another
+# type checks its values when that is read from text; so the output texts are compared instead.
 _BELOW = """
          CROSS JOIN LATERAL (
                WITH RECURSIVE below AS (
@@ -26,58 +30,90 @@ _BELOW = """
                  SELECT d.oid, d.typtype, d.typbasetype FROM below
                    JOIN pg_catalog.pg_type d ON d.oid = below.typbasetype)
                SELECT oid FROM below WHERE typtype <> 'd') AS base"""
+CHECKS_INSIDE = """EXISTS (
+               WITH RECURSIVE inside AS (
+                 SELECT b.oid
+                 UNION
+                 SELECT x.oid FROM inside JOIN pg_catalog.pg_type i ON i.oid = inside.oid
+                  CROSS JOIN LATERAL (
+                   SELECT i.typbasetype WHERE i.typtype = 'd' UNION ALL
+                   SELECT i.typelem WHERE i.typelem <> 0 UNION ALL
+                   SELECT r.rngsubtype FROM pg_catalog.pg_range r
+                    WHERE i.oid IN (r.rngtypid, r.rngmultitypid) UNION ALL
+                   SELECT a.atttypid FROM pg_catalog.pg_attribute a
+                    WHERE i.typtype = 'c' AND a.attrelid = i.typrelid AND a.attnum > 0
+                      AND NOT a.attisdropped) AS x(oid))
+               SELECT FROM inside JOIN pg_catalog.pg_type i ON i.oid = inside.oid
+                WHERE i.typtype = 'd')"""
+"""Whether a domain is inside of type `b`, at any depth."""
+# Who is no superuser makes no operator class, but may own an extension and add to it.
+_OF_EXTENSION = """
+               EXISTS (SELECT FROM pg_catalog.pg_depend x
+                 WHERE x.classid = 'pg_catalog.pg_operator'::pg_catalog.regclass
+                   AND x.objid = o.oid AND x.deptype = 'e')
+               AND EXISTS (SELECT FROM pg_catalog.pg_roles r
+                 WHERE r.oid = o.oprowner AND (r.rolsuper OR r.rolname = current_user))"""
 _RELATION = f"""
 SELECT c.relkind::text = 'p',
        coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_object(
-                   'schema', n.nspname, 'name', b.typname, 'is_composite', b.typtype = 'c',
-                   'can_be_named', pg_catalog.has_schema_privilege(n.oid, 'USAGE')))
+                   'is_domain', t.typtype = 'd', 'is_composite', b.typtype = 'c',
+                   'is_text', {CHECKS_INSIDE} OR b.typtype = 'b' AND NOT (b.typelem <> 0
+                     AND b.typlen = -1) AND NOT EXISTS ({{operator}})))
           FROM pg_catalog.pg_attribute a
           JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 {_BELOW}
           JOIN pg_catalog.pg_type b ON b.oid = base.oid
-          JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace
-         WHERE a.attrelid = c.oid AND a.attname = ANY(%s)
-           AND (b.typtype = 'c' OR (b.typtype = 'e' AND t.typtype = 'd'))), '{{}}'),
-       coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_array(n.nspname, o.oprname))
+         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND b.oid >= {FIRST_USER_OID}
+           AND (t.typtype = 'd' OR NOT EXISTS ({{operator}}))), '{{{{}}}}'),
+       coalesce((SELECT jsonb_object_agg(a.attname, o.found)
           FROM pg_catalog.pg_attribute a
           JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 {_BELOW}
-          JOIN pg_catalog.pg_opclass oc ON oc.opcdefault AND oc.opcintype = base.oid
+          JOIN pg_catalog.pg_type b ON b.oid = base.oid
+         CROSS JOIN LATERAL ({{operator}}) AS o(found)
+         WHERE a.attrelid = c.oid AND a.attname = ANY(%s)), '{{{{}}}}')
+  FROM pg_catalog.pg_class c WHERE c.oid = %s
+""".format(  # noqa: S608 - constants
+    operator=f"""
+        SELECT jsonb_build_array(n.nspname, o.oprname)
+          FROM pg_catalog.pg_opclass oc
           JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname = 'btree'
           JOIN pg_catalog.pg_amop e ON e.amopfamily = oc.opcfamily AND e.amopstrategy = 3
                AND e.amoplefttype = oc.opcintype AND e.amoprighttype = oc.opcintype
           JOIN pg_catalog.pg_operator o ON o.oid = e.amopopr
           JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
-         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND n.nspname <> 'pg_catalog'), '{{}}')
-  FROM pg_catalog.pg_class c WHERE c.oid = %s
-"""  # noqa: S608 - constants
+         WHERE oc.opcdefault AND oc.opcintype = b.oid AND n.nspname <> 'pg_catalog'
+           AND {_OF_EXTENSION}"""  # noqa: S608 - constants
+)
+_C = sql.SQL('COLLATE pg_catalog."C"')
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedType:
-    """The type as which a column's values are compared: below the domain, if its type is one.
+    """How values of a type that users made are compared. No name of it is used.
 
-    `can_be_named`: this role may use the type's schema. Never the domain itself: a value need not
-    pass the domain's checks to be in the table.
+    `is_domain`: the column's type is a domain, whose values are compared as what is below: a value
+    need not pass the domain's checks to be in the table. `is_text`: by what the output function
+    writes, which no index serves.
     """
 
-    schema: str
-    name: str
+    is_domain: bool = False
     is_composite: bool = False
-    can_be_named: bool = True
+    is_text: bool = False
 
     def column(self, column: sql.Composable) -> sql.Composable:
-        """Return the column as a value of this type; an index on the column still serves."""
-        if not (self.can_be_named or self.is_composite):
-            # A bare null beside it makes the server choose the type below, but hides the index.
-            return sql.SQL("coalesce({}, NULL)").format(column)
-        return sql.SQL("{}::{}").format(column, sql.Identifier(self.schema, self.name))
+        """Return the column as it is compared."""
+        if self.is_text:
+            return sql.SQL("{} {}").format(output_of(column), _C)
+        # A bare null beside it makes the server choose the type below, but hides the index.
+        return sql.SQL("coalesce({}, NULL)").format(column) if self.is_domain else column
 
-    def literal(self, value: sql.Composable) -> sql.Composable:
-        """Return a literal that compares with `column`."""
-        if not self.is_composite:
+    def literal(self, value: sql.Composable, column: sql.Composable) -> sql.Composable:
+        """Return a literal, which is not null, that compares with `column`."""
+        if self.is_text:
             return value
-        return sql.SQL("{}::{}").format(value, sql.Identifier(self.schema, self.name))
+        # Of the column's type; the planner makes a constant of it.
+        return sql.SQL("coalesce({}, {})").format(value, column)
 
 
 def can_be_found(column: Column) -> bool:
@@ -129,6 +165,13 @@ class KeyedRelation:
         column = sql.Identifier(name)
         return column if kind is None else kind.column(column)
 
+    def equal(self, column: str) -> sql.Composable:
+        """Return the operator that says whether a column of the key is equal to a literal."""
+        kind = self.types.get(column)
+        is_text = kind is not None and kind.is_text
+        found = None if is_text else self.equals.get(column)
+        return operator_of(*(found or ("pg_catalog", "=")))
+
     def literal(self, column: str, value: str | bytes | None) -> sql.Composable:
         """Give a value of a key's column.
 
@@ -137,7 +180,11 @@ class KeyedRelation:
         """
         found = bare_literal(value)
         kind = self.types.get(column)
-        return found if kind is None else kind.literal(found)
+        if kind is None or value is None:
+            return found
+        if not kind.is_text and column in self.equals:  # exactly its operator is found
+            return found
+        return kind.literal(found, sql.Identifier(column))
 
 
 def bare_literal(value: str | bytes | None) -> sql.Composable:
@@ -167,7 +214,7 @@ class KeyList:
     def bounds(self) -> list[sql.Composable]:
         """The condition."""
         key = self.table.identifying
-        if self.keyed.equals:
+        if self.keyed.equals or self.keyed.types:
             each = (self._is(dict(zip(key, values, strict=True))) for values in self.keys)
             return [sql.SQL("({})").format(sql.SQL(" OR ").join(each))]
         names = list(map(self.keyed.column, key))
@@ -182,7 +229,7 @@ class KeyList:
             sql.SQL(" AND ").join(
                 sql.SQL("{} {} {}").format(
                     self.keyed.column(name),
-                    operator_of(*self.keyed.equals.get(name, ("pg_catalog", "="))),
+                    self.keyed.equal(name),
                     self.keyed.literal(name, value),
                 )
                 for name, value in key.items()

@@ -17,7 +17,7 @@ class KeyColumn:
     """A column of the key, and how its index compares it.
 
     `type`: schema and name; of a column whose type is a domain, of what is below: a value need not
-    pass the domain's checks to be in the table. `is_cast`: the operators take no domain over it.
+    pass the domain's checks to be in the table. `is_cast`: it is compared as what is below.
     `operators`: their schema, the names of < and >=. `collation`: schema
     and name, None for a type without.
     """
@@ -38,7 +38,7 @@ class KeyColumn:
         """The column, with the index's collation."""
         name: sql.Composable = sql.Identifier(self.name)
         if self.is_cast:
-            name = sql.SQL("{}::{}").format(name, sql.Identifier(*self.type))
+            name = sql.SQL("coalesce({}, NULL)").format(name)
         if self.collation is None:
             return name
         return sql.SQL("{} COLLATE {}").format(name, sql.Identifier(*self.collation))
@@ -50,8 +50,10 @@ class KeyColumn:
         return sql.SQL("{} USING {}").format(self.value, operator_of(schema, less))
 
     def literal(self, text: str) -> sql.Composable:
-        """Give a value that compares with `value`."""
-        return sql.SQL("{}::{}").format(text, sql.Identifier(*self.type))
+        """Return a value that compares with `value`. No type is named that users may have made."""
+        if self.type[0] == "pg_catalog":
+            return sql.SQL("{}::{}").format(text, sql.Identifier(*self.type))
+        return sql.SQL("coalesce({}, {})").format(text, sql.Identifier(self.name))
 
 
 @dataclass(frozen=True, slots=True)

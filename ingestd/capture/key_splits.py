@@ -25,6 +25,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.key_list import CHECKS_INSIDE
 from ingestd.capture.key_range import KeyColumn, KeyRange
 from ingestd.capture.leaves import Leaf, leaves_of
 from ingestd.capture.relation_lock import lock_relation
@@ -44,9 +45,9 @@ MIN_SPLIT_BYTES = 8192
 # rows. Of a domain the type below it, as which values are compared. btree: strategy 1 is <, 4
 # is >=.
 _KEY = """
-SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
+SELECT {} AS checks_inside, i.indexrelid::int8 AS index_oid, a.attname::text AS name,
        tn.nspname::text AS type_schema, t.typname::text AS type_name,
-       t.typtype = 'e' AND t.oid <> a.atttypid AS is_cast,
+       tn.nspname <> 'pg_catalog' AND t.oid <> a.atttypid AS is_cast,
        ln.nspname::text AS operator_schema, l.oprname::text AS less, g.oprname::text AS not_less,
        cn.nspname::text AS collation_schema, c.collname::text AS collation_name
   FROM pg_catalog.pg_index i
@@ -75,7 +76,7 @@ SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
   LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = c.collnamespace
  WHERE i.indrelid = %s AND i.indisvalid AND (i.indisprimary OR i.indisreplident)
  ORDER BY i.indisprimary DESC, i.indexrelid, k.place
-"""
+""".format(CHECKS_INSIDE.replace("b.oid", "t.oid"))  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class _KeyRow:
     type_schema: str
     type_name: str
     is_cast: bool
+    checks_inside: bool
     operator_schema: str
     less: str
     not_less: str
@@ -170,6 +172,7 @@ async def _key_of(
             row.index_oid == rows[0].index_oid
             and row.order == rows[0].order
             and row.name in visible
+            and not row.checks_inside
         ),
         rows,
     )

@@ -77,7 +77,7 @@ async def _capturing(
             found.append(add_statement(name, missing))
     query = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
     if not await _is_there(connection, query, settings.slot):
-        make = sql.SQL("SELECT pg_create_logical_replication_slot({}, {})")
+        make = sql.SQL("SELECT pg_catalog.pg_create_logical_replication_slot({}, {})")
         found.append(make.format(settings.slot, PLUGIN))
     return found
 

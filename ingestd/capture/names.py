@@ -45,14 +45,16 @@ _RENAMES = {
 }
 """What renames it, and what is put in before the new name."""
 _IS_IT = (
-    "pg_catalog.convert_to(a.attname::pg_catalog.text, pg_catalog.getdatabaseencoding()) = "
+    "pg_catalog.convert_to(a.attname::pg_catalog.text, pg_catalog.getdatabaseencoding()) "
+    "OPERATOR(pg_catalog.=) "
     "pg_catalog.decode('{}', 'hex')"
 )
 _RENAMING = (
     "DO $$ BEGIN EXECUTE (SELECT pg_catalog.format('{rename}', {of}, '{new}') "
-    "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-    "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
-    "WHERE c.oid = {oid} AND {is_it} LIMIT 1); END $$;"
+    "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid "
+    "OPERATOR(pg_catalog.=) c.relnamespace "
+    "JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) c.oid "
+    "WHERE c.oid OPERATOR(pg_catalog.=) {oid} AND {is_it} LIMIT 1); END $$;"
 )
 
 

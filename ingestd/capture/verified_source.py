@@ -201,6 +201,7 @@ async def _slot(where: str, settings: WalSettings) -> ExportedPoint:
             f"{where}: no snapshot within {SLOT_LIMIT_S:g} s: making its temporary slot waits for"
             " all transactions that began before",
             reason="slot_waits",
-            remedy="end the oldest: SELECT pid, xact_start, state, query FROM pg_stat_activity"
+            remedy="end the oldest: SELECT pid, xact_start, state, query FROM "
+            "pg_catalog.pg_stat_activity"
             " WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
         ) from error

@@ -204,9 +204,10 @@ class TableWatch:
             " were published, or the slot was made; on a standby the primary has to log which run,"
             " as it does every 15 s unless it is idle; where there are synchronized_standby_slots,"
             " those standbys have to follow",
-            remedy="SELECT pid, xact_start, state, query FROM pg_stat_activity WHERE xact_start IS"
+            remedy="SELECT pid, xact_start, state, query FROM pg_catalog.pg_stat_activity "
+            "WHERE xact_start IS"
             " NOT NULL AND application_name <> 'ingestd' ORDER BY xact_start;"
-            " SELECT * FROM pg_prepared_xacts;",
+            " SELECT * FROM pg_catalog.pg_prepared_xacts;",
         )
 
     def _tell(self) -> None:

@@ -79,7 +79,10 @@ def drop_of(claim: str) -> str:
     slot = _SLOT.match(claim)
     if slot is None:
         return ""
-    return f"; else drop its slot, which keeps WAL: SELECT pg_drop_replication_slot('{slot[1]}');"
+    return (
+        f"; else drop its slot, which keeps WAL: SELECT "
+        f"pg_catalog.pg_drop_replication_slot('{slot[1]}');"
+    )
 
 
 def _is_same(one: str, other: str) -> bool:

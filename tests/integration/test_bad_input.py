@@ -264,7 +264,9 @@ def test_manage_false_wants_publication_and_slot(tmp_path: Path, shop: Database)
     config = wal_config(lake="lake", dsn=shop.dsn, source_extra="manage = false")
     found = ingestd(tmp_path, "check", config)
     assert_fails(found, "publication .*does not exist", "CREATE PUBLICATION .*orders")
-    assert_fails(found, "slot .*does not exist", "SELECT pg_create_logical_replication_slot")
+    assert_fails(
+        found, "slot .*does not exist", "SELECT pg_catalog.pg_create_logical_replication_slot"
+    )
     for failure in found.failures:  # the remedies are what they say: pasted, they work
         shop.execute(failure.splitlines()[1].strip())
     assert ingestd(tmp_path, "check", config).code == 0

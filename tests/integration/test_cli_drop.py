@@ -112,7 +112,7 @@ def test_what_ingestd_does_not_manage_is_left(shop: Database, tmp_path: Path, la
     path = written(tmp_path, config(shop, lake, "manage = false"))
     done = drop(path, "--yes")
     assert done.exit_code == 0, done.output
-    assert f"    SELECT pg_drop_replication_slot('{shop.name}');" in done.stdout
+    assert f"    SELECT pg_catalog.pg_drop_replication_slot('{shop.name}');" in done.stdout
     assert f'    DROP PUBLICATION "{shop.name}";' in done.stdout
     assert "dropped" not in done.stdout
     assert (shop.slots(), publications(shop)) == ([shop.name], [shop.name])

@@ -25,6 +25,7 @@ SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
        (i.indoption::int2[])[k.place - 1] & 1 = 1 AS is_descending,
        ns.nspname::text AS operator_schema, l.oprname::text AS less, e.oprname::text AS equal,
        g.oprname::text AS greater,
+       oc.opcdefault AND k.collation_oid = a.attcollation AS is_default,
        CASE WHEN k.collation_oid <> a.attcollation THEN cn.nspname::text END AS collation_schema,
        CASE WHEN k.collation_oid <> a.attcollation THEN c.collname::text END AS collation_name
   FROM pg_catalog.pg_index i
@@ -60,6 +61,7 @@ SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
 class OrderedColumn:
     """A column of the index. `collation`: the index's, if it is another than the column's.
 
+    `is_default`: its operators are those of the type's default order, in the column's collation.
     `type`: as what it is compared, if not as it is.
     """
 
@@ -72,6 +74,7 @@ class OrderedColumn:
     collation_schema: str | None = None
     collation_name: str | None = None
     index_oid: int = 0
+    is_default: bool = False
     type: ComparedType | None = None
 
     @property
@@ -80,7 +83,8 @@ class OrderedColumn:
         name: sql.Composable = sql.Identifier(self.name)
         if self.type is not None:
             name = self.type.column(name)
-        if self.collation_schema is None or self.collation_name is None:
+        is_text = self.type is not None and self.type.is_text
+        if is_text or self.collation_schema is None or self.collation_name is None:
             return name
         collation = sql.Identifier(self.collation_schema, self.collation_name)
         return sql.SQL("{} COLLATE {}").format(name, collation)
@@ -98,18 +102,12 @@ class OrderedColumn:
     @property
     def ordering(self) -> sql.Composable:
         """What stands after ORDER BY."""
-        if self.type is not None and self._is_usual:
-            # Of the bare column, which the index has in order. USING would need the type below.
+        if self.is_default and not (self.type is not None and self.type.is_text):
+            # Of the bare column, which the index has in order; no operator need be named.
             direction = sql.SQL("DESC" if self.is_descending else "ASC")
             return sql.SQL("{} {}").format(sql.Identifier(self.name), direction)
         before = self._operator(self.greater if self.is_descending else self.less)
         return sql.SQL("{} USING {}").format(self.value, before)
-
-    @property
-    def _is_usual(self) -> bool:
-        """Whether the operators are those of the type's default order, in its collation."""
-        used = (self.operator_schema, self.less, self.greater, self.collation_name)
-        return used == ("pg_catalog", "<", ">", None)
 
     def _operator(self, name: str) -> sql.Composable:
         return operator_of(self.operator_schema, name)
@@ -157,10 +155,19 @@ async def key_order(
         await cursor.execute(_ORDER, {"oid": table.oid, "key": list(table.key)})
         rows = await cursor.fetchall()
     if not rows:
-        named = tuple(OrderedColumn(name, type=types.get(name)) for name in table.key)
+        named = tuple(
+            OrderedColumn(name, type=types.get(name), is_default=name in types)
+            for name in table.key
+        )
         return KeyOrder(named, is_indexed=False)
     chosen = itertools.takewhile(lambda row: row.index_oid == rows[0].index_oid, rows)
-    columns = tuple(replace(c, type=types.get(c.name)) for c in chosen)
+    columns = tuple(_typed(c, types.get(c.name)) for c in chosen)
     if all(c.is_descending for c in columns):  # it can be read backwards
         columns = tuple(replace(c, is_descending=False) for c in columns)
     return KeyOrder(columns, is_indexed=True)
+
+
+def _typed(column: OrderedColumn, kind: ComparedType | None) -> OrderedColumn:
+    if kind is None or not kind.is_text:
+        return replace(column, type=kind)
+    return OrderedColumn(column.name, column.is_descending, type=kind)

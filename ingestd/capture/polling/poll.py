@@ -183,8 +183,9 @@ def _ensure_short(polled: PolledTable, progress: Progress) -> None:
             polled.table.id,
             f"more than {MAX_SEEN:,} transactions wrote it since the oldest one that still runs "
             f"began (id {progress.last.below}): what was seen can't be kept apart any more",
-            remedy="end that one: SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY "
-            "age(backend_xid) DESC NULLS LAST LIMIT 1; or SELECT gid FROM pg_prepared_xacts; the "
+            remedy="end that one: SELECT pid, xact_start, query FROM pg_catalog.pg_stat_activity "
+            "ORDER BY pg_catalog.age(backend_xid) DESC NULLS LAST LIMIT 1; or SELECT gid "
+            "FROM pg_catalog.pg_prepared_xacts; the "
             "table is read anew then",
         )
 

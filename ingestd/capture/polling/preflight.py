@@ -154,7 +154,8 @@ def _standby(server: PolledServer, found: Findings) -> None:
         "warn",
         f"a query that is older than max_standby_streaming_delay ({server.streaming_delay}) is "
         "cancelled when replay removes rows that it may need: long ones may never end",
-        "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  -- here, or raise "
+        "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_catalog.pg_reload_conf();  "
+        "-- here, or raise "
         "max_standby_streaming_delay",
     )
 

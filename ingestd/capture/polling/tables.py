@@ -13,7 +13,7 @@ from ingestd.capture.catalog import TableRow, refusal
 from ingestd.capture.definitions import Catalog, Definitions, read_catalog
 from ingestd.capture.faults import identifier
 from ingestd.capture.patterns import is_left_out, missing_tables, unmatched_notices
-from ingestd.capture.polling.cursors import cursor_of, named
+from ingestd.capture.polling.cursors import at, cursor_of, named
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.seen import Progress
 from ingestd.capture.polling.server import inspect_polled_server
@@ -21,6 +21,7 @@ from ingestd.capture.polling.unique_keys import key_of
 from ingestd.capture.settings import PollingSettings
 from ingestd.capture.storage import Storage
 from ingestd.capture.streamed_texts import StreamedTexts, read_at
+from ingestd.capture.type_parts import FIRST_USER_OID
 from ingestd.errors import TableError
 from ingestd.ports import Discovery, Refused
 from ingestd.recorded import RegisteredTable, TableState
@@ -158,7 +159,9 @@ def describe(
         if controls.cursor is not None:
             cursor = cursor_of(row.id, controls.cursor, columns, definitions.base_type)
         if controls.deleted is not None:
-            named(row.id, "deleted", controls.deleted, columns)
+            marked = named(row.id, "deleted", controls.deleted, columns)
+            if definitions.base_type(marked.type_oid) >= FIRST_USER_OID:
+                raise _of_users_type(row.id, controls.deleted)
     except TableError as error:
         return Refused(Table(row.id, row.oid, ()), error)
     return PolledTable(
@@ -167,6 +170,16 @@ def describe(
         controls.deleted,
         settings.interval if controls.interval is None else controls.interval,
         controls.detect_deletes,
+    )
+
+
+def _of_users_type(table: TableId, name: str) -> TableError:
+    """Say that a cast to text might be one that the type's owner made."""
+    return TableError(
+        table,
+        f"column {name!r} is of a type that users made: its values can't be compared with false",
+        remedy=f"name one of a built-in type, such as boolean or timestamptz, in "
+        f"{at(table, 'deleted')}",
     )
 
 

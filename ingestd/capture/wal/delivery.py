@@ -433,7 +433,7 @@ class Delivery:
         reason = f"the server would read {again_bytes / 1e9:.1f} GB of WAL anew for each part"
         remedy = (
             "end transactions that are open for long: "
-            "SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start;"
+            "SELECT pid, xact_start, query FROM pg_catalog.pg_stat_activity ORDER BY xact_start;"
         )
         self._tell_streaming(f"{reason}, from the slot's restart_lsn on", remedy)
 
@@ -446,7 +446,8 @@ class Delivery:
         """Say how a row is got past that can't be sent: which table's is not known here."""
         return (
             f"leave {what} out (`exclude_columns`), or its table. What is in the WAL is "
-            "sent as it was written, so then: stop ingestd, SELECT pg_drop_replication_slot("
+            "sent as it was written, so then: stop ingestd, SELECT "
+            "pg_catalog.pg_drop_replication_slot("
             f"'{self._slot}'); and start it: all tables are read anew"
         )
 

@@ -79,7 +79,7 @@ class Belongings:
         elif slot.active_pid is not None and kept is None:
             busy = busy_slot(name, slot)
             raise OperatorError(busy.what, remedy=busy.remedy)
-        drop = sql.SQL("SELECT pg_drop_replication_slot({});").format(name)
+        drop = sql.SQL("SELECT pg_catalog.pg_drop_replication_slot({});").format(name)
         held = "invalid" if slot.is_lost else f"it holds back {slot.retained_bytes or 0:,} bytes"
         return Belonging("slot", name, held, kept, drop.as_string(self._connection))
 

@@ -131,7 +131,8 @@ def _server(server: Server, found: Findings) -> None:
             "standby",
             "warn",
             "hot_standby_feedback is off: the primary may remove what the slot needs, and lose it",
-            "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  -- here, with "
+            "ALTER SYSTEM SET hot_standby_feedback = on; SELECT "
+            "pg_catalog.pg_reload_conf();  -- here, with "
             "primary_slot_name set to a slot of the primary",
         )
     if server.max_senders == 0:

@@ -137,15 +137,17 @@ class Slot:
             f"slot {name!r} is a {self.slot_type} slot of plugin {self.plugin}, "
             f"database {self.database}: ingestd needs a logical {PLUGIN} slot in {database}",
             remedy="give another name in `slot`, or drop that slot if nothing uses it: "
-            f"SELECT pg_drop_replication_slot('{name}');",
+            f"SELECT pg_catalog.pg_drop_replication_slot('{name}');",
         )
 
     def _sends_too_early(self, name: str) -> OperatorError:
         return OperatorError(
             f"slot {name!r} was made with two_phase: it gives prepared transactions before they "
             "are committed",
-            remedy=f"SELECT pg_drop_replication_slot('{name}');  and, with manage = false: SELECT "
-            f"pg_create_logical_replication_slot('{name}', '{PLUGIN}');  what only this slot "
+            remedy=f"SELECT pg_catalog.pg_drop_replication_slot('{name}');  and, with "
+            f"manage = false: SELECT "
+            f"pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');  what "
+            f"only this slot "
             "had is lost: all tables are read anew, or, by slot_lost or snapshot, it stops",
         )
 
@@ -172,7 +174,8 @@ def gap_before(slot: Slot | None, name: str, position: Lsn) -> str | None:
 async def drop_slot(connection: AsyncConnection[Any], name: str) -> None:
     """Drop the slot if it exists."""
     await connection.execute(
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+        "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
+        "WHERE slot_name = %s",
         (name,),
     )
 
@@ -230,7 +233,7 @@ def busy_slot(name: str, slot: Slot) -> TransientError:
     return TransientError(
         f"slot {name!r} is in use by pid {slot.active_pid} ({slot.holder or 'unknown'})",
         reason="slot_active",
-        remedy=f"stop that client, or SELECT pg_terminate_backend({slot.active_pid});",
+        remedy=f"stop that client, or SELECT pg_catalog.pg_terminate_backend({slot.active_pid});",
     )
 
 
@@ -238,7 +241,7 @@ def missing_slot(name: str) -> OperatorError:
     """Make the error for a slot that is not there and not ours to make (manage = false)."""
     return OperatorError(
         f"slot {name!r} does not exist, and manage = false",
-        remedy=f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
+        remedy=f"SELECT pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
     )
 
 
@@ -247,8 +250,8 @@ def older_slot(name: str, publication: str, where: str) -> OperatorError:
     return OperatorError(
         f"{where}: publication {publication!r} was made after changes that slot {name!r} still has "
         "to send, or dropped and made again",
-        remedy=f"SELECT pg_drop_replication_slot('{name}'); "
-        f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');"
+        remedy=f"SELECT pg_catalog.pg_drop_replication_slot('{name}'); "
+        f"SELECT pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');"
         "  -- all tables are read again",
     )
 
@@ -257,8 +260,8 @@ def unusable_slot(name: str, slot: Slot) -> OperatorError:
     """Make the error for a slot that is lost and not ours to make again (manage = false)."""
     return OperatorError(
         f"slot {name!r} is invalid: {slot.why_lost}; manage = false",
-        remedy=f"SELECT pg_drop_replication_slot('{name}'); "
-        f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
+        remedy=f"SELECT pg_catalog.pg_drop_replication_slot('{name}'); "
+        f"SELECT pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
     )
 
 

@@ -216,7 +216,7 @@ async def _move_past_those_waited_for(
         f"slot {name!r} can't be moved past what ran when it was made",
         reason="slot_waits",
         remedy="nothing: it is tried again; if it stays, "
-        f"SELECT pg_drop_replication_slot('{name}');",
+        f"SELECT pg_catalog.pg_drop_replication_slot('{name}');",
     )
 
 

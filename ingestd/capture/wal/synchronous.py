@@ -35,6 +35,6 @@ def synchronous_notices(setting: str, application: str) -> tuple[Notice, ...]:
             f"synchronous_standby_names = {setting!r} lets the server choose ingestd as a "
             "synchronous standby: commits then wait until their changes are durable in the lake",
             "ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (...)'; with the names of the "
-            "physical standbys only; SELECT pg_reload_conf();",
+            "physical standbys only; SELECT pg_catalog.pg_reload_conf();",
         ),
     )

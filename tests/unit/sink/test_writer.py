@@ -70,7 +70,7 @@ async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: 
     assert notice.event == "lake.taken_over"
     assert f"was last written by {OLD}; now {NEW} takes it over" in notice.what
     assert "another source name or lake.uri; else drop its slot" in notice.remedy
-    assert notice.remedy.endswith("SELECT pg_drop_replication_slot('old');")
+    assert notice.remedy.endswith("SELECT pg_catalog.pg_drop_replication_slot('old');")
     await start(lake, second)
     assert await noticed(lake, second) == []
 

@@ -1,0 +1,259 @@
+"""What the owner of a table makes for it to call is never called by a session of ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ingestd.capture.blocks import BlockRange
+from ingestd.capture.key_list import KeyedRelation, KeyList
+from ingestd.capture.key_splits import KeySplits
+from ingestd.capture.planning import ensure_plannable
+from ingestd.capture.polling.key_order import key_order
+from ingestd.capture.polling.key_pages import KeyPages
+from ingestd.capture.relation_lock import lock_relation
+from ingestd.capture.session import connect
+from ingestd.demo.waiting import await_until
+from ingestd.errors import TableError
+from tests.harness.command_line import run_command
+from tests.harness.config import polling_config, wal_config
+from tests.harness.hostile import CALLED, hostile_calls
+from tests.integration.test_pages import exported, table_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.conftest import MakeDaemon
+    from tests.harness.databases import Database
+
+LIMIT_S = 60.0
+BODY = f"BEGIN RAISE WARNING '{CALLED} by %', current_user; RETURN {{}}; END"
+TYPES = f"""
+CREATE SCHEMA m;
+CREATE FUNCTION m.evil(text) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ {BODY.format(1)} $$;
+CREATE FUNCTION m.inlined(int) RETURNS int IMMUTABLE LANGUAGE sql AS $$ SELECT m.evil('') + $1 $$;
+CREATE FUNCTION m.plain(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN $1; END';
+CREATE DOMAIN m.checked AS int CHECK (m.evil('') = 1);
+CREATE DOMAIN m.named AS text CHECK (m.evil('') = 1);
+CREATE TYPE m.mood AS ENUM ('a', 'b', 'c', 'd', 'e', 'f');
+CREATE DOMAIN m.feeling AS m.mood;
+CREATE TYPE m.pair AS (x m.checked, y int);
+CREATE TYPE m.plain_pair AS (x int, y int);
+CREATE TYPE m.span AS RANGE (subtype = m.checked);
+CREATE TYPE m.plain_span AS RANGE (subtype = int);
+GRANT USAGE ON SCHEMA m TO PUBLIC;
+"""
+VALUES = {
+    "checked": "i",
+    "named": "'k' || i",
+    "mood": "chr(96 + i)::m.mood",
+    "feeling": "chr(96 + i)::m.mood",
+    "pair": "ROW(i, 1)::m.pair",
+    "plain_pair": "ROW(i, 1)::m.plain_pair",
+    "span": "m.span(i::m.checked, (i + 5)::m.checked)",
+    "plain_span": "m.plain_span(i, i + 5)",
+    "checked[]": "ARRAY[i]::m.checked[]",
+    "mood[]": "ARRAY[chr(96 + i)]::m.mood[]",
+}
+CASTS = {"mood", "plain_pair", "plain_span"}
+"""Those that have an implicit cast to text."""
+EXPRESSIONS = {
+    "CREATE INDEX e ON m.t ((m.evil('') + id))": True,
+    "CREATE INDEX e ON m.t (id) WHERE id > m.evil('')": True,
+    "CREATE INDEX e ON m.t ((m.inlined(id)))": True,
+    "CREATE INDEX e ON m.t ((m.plain(CASE WHEN true THEN 1 ELSE id END)))": True,
+    "CREATE INDEX e ON m.t ((m.plain(coalesce(NULL + id, 3))))": True,
+    "CREATE STATISTICS m.e ON (m.evil('') + id) FROM m.t": True,
+    "CREATE INDEX e ON m.t ((m.plain(id)))": False,
+    "CREATE INDEX e ON m.t ((m.plain(id + 1) + 7))": False,
+    "CREATE INDEX e ON m.t (lower(note)) WHERE id > 7 AND note <> 'x'": False,
+    "CREATE STATISTICS m.e ON (id + 1), lower(note) FROM m.t": False,
+}
+"""By what the owner adds to the table: whether planning could call a function then."""
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[str]:
+    """A role that owns the schema and all in it."""
+    name = f"o_{database.name}"
+    database.execute(f"CREATE ROLE {name} LOGIN", TYPES)
+    yield name
+    database.execute("DROP SCHEMA m CASCADE", f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+def hand_over(database: Database, owner: str, *functions: str) -> None:
+    for function in ("evil(text)", "inlined(int)", "plain(int)", *functions):
+        database.execute(f"ALTER FUNCTION m.{function} OWNER TO {owner}")
+
+
+def calls_of(database: Database, role: str) -> list[str]:
+    return [line for line in hostile_calls(database.server) if f"by {role}" in line]
+
+
+@pytest.mark.usefixtures("owner")
+@pytest.mark.parametrize("kind", VALUES)
+async def test_keys_are_found_and_ordered_without_running_what_their_types_have(
+    database: Database, stranger: str, kind: str
+) -> None:
+    database.execute(
+        f"CREATE TABLE m.t (k m.{kind} NOT NULL, n int NOT NULL, PRIMARY KEY (k, n))",
+        f"INSERT INTO m.t SELECT {VALUES[kind]}, i FROM generate_series(1, 6) i",
+        "GRANT SELECT ON m.t TO PUBLIC",
+    )
+    table = replace(await table_named(database, "t"), key=("k", "n"))
+    texts = [(k, str(n)) for k, n in database.rows("SELECT concat(k), n FROM m.t ORDER BY n")]
+    dsn = make_conninfo(database.dsn, user=stranger)
+    async with await connect(dsn, autocommit=False) as connection:
+        pages = KeyPages(table)
+        await pages.lock(connection)
+        found, place = [], None
+        while (page := await pages.page(connection, place, 2)) is not None:
+            place = page.last
+            found.append(page.rows)
+        keyed = await KeyedRelation.find(connection, table, table.key)
+        order = await key_order(connection, table, keyed.types)
+        listed = KeyList(table, keyed, tuple(texts[1:4]))
+        query = sql.SQL("SELECT pg_catalog.count(*)::int FROM m.t WHERE {}")
+        [(count,)] = await (
+            await connection.execute(query.format(sql.SQL(" AND ").join(listed.bounds)))
+        ).fetchall()
+    async with exported(database) as snapshot:
+        await KeySplits(dsn).splits(table, snapshot, 8192)
+    assert found == [2, 2, 2]
+    assert count == 3
+    assert order.columns
+    assert not calls_of(database, stranger)
+
+
+@pytest.mark.usefixtures("owner")
+@pytest.mark.parametrize("kind", sorted(CASTS))
+async def test_a_cast_that_a_types_owner_made_is_not_called_for_its_keys(
+    database: Database, stranger: str, kind: str
+) -> None:
+    database.execute(
+        f"CREATE FUNCTION m.cast_it(m.{kind}) RETURNS text LANGUAGE plpgsql"
+        f" AS $$ {BODY.format(chr(39) * 2)} $$",
+        f"CREATE CAST (m.{kind} AS text) WITH FUNCTION m.cast_it(m.{kind}) AS IMPLICIT",
+    )
+    with pytest.raises(Exception, match="operator is not unique"):
+        await test_keys_are_found_and_ordered_without_running_what_their_types_have(
+            database, stranger, kind
+        )
+    assert not calls_of(database, stranger)
+
+
+@pytest.mark.parametrize("added", EXPRESSIONS)
+async def test_a_table_whose_expressions_call_functions_at_planning_is_not_read(
+    database: Database, owner: str, stranger: str, added: str
+) -> None:
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.t (id int, note text)",
+        "INSERT INTO m.t SELECT i FROM generate_series(1, 9) i",
+        "GRANT SELECT ON m.t TO PUBLIC",
+        added,
+        "ANALYZE m.t",
+    )
+    table = await table_named(database, "t")
+    blocks = BlockRange("m", "t", oid=table.oid)
+    async with await connect(
+        make_conninfo(database.dsn, user=stranger), autocommit=False
+    ) as connection:
+        if EXPRESSIONS[added]:
+            with pytest.raises(TableError, match="server call m\\.") as told:
+                await lock_relation(connection, table.id, blocks)
+            assert "DROP" in (told.value.remedy or "")
+        else:
+            await lock_relation(connection, table.id, blocks)
+            await connection.execute("SELECT FROM m.t WHERE id > 3")
+    assert not calls_of(database, stranger)
+
+
+async def test_a_partition_key_is_planned_too_and_an_inlined_function_can_be_kept_from_it(
+    database: Database, owner: str, stranger: str
+) -> None:
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.p (id int) PARTITION BY RANGE ((m.inlined(id)))",
+        "CREATE TABLE m.p1 PARTITION OF m.p FOR VALUES FROM (0) TO (100)",
+    )
+    oid = int(database.value("SELECT 'm.p'::regclass::int8"))
+    table = await table_named(database, "p")
+    async with await connect(make_conninfo(database.dsn, user=stranger)) as connection:
+        with pytest.raises(TableError) as told:
+            await ensure_plannable(connection, table.id, oid, with_partitions=True)
+        remedy, _, _ = (told.value.remedy or "").partition("--")
+        database.execute(remedy)
+        await ensure_plannable(connection, table.id, oid, with_partitions=True)
+    assert not calls_of(database, stranger)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["wal", "polling"])
+def test_a_daemon_runs_nothing_that_a_tables_owner_made(
+    database: Database, lake: Path, make_daemon: MakeDaemon, owner: str, kind: str
+) -> None:
+    """Checks, casts, defaults, generated columns, policies, rules and triggers of its tables."""
+    role = f"d_{database.name}"
+    hand_over(database, owner)
+    database.execute(f"CREATE ROLE {role} LOGIN REPLICATION", f"GRANT USAGE ON SCHEMA m TO {role}")
+    try:
+        _run(database, lake, make_daemon, role, kind)
+    finally:
+        database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def _run(database: Database, lake: Path, make_daemon: MakeDaemon, role: str, kind: str) -> None:
+    tables = []
+    for number, (key, value) in enumerate(VALUES.items()):
+        tables.append(name := f"m.t{number}")
+        database.execute(
+            f"CREATE TABLE {name} (k m.{key} PRIMARY KEY, d int DEFAULT m.evil(''), big text,"
+            " g int GENERATED ALWAYS AS (m.evil('') + 1) STORED)",
+            f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL",
+            f"INSERT INTO {name} (k, big) SELECT {value}, repeat('x', 3000)"
+            " FROM generate_series(1, 6) i",
+            f"CREATE RULE r AS ON INSERT TO {name} DO ALSO SELECT m.evil('')",
+            f"CREATE POLICY p ON {name} USING (m.evil('') = 1)",
+        )
+    database.execute(
+        "CREATE TABLE m.bad (id int PRIMARY KEY)",
+        "CREATE INDEX ON m.bad ((id + m.evil('')))",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA m TO {role}",
+    )
+    dsn = make_conninfo(database.dsn, user=role)
+    if kind == "wal":
+        slot = f"ingestd_{database.name}"
+        listed = ", ".join([*tables, "m.bad"])
+        database.execute(
+            f"CREATE PUBLICATION {slot} FOR TABLE {listed}",
+            f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+        )
+        extra = (
+            f'slot = "{slot}"\npublication = "{slot}"\nmanage = false\nsnapshot_chunked_above = 0'
+        )
+        config = wal_config(lake=lake, dsn=dsn, tables=["m.*"], source_extra=extra)
+    else:
+        sections = "".join(
+            f'[sources.shop.table."{name}"]\ndetect_deletes = "1s"\n' for name in tables
+        )
+        config = polling_config(lake=lake, dsn=dsn, tables=["m.*"], extra=sections)
+    daemon = make_daemon(config)
+    run_command(daemon.config_path, "check")
+    daemon.start()
+    await_until(lambda: bool(daemon.events("table.stopped")), LIMIT_S, "m.bad to be stopped")
+    for name in tables:
+        database.execute(
+            f"UPDATE {name} SET d = 7 WHERE d = 1",
+            f"DELETE FROM {name} WHERE ctid IN (SELECT ctid FROM {name} LIMIT 1)",
+        )
+    run_command(daemon.config_path, "verify")
+    run_command(daemon.config_path, "verify")
+    stopped = {event["table"] for event in daemon.events("table.stopped")}
+    assert stopped == {"m.bad"}
+    assert not calls_of(database, role)
