@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -84,6 +85,10 @@ def with_birds(database: Database) -> None:
     )
 
 
+def has_failed(daemon: Daemon, count: int) -> bool:
+    return len(daemon.events("snapshot.failed")) == count
+
+
 def is_seen(lake: Path, key: str) -> bool:
     """Whether a row is in the lake, which is where values are to be."""
     return any(row["id"] == key for row in raw_rows(lake, BIRDS))
@@ -128,9 +133,7 @@ reference = "snapshot_plus_cdc"
     # and for a name that does not exist, any value
     for count, cast in enumerate(("regclass", "regrole", "regtype", "regnamespace"), start=2):
         request_snapshot(daemon.listen, "shop", ["public.birds"], f"note::{cast} IS NULL")
-        await_until(
-            lambda n=count: len(daemon.events("snapshot.failed")) == n, LIMIT_S, daemon.tail
-        )
+        await_until(partial(has_failed, daemon, count), LIMIT_S, daemon.tail)
         assert ", SQLSTATE " in daemon.events("snapshot.failed")[-1]["reason"]
     database.execute("ALTER TABLE birds ALTER COLUMN note TYPE varchar(900)")  # read anew
     for where, text in answers(daemon):

@@ -14,6 +14,7 @@ from ingestd.capture.said import said
 from ingestd.capture.splits import read_error
 from ingestd.errors import TableError
 from ingestd.schema import TableId
+from tests.integration.test_pages import table_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,8 +92,9 @@ async def test_of_a_condition_only_the_code_is_told(database: Database) -> None:
         """CREATE FUNCTION raises() RETURNS bool IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
            RAISE '%', (SELECT note FROM public.t) USING errcode = '42501'; END $$""",
     )
+    table = await table_named(database, "t")
     for text in ("kanarienvogel = 1", "'kanarienvogel'::regclass IS NULL", "public.raises()", ")"):
         with pytest.raises(TableError) as caught:
-            await check_condition(database.dsn, [T], text)
+            await check_condition(database.dsn, [table], text)
         assert "anari" not in str(caught.value)
         assert "SQLSTATE 42" in str(caught.value)
