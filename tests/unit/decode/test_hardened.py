@@ -43,7 +43,7 @@ def test_the_extension_in_use_is_hardened() -> None:
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_two_builds_in_two_places_are_the_same(tmp_path: Path) -> None:
-    wheels = []
+    wheels: list[Path] = []
     for name in ("one", "another/of other length"):
         source = tmp_path / name
         source.mkdir(parents=True)
@@ -54,17 +54,7 @@ def test_two_builds_in_two_places_are_the_same(tmp_path: Path) -> None:
                 )
             else:
                 shutil.copy(ROOT / part, source / part)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "-w",
-            source / "out",
-            ".",
-        ]
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "out", "."]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
         done = subprocess.run(
             command, cwd=source, env=environment, capture_output=True, text=True, check=False

@@ -133,7 +133,7 @@ def dropped_at(at: datetime) -> Committed:
 
 def named(table: Table) -> Discovery:
     """A table that the config names and that does not exist."""
-    refused = Refused(Table(table.id, 0, ()), TableError(str(table.id), "not there"))
+    refused = Refused(Table(table.id, 0, ()), TableError(table.id, "not there"))
     return offer(B, refused=(refused,))
 
 
