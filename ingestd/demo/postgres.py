@@ -311,6 +311,8 @@ class PostgresServer:
     def _launch(self) -> None:
         self._configure()
         with append(self.log_path) as log:
+            if self._account is not None:  # a base backup reads it as well
+                os.fchown(log.fileno(), self._account.uid, self._account.gid)
             offset = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [str(self._bindir / "postgres"), "-D", str(self.data_dir)],

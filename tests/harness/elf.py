@@ -40,7 +40,7 @@ def read_elf(content: bytes) -> Elf:
 
     def in_file(address: int) -> int:
         [segment] = [s for s in segments if s[0] == PT_LOAD and s[3] <= address < s[3] + s[5]]
-        return int(segment[2] + address - segment[3])
+        return int(segment[2]) + address - int(segment[3])
 
     start = in_file(found[DT_STRTAB])
     texts = content[start : start + found[DT_STRSZ]]

@@ -54,17 +54,7 @@ def test_two_builds_in_two_places_are_the_same(tmp_path: Path) -> None:
                 )
             else:
                 shutil.copy(ROOT / part, source / part)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "-w",
-            str(source / "out"),
-            ".",
-        ]
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "out", "."]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
         done = subprocess.run(
             command, cwd=source, env=environment, capture_output=True, text=True, check=False
