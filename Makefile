@@ -36,6 +36,9 @@ test-thorough: $(VENV)/.dev java warm ## Run the others: side paths, more seeds,
 test-long: $(VENV)/.dev java warm ## Run the long tests (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
+test-hostile: $(VENV)/.dev ## Run the integration tests where others have shadowed all of pg_catalog (ARGS="-k name")
+	@INGESTD_TEST_HOSTILE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" tests/integration $(ARGS)
+
 matrix: $(VENV)/.dev ## Run the tests of servers on PostgreSQL 14 to 18 (ARGS="14 17" for some)
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
