@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
-.PHONY: help demo test test-thorough test-long attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
+.PHONY: help demo test test-thorough test-long test-hostile attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -38,6 +38,9 @@ test-long: $(VENV)/.dev java warm ## Run the long tests (random workloads under 
 
 attack: $(VENV)/.dev java warm ## Attack it as each attacker of SECURITY.md, report what was held
 	@$(BIN)/python -m pytest -m 'attack and not long' $(SIDE_BY_SIDE) $(ARGS)
+
+test-hostile: $(VENV)/.dev ## Run the integration tests where others have shadowed all of pg_catalog (ARGS="-k name")
+	@INGESTD_TEST_HOSTILE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" tests/integration $(ARGS)
 
 matrix: $(VENV)/.dev ## Run the tests of servers on PostgreSQL 14 to 18 (ARGS="14 17" for some)
 	@$(BIN)/python -m tests.matrix $(ARGS)

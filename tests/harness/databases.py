@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from ingestd.capture.session import connect
 from ingestd.capture.wal.server import inspect_server
@@ -37,10 +38,13 @@ class Database:
 
     server: PostgresServer
     name: str
+    user: str | None = None
+    """Who `dsn` is of; None for the superuser that the tests are."""
 
     @property
     def dsn(self) -> str:
-        return self.server.dsn(self.name)
+        dsn = self.server.dsn(self.name)
+        return dsn if self.user is None else make_conninfo(dsn, user=self.user)
 
     @property
     def socket_dsn(self) -> str:
@@ -77,12 +81,13 @@ class Database:
 
 
 @contextmanager
-def fresh_database(server: PostgresServer) -> Iterator[Database]:
+def fresh_database(server: PostgresServer, template: str = "template1") -> Iterator[Database]:
     """Make a database; at the end drop its sessions, slots and itself."""
     database = Database(server, f"t_{uuid4().hex[:12]}")
     name = sql.Identifier(database.name)
+    create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template))
     with server.connect() as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+        connection.execute(create)
     try:
         yield database
     finally:

@@ -92,14 +92,25 @@ def add_hostile_schema(database: Database, victim: str) -> None:
 
     But for those of the tests themselves. `victim`: a superuser that is made, and has none of that.
     """
+    make_hostile_schema(database)
+    set_hostile_path(database, victim)
+
+
+def make_hostile_schema(database: Database) -> None:
+    """Add the schema."""
     with database.connect() as connection:
         connection.execute("SET search_path = pg_catalog")
         connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
         for each in (_FUNCTIONS, _OPERATORS, _TYPES):
             connection.execute(each.encode())
+        connection.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC".encode())
+
+
+def set_hostile_path(database: Database, victim: str) -> None:
+    """Have sessions begin with the schema in their paths; see `add_hostile_schema`."""
+    with database.connect() as connection:
         for statement in (
             f"CREATE ROLE {victim} LOGIN SUPERUSER",
-            f"GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC",
             f"ALTER DATABASE {database.name} SET search_path = {SCHEMA}, public, pg_catalog",
             f"ALTER ROLE CURRENT_USER IN DATABASE {database.name} SET search_path = public",
         ):

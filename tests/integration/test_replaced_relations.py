@@ -149,11 +149,6 @@ async def key_range(dsn: str, table: Table, snapshot: str) -> None:
         pass
 
 
-async def older_range(dsn: str, table: Table, snapshot: str) -> None:
-    """As an earlier version cut it."""
-    await key_range(dsn, replace(table, oid=0), snapshot)
-
-
 @asynccontextmanager
 async def polling(dsn: str) -> AsyncGenerator[tuple[Any, Any], None]:
     async with await connect(dsn, autocommit=False) as connection:
