@@ -6,7 +6,7 @@ Who owns what::
     publication.py  which tables the server sends
     slot.py         what it keeps, and the points at which snapshots are exported
     stream.py       START_REPLICATION: blocks of messages, read by ../socket_reader.py, or by
-                    libpq_reader.py where the connection is encrypted (../copy_both.py: what both do)
+                    libpq_reader.py where it is encrypted (../copy_both.py: what both do)
     relations.py    which table a message of the stream is about
     catch_up.py     a backlog, by SQL functions: cut by backlog_parts.py, given by drain_slot.py
                     through ../socket_copy.py; slot_advance.py moves the slot itself meanwhile
