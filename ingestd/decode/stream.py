@@ -219,7 +219,7 @@ class StreamDecoder:
                 raise ProtocolError(msg)
             self._last_lsn = int(transactions.commit_lsns[-1])
         counts = np.zeros(len(messages), np.int64)
-        self._has_left_out = bool((messages.types == LEFT_OUT).any())
+        self._has_left_out = _has_left_out(messages)
         found = list(self._find(messages, transactions, counts))
         self._find_partitions(messages, transactions)
         self._ignored += tell_messages(messages, transactions, self._tell_message)
@@ -400,6 +400,24 @@ class StreamDecoder:
             msg = f"change of relation {oid} before its RELATION message"
             raise ProtocolError(msg)
         return known
+
+
+def _has_left_out(messages: Messages) -> bool:
+    """Whether changes were shortened. Raises ProtocolError where it is not said behind a change."""
+    told = np.flatnonzero(messages.types == LEFT_OUT)
+    if len(told) == 0:
+        return False
+    changes = told - 1
+    if (
+        changes[0] < 0
+        or not (
+            IS_CHANGE.take(messages.types[changes])
+            & (messages.oids[changes] == messages.oids[told])
+        ).all()
+    ):
+        msg = "a message about a shortened change is not behind it"
+        raise ProtocolError(msg)
+    return True
 
 
 def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from ingestd.decode.wire import MOST_ASIDE_BYTES, MOST_BYTES
 from tests.unit.decode.plain import Refused
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | Non
     found, at = [], 0
     while len(stream) - at >= 5:
         kind, length = struct.unpack_from(">Bi", stream, at)
-        if kind not in KNOWN or length < 4:
+        if kind not in KNOWN or not 4 <= length <= MOST_BYTES:
             raise Refused
         end = at + 1 + length
         if end > len(stream):
+            if kind in b"cCZHW" and length - 4 > MOST_ASIDE_BYTES:
+                raise Refused
             break
         content, at = stream[at + 5 : end], end
         if kind == ord("d"):

@@ -146,6 +146,8 @@ def stream(data: bytes) -> bool:
     if not data:
         return False
     feeds = feeds_of(data[1:])
+    if any(message[:1] == b"L" for messages in feeds for message in messages):
+        return False  # of our own making (`decode/shortening.py`)
     decoder = StreamDecoder(resolve, hold_bytes=(0, 60, 300, 1 << 20)[data[0] & 3])
     chunks: list[Chunk] = []
     try:
@@ -181,6 +183,8 @@ def streamed(data: bytes) -> bool:
     if not data:
         return False
     feeds = feeds_of(data[1:])
+    if any(message[:1] == b"L" for messages in feeds for message in messages):
+        return False  # of our own making (`decode/shortening.py`)
     expected = _plain(lambda: _ordered_plainly(feeds))
     order, found = CommitOrder(MemorySpool()), []
     decoder = StreamDecoder(resolve, hold_bytes=300) if data[0] & 1 else None
