@@ -35,7 +35,7 @@ STOP: dict[str, Statements] = {
     "renamed": (MAPPING, "ALTER TABLE {t} RENAME COLUMN note TO remark"),
     "column_dropped": (MAPPING, "ALTER TABLE {t} DROP COLUMN note"),
     "mapping": (MAPPING,),
-    "constrained": ("ALTER TABLE {t} ADD CONSTRAINT some CHECK (id > 0)",),
+    "constrained": ("ALTER TABLE {t} ADD CONSTRAINT some CHECK (id > 0 OR id IS NULL)",),
     "row_tracking": (f"{PROPERTIES} ('delta.enableRowTracking' = 'true')",),
 }
 """After which the table stops alone."""
