@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from ingestd.demo.comparison import await_caught_up
 from ingestd.failpoints import VARIABLE
@@ -68,7 +69,8 @@ def config(shop: Database, lake: Path | str, extra: str = "") -> str:
     slot = slot_of(shop)
     return wal_config(
         lake=lake,
-        dsn=shop.dsn,
+        # `bound_by_permissions` may not read the server's password file
+        dsn=make_conninfo(shop.dsn, password=shop.server.password),
         max_delay="50ms",
         source_extra=f'slot = "{slot}"\npublication = "{slot}"\ndiscover_interval = "500ms"',
         extra=extra,
