@@ -25,10 +25,18 @@ _BY_VERSION: Mapping[int, tuple[str, ...]] = {
 }
 """What each version before means, with those below it."""
 _ASKS_NOTHING = frozenset(
-    {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "v2Checkpoint"}
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+    }
 )
 """Nothing of a commit that adds files, or exchanges files without a change of rows; and deltalake
-alters tables that list them."""
+alters tables that list them. It lists `variantType` itself when it adds a column to a table with
+others, `timestampNtz` for one; a variant column is another engine's, and null in what is added."""
 MAPPING_MODE = "delta.columnMapping.mode"
 FILES_BY_NAME = f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{MAPPING_MODE}' = 'none')"
 """Has Spark write the files again, with the names that the columns have now."""

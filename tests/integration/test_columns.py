@@ -78,7 +78,7 @@ async def snapshot(database: Database, table: Table, *, is_packed: bool) -> list
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor = await connection.execute("SELECT pg_export_snapshot()")
         row: Any = await cursor.fetchone()
-        blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed)
+        blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed, oid=table.oid)
         split = Split(table, row[0], blocks.to_text(), 0)
         view = ExportedView(database.dsn, row[0], Place(Lsn(1), datetime.now(UTC)))
         pages = TablePages(database.dsn, split, view)

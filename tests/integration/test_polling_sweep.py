@@ -79,7 +79,7 @@ class Log:
 async def lake_of(database: Database, table: Table) -> Log:
     """Read the table's keys, and `number`, into a lake."""
     async with exported(database) as snapshot:
-        whole = BlockRange(table.id.schema, table.id.name, is_whole=True).to_text()
+        whole = BlockRange(table.id.schema, table.id.name, is_whole=True, oid=table.oid).to_text()
         split = Split(table, snapshot, whole, 1 << 20)
         columns = list(dict.fromkeys([*table.key, "number"]))
         source = CopyPageSource(database.dsn, split, columns)

@@ -117,7 +117,7 @@ def decoded(messages: Sequence[bytes], table: Table) -> list[TableBatch]:
 
 async def pages(dsn: str, table: Table, snapshot: str, *, is_packed: bool) -> list[TableBatch]:
     """Read the table by packed columns or by rows, whichever the daemon would choose."""
-    blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed)
+    blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed, oid=table.oid)
     view = ExportedView(dsn, snapshot, Place(POINT, AT))
     reading = TablePages(dsn, Split(table, snapshot, blocks.to_text(), 0), view)
     return [page.batch async for page in reading.pages()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from ingestd.errors import FolderError, TableError
-from ingestd.schema import Column
+from ingestd.schema import _DELTA_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
 from ingestd.sink.lake import DeltaLake
 from tests.harness.damages import ALTERED, HARMLESS, newest
 from tests.unit.sink.rows import make_batch, make_table, summary
@@ -112,3 +114,34 @@ async def test_the_sources_own_tables_are_not_written_over(
         await epochs.open()
     assert own in caught.value.what
     assert "put the folder back from a copy" in (caught.value.remedy or "")
+
+
+OWN = [*_DELTA_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({"a": TIMESTAMP})]
+
+
+@pytest.mark.parametrize("puts_new", [True, False], ids=["by put", "by handle"])
+async def test_isolated_what_deltalake_lists_for_our_own_types_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, puts_new: bool
+) -> None:
+    monkeypatch.setattr("ingestd.sink.store.LocalStore.puts_new", puts_new)
+    columns = [Column(f"c{n}", 25, -1, kind, "text") for n, kind in enumerate(OWN)]
+    rounds = [[], columns, [*columns, MORE], [*columns, MORE]]
+    for lsn, more in enumerate(rounds, start=1):
+        sink = DeltaLake(str(tmp_path), "shop")
+        assert not (await sink.open()).damaged
+        assert not await sink.fence()
+        await sink.adopt("7000000000000000001")
+        writer = sink.begin()
+        for first in columns:
+            rest = [column for column in more if column is not first]
+            row = {"id": lsn, "_cdc_lsn": 10 * lsn, "_cdc_seq": 1}
+            batch = make_batch(make_table(first.name, first, *rest), [row])
+            await writer.append(replace(batch, resume=f"up to {lsn}"))
+        stopped: list[TableError] = []
+        await writer.commit(summary(10 * lsn, 10 * lsn + 5), partial(_note, stopped))
+        assert not stopped
+        await sink.close()
+
+
+async def _note(stopped: list[TableError], errors: Sequence[TableError]) -> None:
+    stopped.extend(errors)
