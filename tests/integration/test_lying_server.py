@@ -122,7 +122,9 @@ def test_bounded_a_frame_of_two_gigabytes_ends_the_connection(
         lambda: [e for e in daemon.events() if "says that it has" in str(e)], LIMIT_S, daemon.tail
     )
     assert memory_bytes(daemon, "VmHWM") < before + GROWTH_BYTES
-    await_until(lambda: rows(lake) == 1, LIMIT_S, daemon.tail)  # the next connection is true
+    daemon.sigterm()  # it would connect again after 60 s
+    daemon.start_ready()  # the next connection is true
+    await_until(lambda: rows(lake) == 1, LIMIT_S, daemon.tail)
 
 
 @pytest.mark.thorough
