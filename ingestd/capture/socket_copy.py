@@ -46,6 +46,7 @@ class SocketCopy:
         self._shortener = shortener
         self._reader: SocketReader | None = None
         self._last: tuple[int, bytes] | None = None
+        self._taking: asyncio.Task[tuple[bytes, Cut]] | None = None
 
     @property
     def encoding(self) -> Encoding | None:
@@ -120,16 +121,33 @@ class SocketCopy:
                     await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
         finally:
             try:
+                if self._taking is not None:
+                    self._taking.cancel()
+                    await asyncio.wait([self._taking])
                 if self._reader is not None:
                     await self._reader.close()
             finally:
                 await self._connection.close()
 
     async def _next(self, reader: SocketReader, *, has_more: bool = False) -> tuple[bytes, Cut]:
-        """Give whole rows, what ends them, or that one is too large; waits until they have come.
+        """Return whole rows, what ends them, or that one is too large; waits until they have come.
 
-        `has_more`: some of what has come may not be cut yet, because an end came before it.
+        `has_more`: some of what has come may not be cut yet, because an end came before it. If this
+        is cancelled, the next call returns what comes meanwhile: `drain` misses no end.
         """
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take(reader, has_more=has_more))
+        try:
+            found = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._taking = None
+            raise
+        self._taking = None
+        return found
+
+    async def _take(self, reader: SocketReader, *, has_more: bool) -> tuple[bytes, Cut]:
         while True:
             fault = None
             if not has_more:
