@@ -62,7 +62,7 @@ class Driver:
         [found] = [
             p
             for p in psutil.process_iter(["cmdline"])
-            if p.info["cmdline"] and p.info["cmdline"][2:5] == words
+            if p.info["cmdline"] and p.info["cmdline"][-5:-2] == words
         ]
         return found
 
