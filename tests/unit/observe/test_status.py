@@ -97,6 +97,7 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
     assert source == {
         "state": "streaming",
         "reason": None,
+        "storage_wait": None,
         "remedy": None,
         "since": "2026-01-02T03:05:05.000+00:00",
         "lake_lost": False,
