@@ -15,7 +15,8 @@ ROOT = Path(ingestd.__file__).parent.parent
 MEANT = {
     ("ingestd/files/creating.py", "os.open"): "it is the rule",
     ("ingestd/sink/store.py", "open"): "mode x: O_EXCL, which follows no link",
-    ("ingestd/sink/store.py", "write_bytes"): "in the lake, under a random name",
+    ("ingestd/sink/plain_files.py", "os.open"): "below the table's folder, O_EXCL, O_NOFOLLOW",
+    ("ingestd/observe/command_token.py", "os.open"): "O_EXCL, O_NOFOLLOW below its folder; renamed",
     ("spark_jobs/session.py", "open"): "a lock in the user's own cache folder; nothing is written",
     ("spark_jobs/keeper_process.py", "os.open"): "a lock in a private folder; nothing is written",
     ("ingestd/sink/durable.py", "os.open"): "for reading, to sync it",
