@@ -37,6 +37,28 @@ async def rows_found(
         await connection.rollback()
 
 
+@pytest.mark.timeout(60)
+async def test_answers_are_those_of_their_queries_after_the_taker_of_rows_failed(
+    database: Database,
+) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, version int8)",
+        f"INSERT INTO t SELECT i, now(), i FROM generate_series(1, {ROWS}) i",
+    )
+    polled = described(database, cursor=False)
+    connection = await connect(database.dsn, autocommit=False)
+    now = await begin(connection, await backend_of(connection))
+    await connection.execute("SAVEPOINT a_table")
+    look = Look(polled, Progress(Seen(), Seen()), is_whole=True, page_rows=1000, limit_s=None)
+    async with aclosing(look_at(connection, look, now)) as pages:
+        assert await anext(pages)
+    await connection.execute("ROLLBACK TO SAVEPOINT a_table")
+    for number in range(3):
+        cursor = await connection.execute("SELECT %s::int", (number,))
+        assert await cursor.fetchone() == (number,)
+    await connection.close()
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(60)
 async def test_a_server_that_gives_nothing_for_too_long_is_cancelled(database: Database) -> None:

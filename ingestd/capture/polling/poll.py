@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -136,13 +136,15 @@ async def look_at(
     await ensure_described(connection, polled.table)
     if look.is_whole or not shape.is_indexed or look.progress.floor is None:
         look.is_whole = True
-        async for rows in _whole(connection, look, moment):
-            yield look.saw(rows)
+        async with aclosing(_whole(connection, look, moment)) as found:
+            async for rows in found:
+                yield look.saw(rows)
         look.peak = await _peak(connection, polled, shape)
         look.progress = look.progress.after_whole(moment, _all(look.found), look.peak)
     else:
-        async for rows in _near(connection, look, moment, shape):
-            yield look.saw(rows)
+        async with aclosing(_near(connection, look, moment, shape)) as found:
+            async for rows in found:
+                yield look.saw(rows)
         look.peak = await _peak(connection, polled, shape)
         look.progress = look.progress.after_near(moment, _all(look.found))
     look.progress = replace(look.progress, lsn=await _shown(connection, now))
@@ -223,8 +225,9 @@ async def _whole(
             await lock_relation(connection, look.polled.table.id, ranges[0])
         for blocks in ranges:
             query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
-            async for rows in _copy(connection, look, query, moment):
-                yield rows
+            async with aclosing(_copy(connection, look, query, moment)) as found:
+                async for rows in found:
+                    yield rows
 
 
 async def _near(
@@ -239,10 +242,11 @@ async def _near(
         near = Near(look.page_rows, after)
         query = look_query(look.polled, condition, shape.relation_of(look.polled), near=near)
         count = 0
-        async for rows in _copy(connection, look, query, moment, is_near=True):
-            count += rows.rows.count
-            after = rows.last_cursor
-            yield rows
+        async with aclosing(_copy(connection, look, query, moment, is_near=True)) as found:
+            async for rows in found:
+                count += rows.rows.count
+                after = rows.last_cursor
+                yield rows
         if count < look.page_rows:
             return
 
@@ -273,6 +277,13 @@ async def _copy(
                 yield FoundRows.of(polled, rows, moment.next)
     except (psycopg.Error, TableError):
         await copy.drain()
+        raise
+    except GeneratorExit:  # what takes the rows failed; answers to come are those of this COPY
+        await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+        await copy.drain()
+        raise
+    except BaseException:
+        await copy.close()
         raise
     cutter.finish()
 
