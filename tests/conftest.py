@@ -40,9 +40,11 @@ import signal
 import tempfile
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import psycopg
 import pytest
 
 from ingestd.demo.daemon import Daemon
@@ -55,7 +57,7 @@ from tests.harness.servers import running_server
 from tests.harness.workload import create_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 HOSTILE = "INGESTD_TEST_HOSTILE"
@@ -189,6 +191,11 @@ def hostile_template(postgres: PostgresServer) -> Iterator[Database]:
         yield made
 
 
+def _connect_unharmed(connect: Callable[..., Any], dsn: str = "", **parameters: Any) -> Any:
+    """Return a session of a test, outside the hostile path; those of ingestd are asynchronous."""
+    return connect(dsn, **parameters, options="-c search_path=public")  # pg_catalog goes before
+
+
 @pytest.fixture
 def database(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Database]:
     if not os.environ.get(HOSTILE):
@@ -197,6 +204,8 @@ def database(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterat
         return
     before = len(hostile_calls(postgres))
     template: Database = request.getfixturevalue("hostile_template")
+    patch = request.getfixturevalue("monkeypatch")
+    patch.setattr(psycopg, "connect", partial(_connect_unharmed, psycopg.connect))
     with fresh_database(postgres, template.name) as made:
         victim = f"h_{made.name}"
         set_hostile_path(made, victim)

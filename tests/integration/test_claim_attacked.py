@@ -120,7 +120,7 @@ async def test_one_writer_no_lock_of_a_stranger_counts(
         attacker.take({*keys_of(name), *attacker.seen()})  # and beside it
         attacker.end()
         await first.health()
-        with pytest.raises(TransientError, match=r"pid .*, role postgres"):
+        with pytest.raises(TransientError, match=rf"pid .*, role {database.user or 'postgres'}"):
             await second.claim(name, taken="taken", remedy="wait")
         await first.close()
         attacker.take(attacker.seen())
