@@ -170,8 +170,8 @@ async def test_a_condition_waits_for_the_proof_of_the_token_that_a_start_made(
         told: dict[str, Any] = {"sources": {"shop": {}}, "commands": left.to_json()}
         for told["commands"] in (left.to_json(), {"off": None}, None):
             squatter.bodies["/status"] = told
-            with pytest.raises(OperatorError, match="is not this daemon|knows no such command"):
-                await asyncio.to_thread(REQUESTS["snapshot"], Address(there.host, there.port))
+            with pytest.raises(OperatorError, match=r"is not this daemon|knows no such command"):
+                await asyncio.to_thread(REQUESTS["snapshot"], Endpoint(there.host, there.port))
     squatter.assert_learned_nothing()
     assert (left.value() or "").encode() not in squatter.heard
 
