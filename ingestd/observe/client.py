@@ -286,8 +286,8 @@ def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> N
         raise UnprovenError(
             f"what listens on {listen} is not this daemon: it passes on to the one on port "
             f"{address.partition(' ')[2]} of {address.partition(' ')[0]}, and could keep the token",
-            remedy="ask the daemon at its own address; through a tunnel or a forwarded port by "
-            "https, or with curl",
+            remedy="run the command where the daemon runs (docker exec, kubectl exec, ssh), or ask "
+            "it at its own address; through a forwarded port by https, or with curl",
         )
 
 
