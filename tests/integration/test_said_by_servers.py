@@ -86,6 +86,7 @@ def test_no_cast_tells_the_value(database: Database) -> None:
     assert codes >= {"22P02", "42P01", "42883", "42704", "42602", "3F000", "58P01", "42601"}
 
 
+@pytest.mark.attack("reader")
 def test_words_of_another_server_are_not_told(database: Database) -> None:
     """dblink and postgres_fdw raise what another server says, with its code."""
     for extension in ("dblink", "postgres_fdw"):

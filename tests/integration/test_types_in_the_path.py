@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
+pytestmark = pytest.mark.attack("database owner")
 LIMIT_S = 90.0
 APP = "app"
 VALUES = {

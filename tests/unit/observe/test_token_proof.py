@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.attack("account")
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 TOKEN = "token-canary-0123456789"
 WHERE = "note = 'condition-canary'"

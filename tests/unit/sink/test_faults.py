@@ -99,6 +99,7 @@ def test_what_we_asked_for_in_vain_is_no_damage() -> None:
         pa.array(["x"]).cast(pa.int64())
 
 
+@pytest.mark.attack("lake writer", "reader")
 @pytest.mark.parametrize(
     ("before", "after"),
     [
