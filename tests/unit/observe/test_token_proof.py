@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
+from ingestd import cli
 from ingestd.errors import IngestdError, OperatorError
 from ingestd.observe.client import (
     Endpoint,
@@ -31,6 +33,7 @@ from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.observe.token_proof import ProofKey, new_challenge, written_address
 from ingestd.quantities import Address
 from ingestd.redaction import Redactor
+from tests.harness.config import wal_config
 from tests.unit.observe.test_command_token import Asked
 
 if TYPE_CHECKING:
@@ -217,3 +220,27 @@ async def test_a_challenge_is_no_oracle() -> None:
 )
 def test_an_address_has_one_spelling(name: tuple[object, ...], text: str) -> None:
     assert written_address(name) == text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("snapshot", "shop", "public.orders", "--where", WHERE),
+        ("pause", "shop"),
+        ("resume", "shop"),
+        ("status",),
+    ],
+)
+async def test_a_command_says_who_does_not_listen(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    squatter = Squatter()
+    async with squatter.listening() as there:
+        config = tmp_path / "ingestd.toml"
+        text = wal_config(lake=tmp_path / "lake", dsn="host=127.0.0.1 port=1 user=u dbname=d")
+        config.write_text(f'{text}\n[http]\nlisten = "{there}"\ntoken = "{TOKEN}"\n')
+        command = partial(CliRunner().invoke, cli.app, [*arguments, "-c", str(config)])
+        done = await asyncio.to_thread(command)
+    assert "is not this daemon" in " ".join(done.output.split()), done.output
+    assert done.exit_code == (0 if arguments == ("status",) else 1)
+    squatter.assert_learned_nothing()
