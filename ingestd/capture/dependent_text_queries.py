@@ -17,31 +17,25 @@ from ingestd.capture.blocks import BlockRange
 from ingestd.capture.catalog import list_types
 from ingestd.capture.dependent_texts import DEPENDENT, MONEY, Doubt, TypeTexts, Use
 from ingestd.capture.relation_lock import lock_relation
+from ingestd.capture.type_parts import EACH_PART
 from ingestd.decode.types import Types
 from ingestd.errors import TableError
 from ingestd.schema import TableId
 
 # Through domains, arrays, ranges and composite types.
-_USES = """
+_USES = f"""
 WITH RECURSIVE used AS (
   SELECT o AS root, o AS oid, 'value' AS how FROM pg_catalog.unnest(%s::oid[]) o
   UNION
   SELECT used.root, x.oid, CASE WHEN x.how = 'value' THEN used.how
                                 WHEN used.how = 'value' THEN x.how ELSE 'within' END
     FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
-   CROSS JOIN LATERAL (
-    SELECT t.typbasetype, 'value' WHERE t.typtype = 'd' UNION ALL
-    SELECT t.typelem, 'array' WHERE t.typelem <> 0 AND t.typlen = -1 UNION ALL
-    SELECT r.rngsubtype, 'within' FROM pg_catalog.pg_range r
-     WHERE t.oid IN (r.rngtypid, r.rngmultitypid) UNION ALL
-    SELECT a.atttypid, 'within' FROM pg_catalog.pg_attribute a
-     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-    ) AS x(oid, how))
+{EACH_PART})
 SELECT DISTINCT used.root::int8, t.typname::text, used.how
   FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
  WHERE t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace AND t.typname = ANY(%s)
  ORDER BY 1, 2, 3
-"""
+"""  # noqa: S608 - constants
 _OF_SCHEMA = sql.SQL("""
 SELECT o.oid::int8, o.oid::pg_catalog.{type}::text,
        n.nspname ~ '^pg_(toast_)?temp_'

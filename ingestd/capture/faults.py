@@ -57,10 +57,13 @@ class _Operator:
     remedy: str | None
 
 
-_ROLE_MISSING = _Operator(
-    "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)  or correct `dsn`"
+_CREATE_ROLE = "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)"
+_ROLE_MISSING = _Operator(f"{_CREATE_ROLE}  or correct the role in `dsn`")
+# The server reports a role that does not exist as one with a wrong password.
+_PASSWORD = _Operator(
+    "correct the role or the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';\n"
+    f"  if the role does not exist, which the server does not say: {_CREATE_ROLE}"
 )
-_PASSWORD = _Operator("correct the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';")
 _OTHERWISE = "or, if you trust what listens there, write in `dsn`: require_auth="
 _NO_CLEARTEXT = _Operator(
     "on the server: password_encryption = 'scram-sha-256', scram-sha-256 in pg_hba.conf, then "
@@ -84,7 +87,7 @@ _HBA = _Operator(
     "and then: SELECT pg_catalog.pg_reload_conf();"
 )
 _REFUSED = _Operator(
-    "what the server says is one of three: no such role: CREATE ROLE {role} LOGIN PASSWORD '...';\n"
+    f"what the server says is one of three: no such role: {_CREATE_ROLE}\n"
     "  it may not log in: ALTER ROLE {role} LOGIN;\n  nobody lets it in: add to pg_hba.conf: host "
     "{database} {role} <address of this machine>/32 scram-sha-256  and then: SELECT "
     "pg_catalog.pg_reload_conf();"

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.capture.blocks import BlockRange
 from ingestd.capture.copy_queries import output_of
 from ingestd.capture.key_range import operator_of
-from ingestd.capture.type_parts import FIRST_USER_OID
+from ingestd.capture.type_parts import EACH_PART, FIRST_USER_OID
 from ingestd.decode.types import BUILT_IN, is_number, lake_type
 from ingestd.errors import TableChangedError
 from ingestd.keys import Key
@@ -30,21 +30,14 @@ _BELOW = """
                  SELECT d.oid, d.typtype, d.typbasetype FROM below
                    JOIN pg_catalog.pg_type d ON d.oid = below.typbasetype)
                SELECT oid FROM below WHERE typtype <> 'd') AS base"""
-CHECKS_INSIDE = """EXISTS (
+CHECKS_INSIDE = f"""EXISTS (
                WITH RECURSIVE inside AS (
                  SELECT b.oid
                  UNION
-                 SELECT x.oid FROM inside JOIN pg_catalog.pg_type i ON i.oid = inside.oid
-                  CROSS JOIN LATERAL (
-                   SELECT i.typbasetype WHERE i.typtype = 'd' UNION ALL
-                   SELECT i.typelem WHERE i.typelem <> 0 UNION ALL
-                   SELECT r.rngsubtype FROM pg_catalog.pg_range r
-                    WHERE i.oid IN (r.rngtypid, r.rngmultitypid) UNION ALL
-                   SELECT a.atttypid FROM pg_catalog.pg_attribute a
-                    WHERE i.typtype = 'c' AND a.attrelid = i.typrelid AND a.attnum > 0
-                      AND NOT a.attisdropped) AS x(oid))
-               SELECT FROM inside JOIN pg_catalog.pg_type i ON i.oid = inside.oid
-                WHERE i.typtype = 'd')"""
+                 SELECT x.oid FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
+{EACH_PART})
+               SELECT FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
+                WHERE t.typtype = 'd')"""  # noqa: S608 - constants
 """Whether a domain is inside of type `b`, at any depth."""
 # Who is no superuser makes no operator class, but may own an extension and add to it.
 _OF_EXTENSION = """

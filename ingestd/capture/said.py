@@ -59,6 +59,21 @@ _SAFE_FILES = frozenset(
     }
 )
 """Of the server: what they raise quotes what we have sent, whatever its class."""
+_TRANSPORTS = frozenset({"dblink.c", "connection.c"})
+"""Of dblink and postgres_fdw: another server's words, with its code."""
+_INTERNAL = "XX000"
+"""The code of `elog` in C, whose words extensions choose as well."""
+_INTERNAL_FILES = frozenset(
+    {
+        *("aclchk.c", "bufmgr.c", "catcache.c", "detoast.c", "format_type.c", "genam.c"),
+        *("heapam.c", "heaptoast.c", "indexam.c", "inval.c", "lmgr.c", "lock.c", "lsyscache.c"),
+        *("mcxt.c", "md.c", "multixact.c", "namespace.c", "postgres.c", "proc.c", "procarray.c"),
+        *("proto.c", "relation.c", "relcache.c", "relfilenodemap.c", "relfilenumbermap.c"),
+        *("relmapper.c", "reorderbuffer.c", "ruleutils.c", "smgr.c", "snapmgr.c", "stringinfo.c"),
+        *("syscache.c", "table.c", "toast_internals.c", "tupdesc.c", "typcache.c", "xact.c"),
+    }
+)
+"""Of the server: their internal errors tell OIDs, sizes, files and names."""
 _RAISED = frozenset({"38", "39", "P0"})
 """Classes of what functions of the database raise, in words of their own."""
 _OF_LANGUAGES = "pl"
@@ -97,4 +112,8 @@ def _is_safe(code: str, diag: Diagnostic) -> bool:
     # A query that a function composes may have a value where a name is.
     if file.startswith(_OF_LANGUAGES) or diag.internal_query or code in _UNSAFE_CODES:
         return False
+    if file in _TRANSPORTS:
+        return False
+    if code == _INTERNAL and file:
+        return file in _INTERNAL_FILES or file in _SAFE_FILES
     return code[:2] in _SAFE_CLASSES or code in _SAFE_CODES or file in _SAFE_FILES

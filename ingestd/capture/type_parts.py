@@ -21,19 +21,23 @@ FIRST_USER_OID = 16384
 """Source: PostgreSQL, src/include/access/transam.h, FirstNormalObjectId."""
 _ALL = 1 << 32
 
-_PARTS = """
+EACH_PART = """
+   CROSS JOIN LATERAL (
+    SELECT t.typbasetype, 'value' WHERE t.typtype = 'd' UNION ALL
+    SELECT t.typelem, 'array' WHERE t.typelem <> 0 AND t.typlen = -1 UNION ALL
+    SELECT r.rngsubtype, 'within' FROM pg_catalog.pg_range r
+     WHERE t.oid IN (r.rngtypid, r.rngmultitypid) UNION ALL
+    SELECT a.atttypid, 'within' FROM pg_catalog.pg_attribute a
+     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) AS x(oid, how)"""
+"""Joins to type `t` the types that it is directly made of, and how: the type below a domain
+(`value`), of an array's elements, of what is `within` a composite type or a range."""
+_PARTS = f"""
 WITH RECURSIVE used AS (
   SELECT o AS root, o AS oid FROM unnest(%s::oid[]) o
   UNION
   SELECT used.root, x.oid FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid
-   CROSS JOIN LATERAL (
-    SELECT t.typbasetype WHERE t.typtype = 'd' UNION ALL
-    SELECT t.typelem WHERE t.typelem <> 0 UNION ALL
-    SELECT r.rngsubtype FROM pg_catalog.pg_range r
-     WHERE t.oid IN (r.rngtypid, r.rngmultitypid) UNION ALL
-    SELECT a.atttypid FROM pg_catalog.pg_attribute a
-     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-    ) AS x(oid))
+{EACH_PART})
 SELECT root::int8, used.oid::int8, true, e.oid::int8, e.enumlabel::text, e.xmin::text
   FROM used JOIN pg_catalog.pg_enum e ON e.enumtypid = used.oid
 UNION ALL
@@ -52,7 +56,7 @@ SELECT root::int8, -used.oid::int8, false, a.attnum::int8, a.attname::text, ''
   FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid AND t.typtype = 'c'
   JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY 1, 2, 4
-"""
+"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,13 +54,16 @@ def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:
 
     Raises ConfigError, OperatorError.
     """
-    from ingestd.observe.client import endpoint_in, fetch_status  # noqa: PLC0415
+    from ingestd.observe.client import UnprovenError, endpoint_in, fetch_status  # noqa: PLC0415
 
     loaded = load(config)
     listen = endpoint_in(loaded.http)
     if listen is None:
         return None, 'http.listen is "off": a daemon that runs can\'t be asked'
-    found = fetch_status(listen)
+    try:
+        found = fetch_status(listen)
+    except UnprovenError as error:
+        return None, f"{error.what} ({error.remedy})"
     if found is None:
         return None, f"no daemon answers on {listen}"
     why = meant_daemon(loaded).difference(found)

@@ -15,7 +15,10 @@ from urllib.parse import quote, urlsplit
 
 from ingestd.errors import ConfigError, OperatorError, TransientError
 from ingestd.observe.command_token import OFF_REMEDY, is_same_machine, read_token
+from ingestd.observe.token_proof import PARAMETER, key_of, new_challenge, written_address
+from ingestd.observe.token_proof import PATH as PROOF_PATH
 from ingestd.quantities import Address, is_loopback
+from ingestd.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +31,8 @@ _MARK_LIMIT_S = 20.0
 _PORTS = {"http": 80, "https": 443}
 _FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 """Of the certificates in a file the server's own comes first (RFC 8446, section 4.4.2)."""
+_PROOF_BYTES = 4096
+"""More than any answer to a challenge has."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
 
 
@@ -109,14 +114,19 @@ def _first_in(pem: str) -> str:
     return found[0]
 
 
+class UnprovenError(OperatorError):
+    """What listens on an address does not prove that it knows the daemon's token."""
+
+
 def fetch_status(listen: Address) -> dict[str, Any] | None:
     """GET /status of the daemon that listens there; None if nothing like one answers.
 
     Raises OperatorError if it asks for another token than that of `listen`, an `Endpoint`, or shows
-    another certificate.
+    another certificate; UnprovenError, and sends no token, if it does not know it.
     """
     connection = _connection(listen)
     try:
+        _require_proof(connection, listen)
         connection.request("GET", "/status", headers=_credentials(listen))
         response = connection.getresponse()
         if response.status == HTTPStatus.UNAUTHORIZED and response.headers["Server"] == "ingestd":
@@ -188,6 +198,9 @@ def _command(  # noqa: PLR0917 - of one request
     listen = _with_token(listen)
     connection = _connection(listen, limit_s)
     try:
+        _require_proof(connection, listen)
+        if not (_is_verified(listen) or _credentials(listen)):
+            raise _no_daemon(listen)
         connection.request(
             method,
             f"/sources/{quote(source, safe='')}/{what}",
@@ -225,13 +238,62 @@ def _with_token(listen: Address) -> Address:
         return listen  # it is not there, or it is an older one
     if told.get("off") is not None:
         raise OperatorError(
-            f"the daemon on {listen} takes no commands: {told['off']}",
+            f"the daemon on {listen} takes no commands: {printable(str(told['off']))}",
             remedy=OFF_REMEDY,
         )
-    if told.get("token_file") is None or not _is_on_this_machine(listen):
+    if told.get("token_file") is None:
         return listen
+    if not _is_on_this_machine(listen):
+        raise OperatorError(
+            f"the daemon on {listen} takes commands from its own machine only, as it has no "
+            "`token` in [http]",
+            remedy="run the command there, or set `token` in [http] and restart the daemon",
+        )
     tls = listen.tls if isinstance(listen, Endpoint) else None
     return Endpoint(listen.host, listen.port, read_token(told, listen.port), tls)
+
+
+def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> None:
+    """Have the server prove that it knows the token, where the token would go over plain HTTP.
+
+    What is sent by `connection` afterwards goes to the server that has given the proof, or nowhere.
+    Raises UnprovenError, OSError, HTTPException.
+    """
+    token = listen.token if isinstance(listen, Endpoint) else None
+    connection.connect()
+    connection.auto_open = 0
+    if token is None or _is_verified(listen):
+        return
+    challenge, here = new_challenge(), written_address(connection.sock.getpeername())
+    connection.request("GET", f"{PROOF_PATH}?{PARAMETER}={challenge}")
+    response = connection.getresponse()
+    body = response.read(_PROOF_BYTES)
+    try:
+        found = json.loads(body) if response.isclosed() else None
+    except ValueError:
+        found = None
+    told = found if isinstance(found, dict) else {}
+    address, proof = (str(told.get(name)) for name in ("address", "proof"))
+    if not key_of(token).is_proven(challenge, address, proof):
+        raise UnprovenError(
+            f"what listens on {listen} is not this daemon: it does not prove that it knows the "
+            "token, so nothing was sent to it",
+            remedy="see with `ss -ltnp` which process listens there; if it is the daemon, give the "
+            "config that it was started with, or with --url set INGESTD_HTTP_TOKEN, or restart a "
+            "daemon of an older version",
+        )
+    if address != here:
+        raise UnprovenError(
+            f"what listens on {listen} is not this daemon: it passes on to the one on port "
+            f"{address.partition(' ')[2]} of {address.partition(' ')[0]}, and could keep the token",
+            remedy="run the command where the daemon runs (docker exec, kubectl exec, ssh), or ask "
+            "it at its own address; through a forwarded port by https, or with curl",
+        )
+
+
+def _is_verified(listen: Address) -> bool:
+    """Whether TLS tells who listens there."""
+    return isinstance(listen, Endpoint) and listen.tls is not None
 
 
 def _is_on_this_machine(listen: Address) -> bool:
@@ -267,6 +329,14 @@ def _refusal(
     if code == HTTPStatus.CONFLICT:
         return TransientError(what, reason="not_running", remedy=remedy)
     return OperatorError(what, remedy=remedy)
+
+
+def _no_daemon(listen: Address) -> OperatorError:
+    return OperatorError(
+        f"what listens on {listen} knows no such command: it names no token",
+        remedy="see with `ss -ltnp` which process listens there; if it is an older ingestd, start "
+        "the installed one",
+    )
 
 
 def _unauthorized(listen: Address) -> OperatorError:

@@ -88,6 +88,10 @@ class CommandToken:
             if self.path.parent.name.startswith(_TEMPORARY):
                 self.path.parent.rmdir()
 
+    def value(self) -> str | None:
+        """Return the token; None while there is none."""
+        return self._token
+
     def is_given(self, request: web.Request) -> bool:
         """Whether the request has the token."""
         return self._token is not None and is_given(request, self._token)

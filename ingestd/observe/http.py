@@ -26,6 +26,8 @@ from ingestd.observe.protection import OPEN, Handler, Protection
 from ingestd.observe.status import not_ready, paused
 from ingestd.observe.status_json import to_json
 from ingestd.observe.status_page import add_page
+from ingestd.observe.token_proof import PATH as PROOF_PATH
+from ingestd.observe.token_proof import Proofs
 from ingestd.quantities import Address
 from ingestd.terminal_text import one_line
 
@@ -78,6 +80,8 @@ class HttpServer:
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/readyz", self._get_ready)
         app.router.add_get("/status", self._get_status)
+        proofs = Proofs(lambda: protection.token or self.commands.value())
+        app.router.add_get(PROOF_PATH, proofs.answer)
         app.router.add_get("/status/events", self._feed.stream)
         add_page(app)
         app.router.add_post("/sources/{source}/snapshot", snapshots.request)

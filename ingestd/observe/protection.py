@@ -3,7 +3,8 @@
 Commands need a token in any case (`ingestd.observe.command_token`).
 
 /healthz is for everybody: it tells nothing, and probes have no secrets. So are the page's files
-where there is a token, which the page then asks for. Without a token, a server that listens on
+where there is a token, which the page then asks for, and the proof that the server knows it
+(`ingestd.observe.token_proof`). Without a token, a server that listens on
 loopback takes requests for loopback only: a name that a web page bound to it anew names another
 Host. What pages of other origins ask for is refused (by `Origin` and, for images and scripts, which
 browsers ask for without one, `Sec-Fetch-Site`); a browser that sends neither is answered, but keeps
@@ -26,6 +27,7 @@ from ingestd.checks import CheckLine
 from ingestd.errors import OperatorError
 from ingestd.observe.command_token import OFF_REMEDY, is_given, why_off
 from ingestd.observe.status_page import PAGE_PATHS
+from ingestd.observe.token_proof import PATH as PROOF_PATH
 from ingestd.quantities import is_loopback
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class Protection:
             return None
         is_page = request.path in PAGE_PATHS
         if self.token is not None:
-            return None if is_page or is_given(request, self.token) else _unauthorized()
+            is_open = is_page or request.path == PROOF_PATH
+            return None if is_open or is_given(request, self.token) else _unauthorized()
         if not is_page and ("Origin" in request.headers or _is_of_other_page(request)):
             return _forbidden("requests of web pages are not answered", "ask with a program")
         is_narrow = listening and all(map(is_loopback, listening))

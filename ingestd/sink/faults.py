@@ -35,6 +35,19 @@ _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 """deltalake draws the chain of causes in colour."""
 _FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
 """And delta-kernel, after that, where in its program it was."""
+_OF_VALUES = re.compile(
+    r"\b(?P<kind>(?:cast|parser|compute|csv|json|execution|invalid argument) error"
+    r"|arithmetic overflow|invalid json\b[^,:=`]*|invalid (?:type|value)|unknown variant"
+    r"|data does not satisfy[^:]*)\b(?P<what>.*)",
+    re.IGNORECASE,
+)
+"""How errors begin that quote what they were reading, such as statistics, which have values."""
+_PLACES = re.compile(
+    r": (?:truncated record whilst reading \w+|encountered unexpected .{1,4} whilst parsing [\w ]+"
+    r"|EOF while parsing [\w ]+(?: at line \d+ column \d+)?)",
+    re.IGNORECASE,
+)
+"""What they say that quotes nothing."""
 _CUT_SHORT = re.compile(r"truncated record|EOF while parsing", re.IGNORECASE)
 _DAMAGED = re.compile(r"Parquet (magic bytes|file size)|deserialize thrift|Corrupt", re.IGNORECASE)
 """What pyarrow says of a Parquet file that is cut short, empty or overwritten."""
@@ -172,26 +185,36 @@ def _by_text(error: Exception, uri: str) -> IngestdError:
     answer = _ANSWER.search(text)
     told = ": ".join(filter(None, answer.groups())) if answer else text
     told = _FRAMES.sub("", _DECORATION.sub(" ", told))
-    said = " ".join(told.split())[:300] or type(error).__name__
+    full = " ".join(told.split())[:300]
+    said = _without_values(full) or type(error).__name__
     lacking = _credentials_fault(text, uri, said) if number is None else None
     if lacking is not None:
         return lacking
     passes = _PASSES_ANYWAY.search(text) or (_PASSES.search(text) and not _STAYS.search(text))
     if number in _ERRNO_PASSES or (number is None and passes):
         return TransientError(f"lake {uri}: {said}", reason="storage")
-    if _DAMAGED.search(said):
+    if _DAMAGED.search(full):
         return DamagedError(
             f"lake {uri}: a data file is damaged: {said}",
             remedy=_PUT_BACK,
         )
-    if _CUT_SHORT.search(said):
+    if _CUT_SHORT.search(full):
         return cut_short(uri, said)
     # What is not known may be of the lake as a whole: it is not taken for a fault of one table.
-    kind = FolderError if _UNREADABLE.search(said) else OperatorError
+    kind = FolderError if _UNREADABLE.search(full) else OperatorError
     return kind(
         f"lake {uri}: {said}",
         remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
     )
+
+
+def _without_values(text: str) -> str:
+    """Return a library's text up to where it may quote what it was reading."""
+    found = _OF_VALUES.search(text)
+    if found is None:
+        return text
+    place = _PLACES.match(found["what"])
+    return text[: found.end("kind")] + (place[0] if place else "")
 
 
 def cut_short(uri: str, said: str = "its newest commit") -> FolderError:

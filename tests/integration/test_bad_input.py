@@ -197,11 +197,13 @@ def test_a_wrong_password_is_named_and_never_shown(
     dsn = psycopg.conninfo.make_conninfo(strict_postgres.dsn(), password=WRONG_PASSWORD)
     config = wal_config(lake="lake", dsn=dsn)
     found = ingestd(tmp_path, "check", config)
-    assert_fails(found, "password authentication failed", "correct the password in `dsn`")
+    assert_fails(
+        found, "password authentication failed", "correct the role or the password in `dsn`"
+    )
     without = psycopg.conninfo.make_conninfo(strict_postgres.dsn("postgres", user="postgres"))
     bare = re.sub(r" ?password=\S+", "", without)
     found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=bare))
-    assert_fails(found, "no password supplied", "correct the password")
+    assert_fails(found, "no password supplied", "correct the role or the password")
 
 
 def test_wal_level_replica_names_the_setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -83,6 +84,45 @@ def test_no_cast_tells_the_value(database: Database) -> None:
             assert "anari" not in told, (query.as_string(None), fault.sqlstate, told)
     codes = {fault.sqlstate for _, fault in raised}
     assert codes >= {"22P02", "42P01", "42883", "42704", "42602", "3F000", "58P01", "42601"}
+
+
+@pytest.mark.attack("reader")
+def test_words_of_another_server_are_not_told(database: Database) -> None:
+    """dblink and postgres_fdw raise what another server says, with its code."""
+    for extension in ("dblink", "postgres_fdw"):
+        if not database.rows("SELECT FROM pg_available_extensions WHERE name = %s", extension):
+            pytest.skip(f"the server has no {extension}: install postgresql-contrib")
+    dsn = sql.Literal(database.dsn).as_string(None)
+    options = psycopg.conninfo.conninfo_to_dict(database.dsn)
+    place = ", ".join(
+        f"{name} {sql.Literal(str(options[name])).as_string(None)}" for name in ("host", "port")
+    )
+    password = Path(str(options["passfile"])).read_text().strip().rsplit(":", 1)[1]
+    database.execute(
+        "CREATE EXTENSION dblink",
+        "CREATE EXTENSION postgres_fdw",
+        """CREATE FUNCTION raises(code text) RETURNS bool LANGUAGE plpgsql AS $$
+           BEGIN RAISE 'Kanarienvogel' USING errcode = code; END $$""",
+        "CREATE TABLE far (code text)",
+        "CREATE VIEW near AS SELECT public.raises(code) AS found FROM public.far",
+        f"CREATE SERVER other FOREIGN DATA WRAPPER postgres_fdw"
+        f" OPTIONS ({place}, dbname '{database.name}')",
+        f"CREATE USER MAPPING FOR CURRENT_USER SERVER other"
+        f" OPTIONS (user 'postgres', password '{password}')",
+        "CREATE FOREIGN TABLE here (found bool) SERVER other OPTIONS (table_name 'near')",
+    )
+    for code in ("23514", "42501", "54000", "55000", "57014", "40001", "XX000", "08006"):
+        database.execute("TRUNCATE far", f"INSERT INTO far VALUES ('{code}')")
+        for query in (
+            f"SELECT * FROM dblink({dsn}, 'SELECT public.raises(''{code}'')') AS t(found bool)",
+            "SELECT found FROM here",
+        ):
+            with pytest.raises(psycopg.Error) as caught:
+                database.rows(query)
+            assert caught.value.sqlstate == code
+            assert "Kanarien" in str(caught.value.diag.message_primary)
+            assert "anari" not in said(caught.value)
+            assert "anari" not in str(classify(caught.value, "source shop", database.dsn))
 
 
 async def test_of_a_condition_only_the_code_is_told(database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -78,6 +79,38 @@ async def test_what_a_person_must_put_right(guarded: PostgresServer, case: str) 
     assert remedy in (error.remedy or "")
     assert f"host 127.0.0.1, port {guarded.port}" in error.what
     assert SECRET not in str(error)
+
+
+ODD = 'no"body \x07 {role}'
+
+
+def pasted(remedy: str, verb: str, password: str, attributes: str = "") -> str:
+    """The statement of a remedy that begins so, with a password, as a person runs it."""
+    statement = re.search(rf"{verb} [^;]*;", remedy)
+    assert statement is not None, remedy
+    return statement[0].replace("LOGIN", f"LOGIN {attributes}").replace("'...'", f"'{password}'")
+
+
+@pytest.mark.parametrize("replication", [False, True])
+async def test_the_remedy_for_a_role_can_be_pasted(
+    guarded: PostgresServer, *, replication: bool
+) -> None:
+    """For one that does not exist and one with another password: the server tells no difference."""
+    name = f"{ODD} {replication}"
+    dsn = make_conninfo(guarded.dsn(), user=name, password=SECRET)
+    attributes = "REPLICATION" if replication else ""
+    error = await failure(dsn, replication=replication)
+    assert "role" in (error.remedy or "").partition("in `dsn`")[0]
+    told = error.remedy or ""
+    with guarded.connect() as connection:
+        with pytest.raises(psycopg.errors.UndefinedObject):
+            connection.execute(pasted(told, "ALTER ROLE", SECRET).encode())
+        connection.execute(pasted(told, "CREATE ROLE", "another", attributes).encode())
+        error = await failure(dsn, replication=replication)
+        assert error.remedy == told
+        connection.execute(pasted(told, "ALTER ROLE", SECRET).encode())
+    async with await connect(dsn, replication=replication):
+        pass
 
 
 async def test_a_role_without_replication_is_told_which_attribute(guarded: PostgresServer) -> None:

@@ -9,6 +9,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
+from ingestd.capture.faults import identifier
 from ingestd.capture.session import connect, parameters_of, stream_name
 from ingestd.capture.wal.synchronous import synchronous_notices
 from ingestd.errors import OperatorError, TransientError
@@ -120,7 +121,7 @@ class Server:
             found.append(
                 OperatorError(
                     f"role {self.role!r} has no REPLICATION attribute",
-                    remedy=f'ALTER ROLE "{self.role}" REPLICATION;  (as a superuser)',
+                    remedy=f"ALTER ROLE {identifier(self.role)} REPLICATION;  (as a superuser)",
                 )
             )
         return found

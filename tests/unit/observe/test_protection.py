@@ -283,11 +283,13 @@ async def test_old_versions_of_tls_are_refused(tmp_path: Path, asked: Asked) -> 
 
 
 async def test_the_client_says_that_the_token_is_another(server: HttpServer) -> None:
-    for token in (None, "another-token-of-16"):
+    texts = {None: "asks for another token", "another-token-of-16": "does not prove"}
+    for token, text in texts.items():
         there = Endpoint(server.address.host, server.address.port, token)
         for ask in (fetch_status, lambda e: request_snapshot(e, "shop", ["public.orders"])):
-            with pytest.raises(OperatorError, match="asks for another token") as caught:
+            with pytest.raises(OperatorError) as caught:
                 await asyncio.to_thread(ask, there)
+            assert text in str(caught.value)
             assert TOKEN not in str(caught.value)
 
 

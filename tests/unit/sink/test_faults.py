@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from ingestd.errors import FolderError, OperatorError, TransientError
 from ingestd.sink.faults import storage_fault, storage_faults
@@ -95,3 +97,52 @@ def test_a_data_file_that_is_damaged_is_named(tmp_path: Path, how: str) -> None:
 def test_what_we_asked_for_in_vain_is_no_damage() -> None:
     with pytest.raises(pa.ArrowInvalid), storage_faults("here"):
         pa.array(["x"]).cast(pa.int64())
+
+
+@pytest.mark.attack("lake writer", "reader")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"size":', '"size":"Kanarienvogel","other":'),
+        ('"size":', '"size":{"Kanarienvogel":1},"other":'),
+        ('"modificationTime":', '"modificationTime":["Kanarienvogel"],"other":'),
+        ('"dataChange":true', '"dataChange":"Kanarienvogel"'),
+        ('"dataChange":true', '"dataChange":Kanarienvogel'),
+        ('"partitionValues":{}', '"partitionValues":"Kanarienvogel"'),
+        ('{"add"', 'Kanarienvogel\n{"add"'),
+    ],
+)
+def test_what_a_log_says_of_rows_is_not_told(tmp_path: Path, before: str, after: str) -> None:
+    """Statistics have values, and deltalake quotes what it can't parse."""
+    for note in ("a", "b"):
+        write_deltalake(tmp_path, pa.table({"note": [note]}), mode="append")
+    commit = tmp_path / "_delta_log" / f"{1:020}.json"
+    assert before in commit.read_text()
+    commit.write_text(commit.read_text().replace(before, after))
+    with pytest.raises(DeltaError) as caught:
+        DeltaTable(tmp_path).get_add_actions(flatten=True)
+    told = str(storage_fault(caught.value, "/lake/x"))
+    assert "anari" not in told
+    assert "7316492" not in told
+    assert "error" in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Json error: whilst decoding field 'n': failed to parse \"{}\" as Int64",
+        "Kernel error: Json error: expected object got {}",
+        "Arrow error: Cast error: Cannot cast string '{}' to value of Int64 type",
+        "Parser error: Error parsing timestamp from '{}': invalid digit",
+        "Invalid argument error: {} is too large to store in a Decimal128 of precision 5",
+        "Arithmetic overflow: Overflow happened on: {} * 10",
+        "Invalid JSON in log record, version=3, line=`{}`, err=`EOF`",
+        'Invalid JSON in file stats: invalid type: string "{}", expected i64 at line 1 column 4',
+        "unknown variant `{}`, expected `add`",
+        'Data does not satisfy the schema or constraints: ["{}"]',
+    ],
+)
+def test_what_libraries_quote_is_not_told(text: str) -> None:
+    told = str(storage_fault(DeltaError(text.format("Kanarienvogel")), "/lake/x"))
+    assert "anari" not in told
+    assert text.partition(" ")[0] in told
