@@ -46,7 +46,7 @@ class Histories:
     def move(self, lake: SourceLake, step: Step) -> None:
         """Bring a table's history to the end of `step.through`. See `TableJob`."""
         shape = _shape(lake, step)
-        table = HistoryTable(lake.session, step.path, step.app_id)
+        table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)
         if step.above:
             named = clash(shape, table.rows().columns)
             if named is not None:

@@ -86,7 +86,9 @@ class Mirroring:
 
     def move(self, lake: SourceLake, step: Step) -> None:
         """See `spark_jobs.table_moves.TableJob`."""
-        mirror = MirrorTable(lake.session, step.path, step.app_id, self.soft_deletes, self.files)
+        mirror = MirrorTable(
+            lake.session, step.path, step.app_id, self.soft_deletes, self.files, lake.checked
+        )
         try:
             _Move(lake, step, mirror).run()
         except AnalysisException as error:
