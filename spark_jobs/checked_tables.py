@@ -100,10 +100,18 @@ def ensure_read_within(session: SparkSession, path: str, files: Iterable[str]) -
     """
     folder = None if is_connect(session) else local_folder(session, path)
     for file in sorted(set(files)):
-        ways = (_relative(path, file), _relative(path, unquote(file)))
-        name = file_of(next((way for way in ways if way is not None), file), path)
+        name = name_within(path, file)
         if folder is not None:
             ensure_plain(folder, name, path)
+
+
+def name_within(path: str, file: str) -> str:
+    """Return the path inside a table of a file that Spark names, encoded or not.
+
+    `path`: the table's. Raises FolderError for a file that is not one of the table's own.
+    """
+    ways = (_relative(path, file), _relative(path, unquote(file)))
+    return file_of(next((way for way in ways if way is not None), file), path)
 
 
 def _relative(path: str, file: str) -> str | None:
@@ -114,7 +122,7 @@ def _relative(path: str, file: str) -> str | None:
 
 
 def _location(rows: DataFrame) -> Any:  # noqa: ANN401 - Delta's index of files
-    return rows._jdf.queryExecution().analyzed().collectLeaves().head().relation().location()  # type: ignore[operator]  # noqa: SLF001
+    return rows._jdf.queryExecution().analyzed().collectLeaves().head().relation().location()  # noqa: SLF001
 
 
 def _rows_of(session: SparkSession, path: str, snapshot: Any) -> DataFrame:  # noqa: ANN401
@@ -143,8 +151,9 @@ def _ensure_own_files(session: SparkSession, path: str, snapshot: Any) -> None: 
         names = [file_of(row["path"], where)]
         if row["deletionVector"] is not None:
             names += vector_files_of(row["deletionVector"].asDict(), where)
-        for name in names if folder is not None else ():
-            ensure_plain(folder, name, where)
+        if folder is not None:
+            for name in names:
+                ensure_plain(folder, name, where)
 
 
 def _odd_names(folder: Path) -> list[str]:
