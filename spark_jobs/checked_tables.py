@@ -67,6 +67,14 @@ class CheckedTables:
             self._judge(session, path, _location(rows).getSnapshot())
         return rows
 
+    @staticmethod
+    def columns(session: SparkSession, path: str) -> list[str]:
+        """Return the names of a table's columns, which its log has: no file of it is read.
+
+        Raises AnalysisException without a table.
+        """
+        return session.read.format("delta").load(path).columns
+
     def for_change(self, session: SparkSession, path: str) -> DeltaTable:
         """Return a table that is to be merged into or updated now: its rows are read by that.
 

@@ -48,7 +48,7 @@ class Histories:
         shape = _shape(lake, step)
         table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)
         if step.above:
-            named = clash(shape, table.rows().columns)
+            named = clash(shape, table.columns())
             if named is not None:
                 raise TableError(
                     TableId.parse(step.table),

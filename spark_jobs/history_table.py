@@ -52,6 +52,10 @@ class HistoryTable:
         """Give the history's rows."""
         return self.checked.rows(self.session, self.path)
 
+    def columns(self) -> list[str]:
+        """Return the names of the history's columns."""
+        return self.checked.columns(self.session, self.path)
+
     def before(self, window: Window, shape: Shape, keys: DataFrame | None) -> DataFrame:
         """Give the versions that a window may change: those that do not end below it.
 
@@ -96,7 +100,7 @@ class HistoryTable:
         `_cdc_had` is the end it has in the table.
         """
         target = self.checked.for_change(self.session, self.path)
-        names = self.rows().columns
+        names = self.columns()
         prefix = prefix_of(names)
         source = changes.select(*as_history(shape, prefix), *shape.part_names, "_cdc_had", GOES)
         lsn = f.col(f"t.{prefix}valid_to_lsn")
@@ -127,12 +131,12 @@ class HistoryTable:
         Each commit may be repeated, and what it has done is not done again: a run that was killed
         after any of them may be followed by this.
         """
-        there = {name.lower() for name in self.rows().columns}
+        there = {name.lower() for name in self.columns()}
         new = {n: kind for n, kind in shape.types.items() if n.lower() not in there}
         if new:
             with signed(self.session, signature, None):
                 self._add(new)
-        prefix = prefix_of(self.rows().columns)
+        prefix = prefix_of(self.columns())
         begins, seq, ends, ends_seq = (
             f"{prefix}{n}"
             for n in ("valid_from_lsn", "valid_from_seq", "valid_to_lsn", "valid_to_seq")

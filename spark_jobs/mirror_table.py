@@ -100,6 +100,10 @@ class MirrorTable:
         """Give the mirror's rows."""
         return self.checked.rows(self.session, self.path)
 
+    def columns(self) -> list[str]:
+        """Return the names of the mirror's columns."""
+        return self.checked.columns(self.session, self.path)
+
     def for_change(self) -> DeltaTable:
         """Return the mirror to be changed by Spark now."""
         return self.checked.for_change(self.session, self.path)
@@ -230,7 +234,7 @@ class MirrorTable:
         if self.soft_deletes:
             new[DELETED_AT] = f.lit(None).cast("timestamp")
         # What the source does not have any more, or has in another column now, is not its value.
-        past = set(self.rows().columns) - new.keys()
+        past = set(self.columns()) - new.keys()
         dropped = {name: f.lit(None) for name in past}
         changed = new | dropped | {name: _unless_kept(name) for name in unsent if name in new}
         if unsent:
@@ -279,7 +283,7 @@ class MirrorTable:
 
         Each step may be repeated.
         """
-        there = {name.lower() for name in self.rows().columns}
+        there = {name.lower() for name in self.columns()}
         new = [c for c in columns if c.name.lower() not in there]
         if new:
             with signed(self.session, signature, None):

@@ -124,7 +124,7 @@ def plain(lake: Path) -> Path:
 @pytest.mark.parametrize(
     "kind", [kind if kind in {"up", "link"} else thorough(kind) for kind in KINDS]
 )
-@pytest.mark.parametrize("place", ["commit", "checkpoint", "older version"])
+@pytest.mark.parametrize("place", ["commit", thorough("checkpoint"), thorough("older version")])
 def test_a_file_elsewhere_is_not_read(
     spark: SparkSession, plain: Path, tmp_path: Path, kind: str, place: str
 ) -> None:
@@ -165,6 +165,7 @@ def test_a_checkpoint_put_below_what_was_judged_is_judged_too(
         tables.rows(spark, str(plain))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("told", ["../../x", "%2e%2e", "linked", "p/abs"])
 def test_a_deletion_vector_elsewhere_is_not_read(
     spark: SparkSession, tmp_path: Path, told: str
@@ -246,6 +247,7 @@ def folder_of(raw: RawLake, name: str) -> Path:
     return Path(raw.uri, "shop/public", name)
 
 
+@pytest.mark.thorough
 def test_jobs_stop_the_tables_of_which_files_are_elsewhere(
     mirror: Mirror, raw: RawLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
