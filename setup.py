@@ -1,4 +1,4 @@
-"""How `ingestd/decode/_native.c` is compiled: hardened, and the same bytes wherever that is done.
+"""How `ingestd/decode/_native.c` is compiled, hardened; and what keeps two builds the same bytes.
 
 All else is in pyproject.toml. A flag that the compiler or the linker does not know is left out: on
 macOS the linker has no `-z`, and binds and protects as that asks for in any case.
@@ -7,10 +7,12 @@ macOS the linker has no `-z`, and binds and protects as that asks for in any cas
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError
 
@@ -61,4 +63,15 @@ class HardenedBuild(build_ext):
         return True
 
 
-setup(cmdclass={"build_ext": HardenedBuild})
+class SameWheel(bdist_wheel):
+    """Gives files the same permissions, whatever umask they were checked out and built with."""
+
+    def write_wheelfile(self, *args: str, **options: str) -> None:
+        """Write the last file that goes into the wheel."""
+        super().write_wheelfile(*args, **options)
+        for path in Path(self.bdist_dir).rglob("*"):
+            if path.is_file():
+                path.chmod(0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+setup(cmdclass={"build_ext": HardenedBuild, "bdist_wheel": SameWheel})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from spark_jobs.registry import LakeColumn
 
 
-def borrow(folded: Folded, mirror: DataFrame, key: Sequence[LakeColumn]) -> pa.Table:
+def borrow(folded: Folded, mirror: Callable[[], DataFrame], key: Sequence[LakeColumn]) -> pa.Table:
     """Give the outcomes with the values that other keys' rows in the mirror have.
 
-    One Spark job, none if nothing is borrowed. What is not in the mirror either is null.
+    `mirror` gives its rows. Two Spark jobs, none if nothing is borrowed. What is not in the mirror
+    either is null.
     """
     outcomes = folded.outcomes
     if not folded.borrowed:
         return outcomes
     wanted = sorted({name for _, name, _ in folded.borrowed})
-    found = _rows_of({whose for _, _, whose in folded.borrowed}, outcomes, mirror, key, wanted)
+    found = _rows_of({whose for _, _, whose in folded.borrowed}, outcomes, mirror(), key, wanted)
     place = {whose: i for i, whose in enumerate(keys_of(found, [k.name for k in key]))}
     for name in wanted:
         rows = {n: place[k] for n, c, k in folded.borrowed if c == name and k in place}

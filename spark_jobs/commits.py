@@ -147,7 +147,7 @@ def newest_entry(session: SparkSession, path: str) -> int:
 
     (To take a snapshot of a version that another engine wrote costs Delta a Spark job.)
     """
-    log = _log(session, path)
+    log = delta_log(session, path)
     found = int(log.unsafeVolatileSnapshot().version())
     names = log.listFrom(max(found, 0))
     for _ in range(_MAX_LISTED):
@@ -186,10 +186,11 @@ def table_property(session: SparkSession, path: str, name: str) -> str | None:
 def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
     """Give Delta's snapshot of a table's newest version. No Spark job."""
     nothing = option(session)
-    return _log(session, path).update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
+    return delta_log(session, path).update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
 
 
-def _log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
+def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
+    """Return Delta's view of a table's log."""
     logs = java_class(session, f"{DELTA}.DeltaLog")  # Delta has no call for it in Python
     return logs.forTable(session._jsparkSession, path)  # noqa: SLF001
 
@@ -222,7 +223,7 @@ def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str
 
     Source: Delta transaction log protocol, "Delta Log Entries".
     """
-    log = _log(session, path)
+    log = delta_log(session, path)
     file = java_class(session, HADOOP_PATH)(log.logPath(), f"{version:020d}.json")
     configuration = log.newDeltaHadoopConf()
     if not file.getFileSystem(configuration).exists(file):

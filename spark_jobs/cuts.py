@@ -20,6 +20,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
+from spark_jobs.checked_tables import CheckedTables
 from spark_jobs.commits import CHECKPOINTS, current_version, identity, log_entries, snapshot_of
 from spark_jobs.driver_commit import Work, commit, is_plain, new_file, removed
 from spark_jobs.lake import as_spark_gives
@@ -172,6 +173,7 @@ class CutLog:
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
         writer = self._session.createDataFrame(rows).coalesce(1).write.format("delta")
         if replace:
+            CheckedTables().ensure(self._session, self.path)
             writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {epoch}")
         else:
             writer = (
@@ -205,7 +207,7 @@ def newest_cut(session: SparkSession, path: str, name: str) -> Cut | None:
 def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Cut | None:
     """Give the newest cut (at or below `epoch`) by Spark. Raises as `newest_cut`."""
     try:
-        rows = session.read.format("delta").load(path)
+        rows = CheckedTables().rows(session, path)
         rows.columns  # noqa: B018 - a Connect server is asked only now
     except AnalysisException as error:
         raise OperatorError(

@@ -7,13 +7,18 @@ Vectors".
 from __future__ import annotations
 
 import json
+import re
+from base64 import b85decode
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.errors import FolderError
+from ingestd.sink.log_paths import file_of
+from spark_jobs.driver_files import ensure_plain, local_folder
 from spark_jobs.jvm import DELTA, HADOOP_PATH, java_class, option
 
 if TYPE_CHECKING:
@@ -21,9 +26,37 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 _BUFFER = "java.nio.ByteBuffer"
-_ABSOLUTE = "p"
-"""Storage type of a vector that is named by an absolute path."""
+_INLINE, _RELATIVE = "i", "u"
+"""Storage types of a vector that is in the log, and of one in a file of the table's folder."""
+VECTOR_ID_LENGTH = 20
+"""So many characters name a file of vectors; what is before them is a folder."""
+_FOLDER = re.compile(r"[A-Za-z0-9]*")
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_AS_B85 = str.maketrans(_Z85, _B85)
 _VECTORS = f"{DELTA}.deletionvectors"
+
+
+def vector_files_of(vector: Mapping[str, Any], uri: str) -> list[str]:
+    """Return the paths inside the table of what has a vector: one, none for a vector in the log.
+
+    `uri`: where the table is. Raises FolderError for a file that is not one of the table's own.
+    """
+    kind, told = vector["storageType"], vector["pathOrInlineDv"]
+    if kind == _INLINE:
+        return []
+    folder, packed = told[:-VECTOR_ID_LENGTH], told[-VECTOR_ID_LENGTH:]
+    try:
+        name = f"deletion_vector_{UUID(bytes=b85decode(packed.translate(_AS_B85)))}.bin"
+    except ValueError:
+        name = ""
+    if kind != _RELATIVE or not name or not _FOLDER.fullmatch(folder):
+        raise FolderError(
+            f"lake table {uri}: a deletion vector lies elsewhere ({ascii(told)[:80]}), as a"
+            " shallow clone's does: it is not read",
+            remedy="make the table again as a deep clone, or by this job in another target",
+        )
+    return [file_of(f"{folder}/{name}" if folder else name, uri)]
 
 
 def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
@@ -34,12 +67,10 @@ def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
     """
     if "deletionVector" not in add:
         return np.empty(0, np.int64)
-    if add["deletionVector"]["storageType"] == _ABSOLUTE:
-        raise FolderError(
-            f"lake table {path}: a deletion vector lies elsewhere, by an absolute path, as a"
-            " shallow clone has: it is not read",
-            remedy="make the table again as a deep clone, or by this job in another target",
-        )
+    local = local_folder(session, path)
+    for name in vector_files_of(add["deletionVector"], path):
+        if local is not None:
+            ensure_plain(local, name, path)
     action = java_class(session, f"{DELTA}.actions.Action").fromJson(json.dumps({"add": add}))
     root = java_class(session, HADOOP_PATH)(path)
     found = _store(session).read(action.deletionVector(), root).toArray()

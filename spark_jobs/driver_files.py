@@ -6,6 +6,7 @@ milliseconds. Files of stores go through a temporary one, by Spark's own file sy
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ingestd.errors import FolderError
 from ingestd.sink.arrow_types import plain
-from ingestd.sink.plain_files import open_native
+from ingestd.sink.plain_files import OddFileError, open_native, open_plain
 from spark_jobs.jvm import HADOOP_PATH, java_class
 
 if TYPE_CHECKING:
@@ -69,6 +71,29 @@ def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table)
         return here.stat().st_size
 
 
+def local_folder(session: SparkSession, path: str) -> Path | None:
+    """Return the folder that a table lies in, None in a store."""
+    folder, system = _place(session, path)
+    return Path(folder.toUri().getPath()) if _is_local(system) else None
+
+
+def ensure_plain(folder: Path, name: str, uri: str) -> None:
+    """Raise FolderError if what a log names is there and no regular file of the table's folder.
+
+    `uri`: where the table is, for the error.
+    """
+    try:
+        os.close(open_plain(folder, name, depth=0))
+    except OddFileError as error:
+        raise FolderError(
+            f"lake table {uri}: its log names the file {name!a}, and {error.path}"
+            f" {error.why}: it is not read",
+            remedy="put the table's folder back from a copy, or move it away",
+        ) from error
+    except FileNotFoundError:
+        return  # to be told by whoever reads it
+
+
 def _rows(source: pa.NativeFile, columns: Sequence[str] | None, max_nbytes: int) -> pa.Table:
     # (Spark writes timestamps with nanoseconds, which reach from 1677 to 2262 only)
     with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
@@ -102,8 +127,8 @@ def _is_local(system: Any) -> bool:  # noqa: ANN401 - Java's
     return str(system.getUri().getScheme()) == "file"
 
 
-def _place(session: SparkSession, folder: str, name: str) -> tuple[Any, Any]:
+def _place(session: SparkSession, folder: str, name: str | None = None) -> tuple[Any, Any]:
     hadoop_path = java_class(session, HADOOP_PATH)  # pyspark has no call for files
-    path = hadoop_path(hadoop_path(folder), name)
+    path = hadoop_path(folder) if name is None else hadoop_path(hadoop_path(folder), name)
     configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     return path, path.getFileSystem(configuration)

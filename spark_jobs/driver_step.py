@@ -94,5 +94,5 @@ class DriverStep(MirrorStep):
         if folded is None:
             return False
         self.evolve()
-        outcomes = borrow(folded, self.mirror.rows(), self.key)
+        outcomes = borrow(folded, self.mirror.rows, self.key)
         return in_driver.apply(outcomes, key, self.step.signature)

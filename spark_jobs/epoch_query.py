@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
+from spark_jobs.checked_tables import ensure_read_within
 from spark_jobs.lake import EPOCH_COLUMNS, Epoch
 from spark_jobs.spark_errors import meaning_of
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _EVERY_FILE = str(1 << 30)
 """A batch takes all there is: more epochs at once are fewer merges."""
 _POLL_S = 1
+_FILE = "_file"
+"""Column of what a row was read from: a stream reads the files of commits as it comes to them."""
 _ROWS_CHANGED = ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES")
 _LOG_GONE = ("DELTA_LOG_FILE_NOT_FOUND", "DELTA_VERSIONS_NOT_CONTIGUOUS", "DELTA_FILE_NOT_FOUND")
 
@@ -69,7 +73,7 @@ class EpochQuery:
             self.lake.session.readStream.format("delta")
             .option("maxFilesPerTrigger", _EVERY_FILE)
             .load(self.lake.epochs_path)
-            .select(*EPOCH_COLUMNS)
+            .select(*EPOCH_COLUMNS, f.input_file_name().alias(_FILE))
         )
         writer = (
             epochs.writeStream.queryName(self.name)
@@ -82,7 +86,11 @@ class EpochQuery:
 
     def _batch(self, rows: DataFrame, _: int) -> None:
         try:
-            self.take([Epoch.of(row) for row in rows.collect()])
+            found = rows.collect()
+            ensure_read_within(
+                self.lake.session, self.lake.epochs_path, {row[_FILE] for row in found}
+            )
+            self.take([Epoch.of(row) for row in found])
         except Exception as error:  # noqa: BLE001 - `run` raises it
             self._fault = error
             # Without the text: Spark matches it with a regular expression that overflows the stack.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ingestd.errors import OperatorError
+from spark_jobs.checked_tables import CheckedTables
 from spark_jobs.command import spark_uri
 from spark_jobs.cuts import Cut, find_cut, newest_cut
 from spark_jobs.mirror_table import DELETED_AT
@@ -33,6 +34,7 @@ class MirrorCut(Mapping[str, "DataFrame"]):
         self._session = session
         self._target = target
         self._cut = cut
+        self._checked = CheckedTables()
 
     @property
     def epoch(self) -> int:
@@ -59,11 +61,8 @@ class MirrorCut(Mapping[str, "DataFrame"]):
             there = ", ".join(sorted(self._cut.tables)) or "none"
             msg = f"{table} is not in the cut of epoch {self.epoch}; there are: {there}"
             raise KeyError(msg)
-        rows = (
-            self._session.read.format("delta")
-            .option("versionAsOf", self._cut.tables[table])
-            .load(table_path(self._target, table))
-        )
+        path = table_path(self._target, table)
+        rows = self._checked.rows(self._session, path, self._cut.tables[table])
         return (
             rows.where(f"{DELETED_AT} IS NULL").drop(DELETED_AT)
             if (DELETED_AT in rows.columns)

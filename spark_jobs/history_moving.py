@@ -46,9 +46,9 @@ class Histories:
     def move(self, lake: SourceLake, step: Step) -> None:
         """Bring a table's history to the end of `step.through`. See `TableJob`."""
         shape = _shape(lake, step)
-        table = HistoryTable(lake.session, step.path, step.app_id)
+        table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)
         if step.above:
-            named = clash(shape, table.rows().columns)
+            named = clash(shape, table.columns())
             if named is not None:
                 raise TableError(
                     TableId.parse(step.table),

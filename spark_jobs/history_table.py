@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as f
 
 from ingestd.changes import UPDATE
+from spark_jobs.checked_tables import CheckedTables
 from spark_jobs.columns import RAW, col, needs_column_mapping, quoted
 from spark_jobs.commits import TABLE_PROPERTIES, settings, signed, size_bytes
 from spark_jobs.history_shape import ADDED, Shape, is_clashing
@@ -46,10 +46,15 @@ class HistoryTable:
     session: SparkSession
     path: str
     app_id: str
+    checked: CheckedTables = field(default_factory=CheckedTables)
 
     def rows(self) -> DataFrame:
         """Give the history's rows."""
-        return self.session.read.format("delta").load(self.path)
+        return self.checked.rows(self.session, self.path)
+
+    def columns(self) -> list[str]:
+        """Return the names of the history's columns."""
+        return self.checked.columns(self.session, self.path)
 
     def before(self, window: Window, shape: Shape, keys: DataFrame | None) -> DataFrame:
         """Give the versions that a window may change: those that do not end below it.
@@ -94,8 +99,8 @@ class HistoryTable:
         `changes`: versions, with the parts that tell them apart and `_cdc_goes`. Of one that goes,
         `_cdc_had` is the end it has in the table.
         """
-        target = DeltaTable.forPath(self.session, self.path)
-        names = self.rows().columns
+        target = self.checked.for_change(self.session, self.path)
+        names = self.columns()
         prefix = prefix_of(names)
         source = changes.select(*as_history(shape, prefix), *shape.part_names, "_cdc_had", GOES)
         lsn = f.col(f"t.{prefix}valid_to_lsn")
@@ -126,12 +131,12 @@ class HistoryTable:
         Each commit may be repeated, and what it has done is not done again: a run that was killed
         after any of them may be followed by this.
         """
-        there = {name.lower() for name in self.rows().columns}
+        there = {name.lower() for name in self.columns()}
         new = {n: kind for n, kind in shape.types.items() if n.lower() not in there}
         if new:
             with signed(self.session, signature, None):
                 self._add(new)
-        prefix = prefix_of(self.rows().columns)
+        prefix = prefix_of(self.columns())
         begins, seq, ends, ends_seq = (
             f"{prefix}{n}"
             for n in ("valid_from_lsn", "valid_from_seq", "valid_to_lsn", "valid_to_seq")
@@ -151,7 +156,7 @@ class HistoryTable:
             quoted(RAW): with_text(column, text),
         }
         with signed(self.session, signature, None):
-            DeltaTable.forPath(self.session, self.path).update(
+            self.checked.for_change(self.session, self.path).update(
                 f.expr(where) & lacks(column, value, text), values
             )
 

@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 
 from ingestd.errors import OperatorError
 from ingestd.positions import Lsn
+from spark_jobs.checked_tables import CheckedTables
 from spark_jobs.command import spark_uri
 from spark_jobs.cuts import find_cut
 from spark_jobs.history_shape import ADDED, UNCHANGED
@@ -88,7 +89,7 @@ def _history(spark: SparkSession, target: str, table: str) -> DataFrame:
     path = table_path(spark_uri(target), table)
     reason: AnalysisException | None = None
     try:
-        history = spark.read.format("delta").load(path)
+        history = CheckedTables().rows(spark, path)
         columns = history.columns  # (a Connect server is asked only now)
         if {f"{prefix_of(columns)}{name}" for name in ADDED}.issubset(columns):
             return history

@@ -17,6 +17,7 @@ from ingestd.errors import OperatorError
 from ingestd.schema import TableId
 from ingestd.sink.paths import Layout
 from ingestd.sink.registry import SCHEMA as TABLES_SCHEMA
+from spark_jobs.checked_tables import CheckedTables
 from spark_jobs.commits import current_version
 from spark_jobs.newest_files import NewestFiles
 from spark_jobs.registry import Registry
@@ -71,12 +72,20 @@ class SourceLake:
     """One source's tables in a lake. `uri` as Spark names it (`spark_jobs.command.spark_uri`).
 
     `unread_lsn`: of raw tables, rows up to this position are not read (files of them are gone).
+    `checked`: by what tables are read, those of a job's target as well.
     """
 
     def __init__(
-        self, session: SparkSession, uri: str, source: str, *, unread_lsn: int = -1
+        self,
+        session: SparkSession,
+        uri: str,
+        source: str,
+        *,
+        unread_lsn: int = -1,
+        checked: CheckedTables | None = None,
     ) -> None:
         self.unread_lsn = unread_lsn
+        self.checked = checked or CheckedTables()
         self.session = session
         self.source = source
         self.uri = uri.rstrip("/")
@@ -103,7 +112,7 @@ class SourceLake:
 
     def using(self, session: SparkSession) -> SourceLake:
         """Give the same lake, read in another session."""
-        return SourceLake(session, self.uri, self.source, unread_lsn=self.unread_lsn)
+        return self._but(session, self.unread_lsn)
 
     def above(self, lsn: int) -> SourceLake:
         """Give the same lake without the raw rows up to a position.
@@ -111,7 +120,12 @@ class SourceLake:
         Their files are not read (statistics of `_cdc_lsn`), but `_epochs` still has their number:
         whoever counts sees whether they are missed.
         """
-        return SourceLake(self.session, self.uri, self.source, unread_lsn=lsn)
+        return self._but(self.session, lsn)
+
+    def _but(self, session: SparkSession, unread_lsn: int) -> SourceLake:
+        return SourceLake(
+            session, self.uri, self.source, unread_lsn=unread_lsn, checked=self.checked
+        )
 
     def require(self) -> None:
         """Raise OperatorError unless a daemon has made this lake."""
@@ -144,7 +158,7 @@ class SourceLake:
         """Give the raw rows of the epochs above one and through another (inclusive).
 
         Files of other epochs are not read (statistics of `_cdc_epoch`). Raises AnalysisException if
-        there is no raw table.
+        there is no raw table, FolderError if its log names files of others.
         """
         epoch = f.col("_cdc_epoch")
         rows = self._load(self.raw_path(table)).where((epoch > above) & (epoch <= through))
@@ -170,4 +184,4 @@ class SourceLake:
         return [e.number for e in wanted if there.get(e.number, 0) < e.rows[table]]
 
     def _load(self, path: str) -> DataFrame:
-        return self.session.read.format("delta").load(path)
+        return self.checked.rows(self.session, path)

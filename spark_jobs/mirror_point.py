@@ -18,6 +18,7 @@ from pyspark.sql import functions as f
 
 from ingestd.errors import TransientError
 from ingestd.positions import Lsn
+from spark_jobs.checked_tables import CheckedTables
 from spark_jobs.commits import commits_above
 from spark_jobs.lake import SourceLake
 from spark_jobs.mirror_table import DELETED_AT
@@ -41,7 +42,7 @@ class EpochsAround:
 
 def epochs_around(lake: SourceLake, lsn: Lsn) -> EpochsAround:
     """Find L among the epochs of a lake that has everything below L. Spark job."""
-    epochs = lake.session.read.format("delta").load(lake.epochs_path)
+    epochs = lake.checked.rows(lake.session, lake.epochs_path)
     above = f.col("end_lsn") > int(lsn)
     [row] = epochs.agg(
         f.max(f.when(~above, f.col("epoch"))).alias("below"),
@@ -64,7 +65,7 @@ class MirrorRow:
 def mirror_row(session: SparkSession, target: str, epoch: int) -> MirrorRow | None:
     """Give the first row of `_mirror` at or above an epoch; None if there is none. Spark job."""
     try:
-        rows = session.read.format("delta").load(f"{target}/{MIRRORS}")
+        rows = CheckedTables().rows(session, f"{target}/{MIRRORS}")
     except AnalysisException:
         return None
     found = rows.where(f.col("epoch") >= epoch).orderBy("epoch").limit(1).collect()
@@ -92,7 +93,7 @@ def newest_version(session: SparkSession, path: str, recorded: int, epoch: int) 
 
 def mirror_rows(session: SparkSession, path: str, version: int) -> DataFrame:
     """Give the rows of a mirror at a version that count: not those that were deleted softly."""
-    rows = session.read.format("delta").option("versionAsOf", version).load(path)
+    rows = CheckedTables().rows(session, path, version)
     if DELETED_AT in rows.columns:
         rows = rows.where(f"{DELETED_AT} IS NULL")
     return rows

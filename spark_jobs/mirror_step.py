@@ -42,7 +42,7 @@ class MirrorStep:
 
     def ensure_same_kind(self) -> None:
         """Raise TableError if the mirror is not one that this step can go on with."""
-        there = self.mirror.rows().columns
+        there = self.mirror.columns()
         if not {k.name for k in self.key}.issubset(there):
             raise self.fault(
                 "its key has another type now, in a column of its own",

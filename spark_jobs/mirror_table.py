@@ -15,6 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
+from spark_jobs.checked_tables import CheckedTables
 from spark_jobs.columns import (
     RAW,
     RAW_TYPE,
@@ -88,6 +89,7 @@ class MirrorTable:
     app_id: str
     soft_deletes: bool = False
     files: MirrorFiles = field(default_factory=MirrorFiles)
+    checked: CheckedTables = field(default_factory=CheckedTables)
 
     @property
     def is_there(self) -> bool:
@@ -96,7 +98,15 @@ class MirrorTable:
 
     def rows(self) -> DataFrame:
         """Give the mirror's rows."""
-        return self.session.read.format("delta").load(self.path)
+        return self.checked.rows(self.session, self.path)
+
+    def columns(self) -> list[str]:
+        """Return the names of the mirror's columns."""
+        return self.checked.columns(self.session, self.path)
+
+    def for_change(self) -> DeltaTable:
+        """Return the mirror to be changed by Spark now."""
+        return self.checked.for_change(self.session, self.path)
 
     def create(
         self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], signature: Signature
@@ -208,7 +218,7 @@ class MirrorTable:
         columns, unsent = outcomes.columns, outcomes.unsent
         same = same_key(outcomes.key, "t", "s")
         merge = (
-            DeltaTable.forPath(self.session, self.path)
+            self.for_change()
             .alias("t")
             .merge(
                 outcomes.rows.alias("s"), same if outcomes.near is None else same & outcomes.near
@@ -224,7 +234,7 @@ class MirrorTable:
         if self.soft_deletes:
             new[DELETED_AT] = f.lit(None).cast("timestamp")
         # What the source does not have any more, or has in another column now, is not its value.
-        past = set(self.rows().columns) - new.keys()
+        past = set(self.columns()) - new.keys()
         dropped = {name: f.lit(None) for name in past}
         changed = new | dropped | {name: _unless_kept(name) for name in unsent if name in new}
         if unsent:
@@ -273,7 +283,7 @@ class MirrorTable:
 
         Each step may be repeated.
         """
-        there = {name.lower() for name in self.rows().columns}
+        there = {name.lower() for name in self.columns()}
         new = [c for c in columns if c.name.lower() not in there]
         if new:
             with signed(self.session, signature, None):
@@ -299,7 +309,7 @@ class MirrorTable:
         for column in columns:
             value, text = missing_value(column)
             values = {column.name: value, RAW: with_text(column, text)}
-            DeltaTable.forPath(self.session, self.path).update(
+            self.for_change().update(
                 (col("_cdc_lsn") < column.since_lsn) & lacks(column, value, text), _quoted(values)
             )
 

@@ -18,7 +18,7 @@ a table without a key                   as many equal rows less or more (`multis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -86,7 +86,9 @@ class Mirroring:
 
     def move(self, lake: SourceLake, step: Step) -> None:
         """See `spark_jobs.table_moves.TableJob`."""
-        mirror = MirrorTable(lake.session, step.path, step.app_id, self.soft_deletes, self.files)
+        mirror = MirrorTable(
+            lake.session, step.path, step.app_id, self.soft_deletes, self.files, lake.checked
+        )
         try:
             _Move(lake, step, mirror).run()
         except AnalysisException as error:
@@ -264,7 +266,7 @@ class _Move(MirrorStep):
         if folded is None:
             self._move_many()
             return
-        outcomes = borrow(folded, self.mirror.rows(), self.key)
+        outcomes = borrow(folded, self.mirror.rows, self.key)
         in_driver = self.mirror.in_driver(self.step.above)
         if in_driver is not None and in_driver.apply(outcomes, key, self.step.signature):
             return
@@ -292,16 +294,18 @@ class _Move(MirrorStep):
         shaped = self._shaped(changes)
         if seen.read_from is not None:
             shaped = self._without_overtaken(shaped, seen.read_from)
-        outcomes = self._folded(shaped, seen, self.mirror.rows())
+        outcomes = self._folded(shaped, seen, self.mirror.rows)
         self.mirror.apply(
             Outcomes(outcomes, self.columns, self.key, unsent=seen.unsent, nbytes=self.step.nbytes),
             self.step.signature,
         )
 
-    def _folded(self, changes: DataFrame, seen: Survey, before: DataFrame | None) -> DataFrame:
+    def _folded(
+        self, changes: DataFrame, seen: Survey, before: Callable[[], DataFrame] | None
+    ) -> DataFrame:
         """Fold by Spark; rows that took values along from key to key are folded here.
 
-        `before`: the rows that there were, None for none.
+        `before` gives the rows that there were, None for none.
         """
         self.ensure_same_key(seen.changed_from)
         outcomes = fold_in_spark(changes, self.columns, self.key, seen)
@@ -311,7 +315,7 @@ class _Move(MirrorStep):
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
         folded = fold_changes(linked, names, key)
         local = self.mirror.session.createDataFrame(
-            borrow(folded, outcomes.limit(0) if before is None else before, self.key)
+            borrow(folded, before or (lambda: outcomes.limit(0)), self.key)
         )
         same = same_key(self.key, "s", "k")
         chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")

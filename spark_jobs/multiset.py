@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as f
 
 from spark_jobs.bulk_folding import old_texts
@@ -80,7 +79,7 @@ def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], st
     source = less.select("*").unionByName(new.withColumn(_TEXT, nobody))
     names = [*(c.name for c in columns), RAW, *_POSITION]
     merge = (
-        DeltaTable.forPath(table.session, table.path)
+        table.for_change()
         .alias("t")
         .merge(source.alias("s"), _text_of(columns, "t") == col(_TEXT, "s"))
         .whenMatchedDelete()

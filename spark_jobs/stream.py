@@ -31,7 +31,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from ingestd.config import included
-from ingestd.errors import IngestdError, OperatorError, TableError, did_you_mean_table
+from ingestd.errors import (
+    FolderError,
+    IngestdError,
+    OperatorError,
+    TableError,
+    did_you_mean_table,
+)
 from ingestd.recorded import TableState
 from ingestd.schema import TableId
 from spark_jobs.commits import current_version
@@ -323,6 +329,8 @@ class EpochStream:
                 self._log.info("table.resumed", table=table, epoch=through.number)
         except TableError as error:
             self._stop(table, error)
+        except FolderError as error:
+            self._stop(table, TableError(TableId.parse(table), error.what, remedy=error.remedy))
         except IngestdError:
             raise
         except (PySparkException, Py4JError) as error:

@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ingestd.errors import TableChangedError, TableError
+from ingestd.errors import FolderError, TableChangedError, TableError
 from ingestd.recorded import TableState
 from ingestd.schema import Table
 from spark_jobs.differences import (
@@ -84,6 +84,9 @@ class TableComparison:
             return self._compare(table)
         except TableError as error:
             return TableResult(str(table.id), State.NOT_COMPARED, fault=error)
+        except FolderError as error:
+            fault = TableError(table.id, error.what, remedy=error.remedy)
+            return TableResult(str(table.id), State.NOT_COMPARED, fault=fault)
 
     def _compare(self, table: Table) -> TableResult:
         definition = self._definition(table)

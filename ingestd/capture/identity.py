@@ -24,16 +24,16 @@ from ingestd.schema import Table, TableId
 
 _PARTITIONS = """
 WITH RECURSIVE tree AS (
-  SELECT c.oid AS root, c.oid, c.relkind
+  SELECT c.oid AS root, c.oid AS parent, c.oid, c.relkind
     FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
   UNION ALL
-  SELECT t.root, c.oid, c.relkind FROM tree t
+  SELECT t.root, t.oid, c.oid, c.relkind FROM tree t
     JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
     JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
    WHERE t.relkind = 'p'),
 leaf AS (
   SELECT t.root, n.nspname::text AS schema, c.relname::text AS name, c.relreplident = 'f' AS whole,
-         c.relpersistence = 'u' AS unlogged, c.relkind = 'f' AS "foreign",
+         c.relpersistence = 'u' AS unlogged, c.relkind = 'f' AS "foreign", t.parent,
          ARRAY(SELECT a.attname::text FROM pg_catalog.pg_index i
                  JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid
                   AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
@@ -45,8 +45,11 @@ leaf AS (
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
    WHERE c.relkind <> 'p')
 SELECT DISTINCT ON (root, whole, columns, unlogged, "foreign")
-       root::int8, schema, name, whole, columns, unlogged, "foreign"
-  FROM leaf ORDER BY root, whole, columns, unlogged, "foreign", schema, name
+       root::int8, schema, name, whole, columns, unlogged, "foreign",
+       pn.nspname::text, p.relname::text
+  FROM leaf JOIN pg_catalog.pg_class p ON p.oid = parent
+  JOIN pg_catalog.pg_namespace pn ON pn.oid = p.relnamespace
+ ORDER BY root, whole, columns, unlogged, "foreign", schema, name
 """
 _UNSENT_KEY = "its replica identity has generated column {!r}, which is not published"
 _ADD_KEY = "add a primary key without generated columns; then "
@@ -70,6 +73,7 @@ class Partition:
     columns: frozenset[str]
     unlogged: bool = False
     foreign: bool = False
+    parent: TableId | None = None
 
     @property
     def is_unidentified(self) -> bool:
@@ -103,9 +107,9 @@ async def list_partitions(
     """Give the partitions of these tables (OIDs), one of those that are the same."""
     cursor = await connection.execute(_PARTITIONS, (list(tables),))
     found: dict[int, tuple[Partition, ...]] = {}
-    for root, schema, name, whole, columns, unlogged, foreign in await cursor.fetchall():
-        table = TableId(schema, name)
-        partition = Partition(table, whole, frozenset(columns), unlogged, foreign)
+    for root, schema, name, whole, columns, unlogged, foreign, *above in await cursor.fetchall():
+        table, parent = TableId(schema, name), TableId(*above)
+        partition = Partition(table, whole, frozenset(columns), unlogged, foreign, parent)
         found[root] = (*found.get(root, ()), partition)
     return found
 
@@ -173,7 +177,8 @@ def _unlogged(table: Table, sending: Sending) -> TableError | None:
             remedy = f"ALTER TABLE {quoted} SET LOGGED;"
         elif partition.foreign:
             what = "is a foreign table: its changes are not in this server's WAL"
-            remedy = f"ALTER TABLE {_quoted(table.id)} DETACH PARTITION {quoted};"
+            parent = _quoted(partition.parent or table.id)
+            remedy = f"ALTER TABLE {parent} DETACH PARTITION {quoted};"
         else:
             continue
         return TableError(table.id, f"partition {partition.id} {what}", remedy=remedy)

@@ -14,18 +14,20 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
 from ingestd.capture.names import name_bytes, name_from, odd_names
+from ingestd.capture.quoting import printed
 from ingestd.errors import TableChangedError, TableError
 from ingestd.schema import Table, TableId
 
 # Under the snapshot, so that the partitions are those of that point; the sizes are those of now.
 _TREE = """
 WITH RECURSIVE tree AS (
-  SELECT %(oid)s::oid AS oid
+  SELECT %(oid)s::oid AS oid, NULL::oid AS parent
   UNION ALL
-  SELECT i.inhrelid FROM tree t
+  SELECT i.inhrelid, t.oid FROM tree t
     JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
     JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
-SELECT c.oid::int8 AS oid, {schema} AS schema_bytes, {name} AS name_bytes,
+SELECT c.oid::int8 AS oid, tree.parent::int8 AS parent,
+       {schema} AS schema_bytes, {name} AS name_bytes,
        c.relkind::text AS kind, c.oid = %(oid)s::oid AS is_root,
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AS is_readable,
        coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::int8 AS file,
@@ -42,7 +44,7 @@ SELECT c.oid::int8 AS oid, {schema} AS schema_bytes, {name} AS name_bytes,
  ORDER BY c.oid
 """
 _QUERY = sql.SQL(_TREE).format(schema=name_bytes("n.nspname"), name=name_bytes("c.relname"))
-_TABLE, _PARTITIONED = "r", "p"
+_TABLE, _PARTITIONED, _FOREIGN = "r", "p", "f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class _Relation:
     """
 
     oid: int
+    parent: int | None
     schema_bytes: bytes
     name_bytes: bytes
     kind: str
@@ -111,8 +114,7 @@ async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf
 def _can_be_read(partition: _Relation) -> bool:
     """Whether a partition can be read without its root.
 
-    Not a foreign one, which has no blocks, nor one that no query can name; and who may read the
-    root may not always read its partitions.
+    Not one that no query can name; and who may read the root may not always read its partitions.
     """
     is_named = not odd_names(partition.schema, partition.name)
     return partition.kind == _TABLE and bool(partition.is_readable) and is_named
@@ -125,6 +127,19 @@ def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
     if root.kind not in {_TABLE, _PARTITIONED}:
         raise TableError(table, "is not a table", remedy="take it out of `tables`")
     leaves = [r for r in relations if r.kind != _PARTITIONED]
+    foreign = next((r for r in leaves if r.kind == _FOREIGN), None)
+    if foreign is not None:
+        [parent] = [r for r in relations if r.oid == foreign.parent]
+        detach = sql.SQL("ALTER TABLE {} DETACH PARTITION {};").format(
+            sql.Identifier(parent.schema, parent.name),
+            sql.Identifier(foreign.schema, foreign.name),
+        )
+        raise TableError(
+            table,
+            f"partition {TableId(foreign.schema, foreign.name)} is a foreign table: its rows are"
+            " another server's",
+            remedy=printed(detach),
+        )
     if root.kind == _PARTITIONED and not all(_can_be_read(r) for r in leaves):
         leaves = []
     if not leaves:

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from ingestd.capture.read_probe import read_fault
+from ingestd.capture.session import connect
+from ingestd.errors import TableError
 from ingestd.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
+from tests.integration.test_pages import table_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -225,7 +229,7 @@ def test_a_foreign_partition(database: Database, lake: Path, make_daemon: MakeDa
         *(*KEYLESS, *FULL),
         "CREATE FOREIGN DATA WRAPPER nothing",
         "CREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing",
-        "CREATE FOREIGN TABLE p_3 PARTITION OF p FOR VALUES FROM (200) TO (300) SERVER elsewhere",
+        "CREATE FOREIGN TABLE p_3 PARTITION OF p_2 FOR VALUES FROM (150) TO (160) SERVER elsewhere",
     )
     daemon = make_daemon(configured(database, lake))
     daemon.start()
@@ -234,6 +238,31 @@ def test_a_foreign_partition(database: Database, lake: Path, make_daemon: MakeDa
     assert "partition public.p_3 is a foreign table" in told
     psql(database, remedy)
     assert_captured(daemon, database, lake)
+
+
+async def test_foreign_partitions_are_not_read_and_those_that_inherit_are_no_part(
+    database: Database,
+) -> None:
+    """Their rows are another server's, in no snapshot of this one."""
+    database.execute(
+        *KEYLESS,
+        "CREATE FOREIGN DATA WRAPPER nothing",
+        "CREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing",
+        "CREATE TABLE parent (k int)",
+        "CREATE FOREIGN TABLE child () INHERITS (parent) SERVER elsewhere",
+        'CREATE FOREIGN TABLE "p ""3" PARTITION OF p_2 FOR VALUES FROM (150) TO (160)'
+        " SERVER elsewhere",
+    )
+    async with await connect(database.dsn) as connection:
+        fault = await read_fault(connection, await table_named(database, "p"), database.dsn)
+        assert isinstance(fault, TableError)
+        assert "is a foreign table: its rows are another server's" in fault.what
+        assert fault.remedy is not None
+        parent = await table_named(database, "parent")
+        assert await read_fault(connection, parent, database.dsn) is None
+        psql(database, fault.remedy)
+        table = await table_named(database, "p")
+        assert await read_fault(connection, table, database.dsn) is None
 
 
 @pytest.mark.thorough

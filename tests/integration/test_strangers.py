@@ -162,11 +162,15 @@ def test_the_demo_is_open_to_who_started_it_alone(
                 done = as_nobody(nobody, psql, "-Xw", *query[1:])
                 assert (done.returncode, done.stdout) == (2, "")
                 assert "Permission denied" in done.stderr
-                for port in listening(demo.pid):
+                own = int(str(conninfo_to_dict(query[1])["port"]))
+                for port in {own, *listening(demo.pid)}:
                     done = as_nobody(
                         nobody, psql, "-Xw", "-d", f"host=127.0.0.1 port={port} user=postgres"
                     )
-                    assert done.returncode == 2
+                    assert (done.returncode, done.stdout) == (2, "")
+                    # Not even a server that would ask for a password.
+                    assert not REFUSED.search(done.stderr), done.stderr
+                    assert port != own or "Connection refused" in done.stderr, done.stderr
             secret = Path(str(conninfo_to_dict(query[1])["passfile"])).read_text()
             secret = secret.rpartition(":")[2].strip()
             for path in (log, *folder.rglob("*")):

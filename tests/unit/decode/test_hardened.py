@@ -40,24 +40,43 @@ def test_the_extension_in_use_is_hardened() -> None:
     assert_hardened(path.read_bytes())
 
 
+def check_out(source: Path, umask: int) -> None:
+    """Copy what is built as a checkout with this umask has it; with 077 in another order, too."""
+    for part in PARTS if umask == 0o022 else reversed(PARTS):
+        if (ROOT / part).is_dir():
+            shutil.copytree(
+                ROOT / part, source / part, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+            )
+        else:
+            shutil.copy(ROOT / part, source / part)
+    for number, path in enumerate(sorted(source.rglob("*"), reverse=umask != 0o022)):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        os.utime(path, (number * 60.0, number * 60.0))
+
+
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_two_builds_in_two_places_are_the_same(tmp_path: Path) -> None:
+    """The whole wheel: of other folders, umasks, times and order of files, languages, zones."""
     wheels: list[Path] = []
-    for name in ("one", "another/of other length"):
+    builds: list[tuple[str, int, dict[str, str]]] = [
+        ("one", 0o022, {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "1"}),
+        ("another/of other length", 0o077, {"LC_ALL": "C", "TZ": "Asia/Tokyo", "LANG": "tr_TR"}),
+    ]
+    for name, umask, more in builds:
         source = tmp_path / name
         source.mkdir(parents=True)
-        for part in PARTS:
-            if (ROOT / part).is_dir():
-                shutil.copytree(
-                    ROOT / part, source / part, ignore=shutil.ignore_patterns("*.so", "__pycache__")
-                )
-            else:
-                shutil.copy(ROOT / part, source / part)
+        check_out(source, umask)
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "out", "."]
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", **more}
         done = subprocess.run(
-            command, cwd=source, env=environment, capture_output=True, text=True, check=False
+            command,
+            cwd=source,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            umask=umask,
         )
         if "No matching distribution found for setuptools" in done.stderr:
             pytest.skip("setuptools can't be fetched")

@@ -1,0 +1,37 @@
+"""Spark reads Delta tables by `spark_jobs.checked_tables` alone: other ways follow any path."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import spark_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READ_OTHERWISE = {
+    "checked_tables": "it is the way",
+    "epoch_query": "a stream, whose rows say which file they are of",
+    "split_frame": "rows of the source, by a data source of its own",
+    "warm_up": "tables that it has just made",
+}
+
+
+def reads(source: str) -> Iterator[str]:
+    """Name what a module reads Delta tables by: sessions' readers, and tables to be changed."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Attribute):
+            continue
+        if node.attr in {"forPath", "forName", "read", "readStream", "inputFiles"}:
+            name = ast.unparse(node)
+            if node.attr != "read" or name.rpartition(".")[0].endswith(("session", "spark")):
+                yield f"line {node.lineno}: {name}"
+
+
+def test_delta_tables_are_read_one_way() -> None:
+    modules = Path(spark_jobs.__file__).parent.glob("*.py")
+    found = {path.stem: list(reads(path.read_text())) for path in modules}
+    reading = {name: lines for name, lines in found.items() if lines}
+    assert reading.keys() == READ_OTHERWISE.keys(), reading
