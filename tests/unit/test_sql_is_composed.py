@@ -26,7 +26,6 @@ MEANT = {
         "query_bytes(connection, query)",
     ): "composed, as bytes",
     ("ingestd/capture/names.py", "query"): "what its caller composed, in another encoding",
-    ("ingestd/capture/wal/libpq_reader.py", "command"): "what stream.py composed, as bytes",
 }
 """Arguments that are not literal, and why they may be given."""
 

@@ -4,7 +4,6 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-
 from ingestd.capture.socket_reader import _read_on
 
 if TYPE_CHECKING:
