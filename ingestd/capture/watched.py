@@ -132,7 +132,9 @@ class WatchedConnection(AsyncConnection[Any]):
         self._server = server
 
     def lend(self, borrower: Borrower) -> None:
-        """Have it released before this is closed; of several only the last is in use."""
+        """Have it released before this is closed. The one before it is released now."""
+        if self._borrower is not None:
+            self._borrower.release()
         self._borrower = borrower
 
     async def close(self) -> None:

@@ -69,8 +69,11 @@ class LibpqChannel:
             if size > 0:
                 return b"d", content
             self._is_copying = size == 0
-            return None if self._is_copying else (b"c", b"")
-        return None if self._is_over or pg.is_busy() else self._result(pg.get_result())
+        return (
+            None
+            if self._is_copying or self._is_over or pg.is_busy()
+            else self._result(pg.get_result())
+        )
 
     def _result(self, result: PGresult | None) -> tuple[bytes, bytes]:
         if result is None:
@@ -81,6 +84,7 @@ class LibpqChannel:
             return begins, b""
         if result.status == ExecStatus.FATAL_ERROR:
             return b"E", _fields(result)
+        self._is_over = result.status != ExecStatus.COMMAND_OK  # the server may wait for more
         return b"C", b""
 
     def read_turn(self, limit_s: float) -> list[bytes]:
