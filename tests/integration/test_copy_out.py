@@ -109,6 +109,25 @@ async def test_a_session_that_is_ended_is_an_operational_error(
         await copy.close()
 
 
+async def test_one_that_is_cancelled_leaves_its_connection_to_others(
+    database: Database, dsn: str
+) -> None:
+    connection = await connect(dsn)
+    copy = CopyOut(connection)
+    rows = f"SELECT repeat('x', 1000) FROM generate_series(1, 100000) {ASLEEP}"
+    async with asyncio.timeout(LIMIT_S):
+        for _ in range(2):
+            reading = asyncio.create_task(read(copy, rows))
+            await await_sleep(database, connection.info.backend_pid)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await connection.cancel_safe()
+            await copy.drain()
+            row = await (await connection.execute("SELECT repeat('y', 40000)")).fetchone()
+            assert row == ("y" * 40_000,)
+        await copy.close()
+
+
 @pytest.mark.parametrize("begun", [False, True])
 async def test_one_that_is_closed_under_way_ends_at_the_server(
     database: Database, dsn: str, *, begun: bool

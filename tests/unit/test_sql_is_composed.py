@@ -19,6 +19,10 @@ MEANT = {
         "ingestd/capture/control.py",
         "connection.pgconn",
     ): "a generator of psycopg's, not a statement",
+    (
+        "ingestd/capture/channels/libpq.py",
+        r"content.removesuffix(b'\x00')",
+    ): "what stream.py and copy_out.py composed, as bytes",
     ("ingestd/capture/copy_out.py", "query_bytes(self._connection, query)"): "composed, as bytes",
     ("ingestd/capture/key_splits.py", "query_bytes(connection, query)"): "composed, as bytes",
     (

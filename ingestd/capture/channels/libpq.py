@@ -21,6 +21,9 @@ from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.wire import HEADER_BYTES
 
 _HEADER = struct.Struct(">ci")
+_MOST_READS = 2
+"""libpq's buffer has room for half of the largest record at least; the rest of one does not make
+the socket readable."""
 _BEGINS = {ExecStatus.COPY_OUT: b"H", ExecStatus.COPY_BOTH: b"W"}
 
 
@@ -47,20 +50,26 @@ class LibpqChannel:
         with self._lock:
             if (pg := self._pg) is None:
                 raise EOFError
-            fault: psycopg.Error | None = None
+            pieces: list[Any] = []
+            try:
+                self._take(pg, pieces)
+            except psycopg.OperationalError:
+                if not pieces:  # else the next call raises it
+                    raise
+            return b"".join(pieces)
+
+    def _take(self, pg: PGconn, pieces: list[Any]) -> None:
+        """Take the messages that have come. A call of `consume_input` may read only one record."""
+        nbytes = idle = 0
+        while nbytes < PIECE_BYTES and idle < _MOST_READS:
+            idle = 0 if self._wait(0) else idle + 1
             try:
                 pg.consume_input()
-            except psycopg.OperationalError as error:
-                fault = error
-            pieces: list[Any] = []
-            nbytes = 0
-            while nbytes < PIECE_BYTES and (found := self._next(pg)) is not None:
-                kind, content = found
-                pieces += [_HEADER.pack(kind, len(content) + 4), content]
-                nbytes += HEADER_BYTES + len(content)
-            if fault is not None and not pieces:
-                raise fault
-            return b"".join(pieces)
+            finally:  # what came before the end, and what the server said of it
+                while (found := self._next(pg)) is not None:
+                    kind, content = found
+                    pieces += [_HEADER.pack(kind, len(content) + 4), content]
+                    nbytes += HEADER_BYTES + len(content)
 
     def _next(self, pg: PGconn) -> tuple[bytes, Any] | None:
         """Return the next message; None if none has come. Raises psycopg.OperationalError."""
@@ -91,10 +100,11 @@ class LibpqChannel:
         """Read for a turn."""
         return read_turn(self.read, self._wait, limit_s)
 
-    def _wait(self, limit_s: float) -> None:
+    def _wait(self, limit_s: float) -> bool:
+        """Return whether the socket is readable, at the latest when the time is over."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        poll.poll(limit_s * 1000)
+        return bool(poll.poll(limit_s * 1000))
 
     def write(self, data: bytes) -> int:
         """Have libpq send a message; what was not taken has to be given again as it is."""
