@@ -26,6 +26,7 @@ from tests.harness.certificates import Authority
 from tests.harness.channels import encrypted
 from tests.harness.databases import fresh_database
 from tests.harness.flaky_network import FlakyNetwork
+from tests.harness.poolers import pooler_of
 from tests.harness.tls_proxy import ENDS, TlsProxy
 from tests.harness.tls_servers import NAME
 
@@ -207,6 +208,20 @@ async def test_the_first_of_several_hosts_that_is_there_is_read(
         port=f"1,{secure.server.port}",
     )
     await assert_reads(dsn)
+
+
+async def test_a_pooler_that_speaks_tls_is_read(database: Database, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with pooler_of(database, "session", certified=authority.sign("pooler", NAME)) as pooler:
+        await assert_reads(
+            make_conninfo(
+                pooler.dsn,
+                host=NAME,
+                hostaddr="127.0.0.1",
+                sslmode="verify-full",
+                sslrootcert=str(authority.cert),
+            )
+        )
 
 
 async def test_without_openssls_functions_libpq_reads(

@@ -23,7 +23,6 @@ MEANT = {
         "ingestd/capture/channels/libpq.py",
         r"content.removesuffix(b'\x00')",
     ): "what stream.py and copy_out.py composed, as bytes",
-    ("ingestd/capture/copy_out.py", "query_bytes(self._connection, query)"): "composed, as bytes",
     ("ingestd/capture/key_splits.py", "query_bytes(connection, query)"): "composed, as bytes",
     (
         "ingestd/capture/polling/key_pages.py",

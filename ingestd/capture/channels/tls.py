@@ -67,7 +67,7 @@ class TlsChannel:
         with self._lock:
             nbytes = 0 if self._fault else self._fill()
             if self._fault and not nbytes:
-                raise self._fault
+                raise self._fault.with_traceback(None)
             return ctypes.string_at(self._address, nbytes)
 
     def _fill(self) -> int:
@@ -116,7 +116,7 @@ class TlsChannel:
         """Write all or nothing; what was not taken has to be given again as it is."""
         with self._lock:
             if self._fault:
-                raise self._fault
+                raise self._fault.with_traceback(None)
             self._library.clear_errors()
             ctypes.set_errno(0)
             sent: int = self._library.write(self._ssl, data, len(data))
@@ -126,7 +126,7 @@ class TlsChannel:
             self._judge(sent)
             self.wants_write = wanted
             if self._fault:
-                raise self._fault
+                raise self._fault.with_traceback(None)
             return 0
 
     def release(self) -> None:
