@@ -78,6 +78,8 @@ async def test_one_copy_after_another_and_queries_between(dsn: str) -> None:
         assert row == ("", "asked")
         large = "SELECT repeat('d', 20000000) FROM generate_series(1, 3)"
         assert await read(copy, large) == [b"d" * 20_000_000 + b"\n"] * 3
+        long = f"SELECT length('{'q' * 5_000_000}')"  # sent in parts
+        assert await read(copy, long) == [b"5000000\n"]
         await copy.close()
     assert connection.closed
 
