@@ -109,6 +109,8 @@ MEANINGS: Mapping[str, str] = {
     "task.failed": "A task of the event loop ended by an error that nobody took. A fault of the"
     " program.",
     "thread.failed": "A thread ended by an error. A fault of the program.",
+    "tls.read_by_libpq": "Functions of libpq or its OpenSSL were not found, so libpq reads over TLS:"
+    " it buffers each row as a whole, however large. Once, at the level `debug`.",
     "tls.weak": "The DSN asks for less than a verified server: it could be anyone.",
     "watch.refused": "The server takes no second connection that could be asked what the first one"
     " does, so a connection that hangs alone is not noticed; a server that is out of reach is. Once.",

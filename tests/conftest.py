@@ -7,6 +7,8 @@
     Don't stop it: take `own_postgres`.
     With INGESTD_TEST_HOSTILE=1 each database has the schema of `tests.harness.hostile` first in
     everybody's path, but for the tests' own sessions; no test may have anything of it called.
+``secure``
+    session: a running `TlsServer`, which has a certificate. Don't stop it.
 ``own_postgres``
     function: a server of the test's own, running, to be stopped, killed and set otherwise.
 ``database``
@@ -54,6 +56,7 @@ from tests.harness.attacks import mark_attacks, report_lines
 from tests.harness.databases import Database, fresh_database
 from tests.harness.hostile import hostile_calls, make_hostile_schema, set_hostile_path
 from tests.harness.servers import running_server
+from tests.harness.tls_servers import TlsServer, tls_server
 from tests.harness.workload import create_schema
 
 if TYPE_CHECKING:
@@ -175,6 +178,12 @@ def postgres_bindir() -> Path:
 @pytest.fixture(scope="session")
 def postgres(postgres_bindir: Path) -> Iterator[PostgresServer]:
     with running_server(postgres_bindir, _FAST) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def secure() -> Iterator[TlsServer]:
+    with tls_server() as server:
         yield server
 
 

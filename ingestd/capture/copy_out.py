@@ -1,47 +1,41 @@
-"""COPY TO STDOUT as blocks of whole CopyData messages.
+"""COPY TO STDOUT read past libpq, which would take a call for each row and hold each as a whole.
 
-Source: PostgreSQL documentation, "Message Flow", COPY Operations; libpq, "Functions Associated with
-the COPY Command".
+Between two COPYs libpq has the connection, and knows nothing of them. Source: PostgreSQL
+documentation, "Message Flow", COPY Operations.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus
-from psycopg.pq.abc import PGconn, PGresult
 
-from ingestd.capture.readiness import readable, writable
+from ingestd.capture.channels.opening import Channels
+from ingestd.capture.copy_reader import CopyReader, fault_of
+from ingestd.capture.faults import lost
 from ingestd.capture.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.encodings import Encoding
+from ingestd.decode.shortening import Passed, Shortener
+from ingestd.decode.wire import ERROR, MOST_BYTES, READY, Cut
 from ingestd.errors import ProtocolError
 
-BLOCK_BYTES = 4 << 20
-"""How much is collected into a block."""
+CANCEL_LIMIT_S = 2.0
 LARGE_BLOCK_BYTES = 64 << 20
 """A larger block has one large row: it is done with before the next is read."""
-BLOCK_MESSAGES = 1 << 16
-"""Each message is an object while it is collected, which outweighs a short one."""
-INPUT_BUFFER_BYTES = 1 << 20
-"""What libpq's input buffer is grown to, so that one wake-up reads many messages."""
-_TURN_MESSAGES = 4096
-"""So many are taken before other tasks have their turn (some ms)."""
-CANCEL_LIMIT_S = 2.0
+_LINGER_S = 0.05
+"""How long it is waited for a block to become full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """CopyData messages joined in one buffer; `starts` and `ends` (int64) cut it.
+    """CopyData messages in one buffer; `starts` and `ends` (int64) cut it.
 
     `passed_bytes`: of the largest that was too large to be held, or is and has begun.
     """
@@ -59,111 +53,147 @@ class Block:
 
 
 class CopyOut:
-    """One COPY on a connection that belongs to it from now on. `close` it always.
+    """One COPY after another on a connection that belongs to it from now on.
 
-    Raises psycopg.Error; ProtocolError if the server does not follow the command by a COPY.
+    `close` it always. Raises psycopg.Error; ProtocolError. A row of more than `limit_bytes` is not
+    held: see `CopyReader`.
     """
 
-    def __init__(self, connection: WatchedConnection) -> None:
+    def __init__(
+        self,
+        connection: WatchedConnection,
+        *,
+        limit_bytes: int = MOST_BYTES,
+        shortener: Callable[[], Shortener] = Passed,
+    ) -> None:
         self._connection = connection
-        self._pg: PGconn = connection.pgconn
-        self._is_running = False
-        self._is_copying = False
+        self._channels = Channels(connection)
+        self._limit_bytes = limit_bytes
+        self._shortener = shortener
+        self._reader: CopyReader | None = None
+        self._last: tuple[int, bytes] | None = None
+        self._taking: asyncio.Task[tuple[bytes, Cut]] | None = None
 
     @property
     def encoding(self) -> Encoding | None:
         """What texts come in; None for UTF-8."""
         return sent_encoding(self._connection)
 
-    async def start(self, query: sql.Composed, *, is_small: bool = False) -> None:
-        """Send the command; return when data may come. `is_small`: for less than a buffer."""
-        if not is_small:
-            await self._connection.execute(
-                sql.SQL("SELECT pg_catalog.repeat('x', {})").format(INPUT_BUFFER_BYTES)
-            )
+    async def start(self, query: sql.Composed) -> None:
+        """Send the command; return when data may come."""
         await read_bytes_as_they_are(self._connection)
-        self._pg.send_query(query_bytes(self._connection, query))
-        self._is_running = True
-        while self._pg.flush():
-            await writable(self._pg.socket)
-        result = await self._result()
-        if result is None or result.status != ExecStatus.COPY_OUT:
-            raise _fault(result)
-        self._is_copying = True
+        self._last = None
+        with self._expecting():
+            self._reader = CopyReader(
+                await self._channels.open(),
+                limit_bytes=self._limit_bytes,
+                shortener=self._shortener,
+            )
+            try:
+                await self._reader.start(query_bytes(self._connection, query))
+            except psycopg.Error:
+                self._last = ERROR, b""
+                raise
 
     async def read_block(self) -> Block:
         """Give the next block, which may be empty if it is the last."""
-        take = self._pg.get_copy_data
-        messages: list[Any] = []
-        append = messages.append
-        nbytes, turn = 0, _TURN_MESSAGES
-        while nbytes < BLOCK_BYTES and len(messages) < BLOCK_MESSAGES:
-            size, message = take(1)
-            if size > 0:
-                append(message)
-                nbytes += size
-                if len(messages) >= turn:
-                    turn += _TURN_MESSAGES
-                    await asyncio.sleep(0)
-            elif size == 0:
-                await self._more()
-            else:
-                self._is_copying = False
-                await self._end()
-                return await asyncio.to_thread(_join, messages, is_last=True)
-        return await asyncio.to_thread(_join, messages, is_last=False)
-
-    async def close(self) -> None:
-        """Stop the COPY if it runs, and close the connection. Twice is fine."""
-        try:
-            if self._is_running and not self._connection.closed:
-                self._is_running = False
-                with contextlib.suppress(psycopg.Error):  # the server may be gone as well
-                    await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
-        finally:
-            await self._connection.close()
+        assert self._reader is not None
+        buffer, found = await self._next(self._reader)
+        passed = found.passed_bytes
+        if found.last is None:
+            return Block(buffer, found.starts, found.ends, is_last=False, passed_bytes=passed)
+        await self._end(self._reader, found.last)
+        return Block(buffer, found.starts, found.ends, is_last=True, passed_bytes=passed)
 
     async def drain(self) -> None:
         """Take what follows an error or a cancel, so that the connection can be used again."""
-        while True:
-            while self._is_copying:
-                size, _ = self._pg.get_copy_data(1)
-                if size == 0:
-                    await self._more()
-                self._is_copying = size >= 0
-            result = await self._result()
-            if result is None:
-                break
-            self._is_copying = result.status == ExecStatus.COPY_OUT
-        self._is_running = False
+        reader = self._reader
+        if reader is None:
+            return
+        last = self._last
+        while last is None:
+            _, found = await self._next(reader)
+            last = found.last
+        while last[0] != READY:
+            last = await self._after(reader)
+        await self._finish(reader)
 
-    async def _end(self) -> None:
-        """Take what follows the data: an error, or the command's end."""
-        while (result := await self._result()) is not None:
-            if result.status != ExecStatus.COMMAND_OK:
-                raise _fault(result)
-        self._is_running = False
+    async def _end(self, reader: CopyReader, last: tuple[int, bytes]) -> None:
+        """Take what follows the data. Raises psycopg.Error."""
+        while last[0] != READY:
+            if last[0] == ERROR:
+                self._last = last
+                raise fault_of(last)
+            last = await self._after(reader)
+        await self._finish(reader)
         await read_bytes_as_they_are(self._connection, yes=False)
 
-    async def _result(self) -> PGresult | None:
-        while self._pg.is_busy():
-            await self._more()
-        return self._pg.get_result()
+    async def _after(self, reader: CopyReader) -> tuple[int, bytes]:
+        """Return the message that follows one of those that end the data."""
+        _, after = await self._next(reader, has_more=True)
+        if after.last is None:
+            msg = "rows after the end of a COPY"
+            raise ProtocolError(msg)
+        return after.last
 
-    async def _more(self) -> None:
-        """Take what comes next; waits for it."""
+    async def _finish(self, reader: CopyReader) -> None:
+        await reader.close()
+        self._reader = None
+
+    async def close(self) -> None:
+        """Stop the COPY if one runs, and close the connection. Twice is fine."""
+        try:
+            if self._reader is not None and not self._connection.closed:
+                with contextlib.suppress(psycopg.Error):  # the server may be gone as well
+                    await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+        finally:
+            try:
+                if self._taking is not None:
+                    self._taking.cancel()
+                    await asyncio.wait([self._taking])
+                if self._reader is not None:
+                    await self._reader.close()
+            finally:
+                await self._connection.close()
+
+    async def _next(self, reader: CopyReader, *, has_more: bool = False) -> tuple[bytes, Cut]:
+        """Return whole rows, what ends them, or that one is too large; waits until they have come.
+
+        `has_more`: some of what has come may not be cut yet, because an end came before it. If this
+        is cancelled, the next call returns what comes meanwhile: `drain` misses no end.
+        """
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take(reader, has_more=has_more))
+        try:
+            found = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._taking = None
+            raise
+        self._taking = None
+        return found
+
+    async def _take(self, reader: CopyReader, *, has_more: bool) -> tuple[bytes, Cut]:
+        while True:
+            fault = None
+            if not has_more:
+                try:
+                    with self._expecting():
+                        await reader.collect(_LINGER_S)
+                except psycopg.OperationalError as error:
+                    fault = error  # the server may have said why before it closed
+            buffer, found = await asyncio.to_thread(reader.taken().cut)
+            if len(found.starts) or found.last is not None or found.passed_bytes:
+                return buffer, found
+            if fault is not None:
+                raise fault
+            has_more = False
+
+    @contextlib.contextmanager
+    def _expecting(self) -> Iterator[None]:
         with self._connection.expecting():
-            await readable(self._pg.socket)
-        self._pg.consume_input()
-
-
-def _fault(result: PGresult | None) -> Exception:
-    if result is not None and result.status == ExecStatus.FATAL_ERROR:
-        return error_from_result(result, encoding="utf-8")
-    return ProtocolError("the server did not answer COPY as the protocol says")
-
-
-def _join(messages: Sequence[memoryview], *, is_last: bool) -> Block:
-    lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-    ends = np.cumsum(lengths)
-    return Block(b"".join(messages), ends - lengths, ends, is_last)
+            try:
+                yield
+            except (EOFError, OSError) as error:
+                raise psycopg.OperationalError(lost(error)) from error

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from ingestd.capture.blocks import BlockRange
-from ingestd.capture.copy_out import INPUT_BUFFER_BYTES, LARGE_BLOCK_BYTES, Block, CopyOut
+from ingestd.capture.copy_out import LARGE_BLOCK_BYTES, Block, CopyOut
 from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.capture.key_list import KeyedRelation, KeyList
 from ingestd.capture.session import connect
-from ingestd.capture.socket_copy import SocketCopy, open_copy
 from ingestd.capture.splits import LOCK_TIMEOUT_S, snapshot_error
 from ingestd.capture.views import Place, View
 from ingestd.changes import TableBatch, change_schema
@@ -77,10 +76,9 @@ class TablePages:
         if blocks.is_whole and not blocks.oid:  # cut by an earlier version
             blocks = replace(blocks, oid=split.table.oid)
         self._blocks = blocks
-        self._is_small = split.estimated_bytes < INPUT_BUFFER_BYTES
         self._view = view
         self._entered = entered
-        self._copy: CopyOut | SocketCopy | None = None
+        self._copy: CopyOut | None = None
         self._encoding: Encoding | None = None
         self._reading: asyncio.Task[Block] | None = None
 
@@ -184,7 +182,7 @@ class TablePages:
         connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
         try:
             place = await self._view.enter(connection, self._table, blocks)
-            self._copy = await open_copy(connection, limit_bytes=self._row_limit_bytes)
+            self._copy = CopyOut(connection, limit_bytes=self._row_limit_bytes)
         except BaseException:
             await connection.close()
             raise
@@ -197,7 +195,7 @@ class TablePages:
     ) -> AsyncGenerator[TableBatch, None]:
         copy = self._copy
         assert copy is not None
-        await copy.start(query, is_small=self._is_small)
+        await copy.start(query)
         self._reading = asyncio.create_task(copy.read_block())
         while (reading := self._reading) is not None:
             block = await reading

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
-from typing import Any, LiteralString, TypeVar
+from typing import Any, LiteralString, Protocol, TypeVar
 
 import psycopg
 import structlog
@@ -92,11 +92,21 @@ class Server:
         return found.place != self.place or found.started_us < self.now_us
 
 
+class Borrower(Protocol):
+    """Who uses what a connection frees when it is closed."""
+
+    def release(self) -> None:
+        """Use it no more, from the return on, in any thread. Twice is fine."""
+        ...
+
+
 class WatchedConnection(AsyncConnection[Any]):
     """A connection that is cut when an answer can't be expected any more.
 
     `watch` it as soon as it is made. `why_lost`: why it was cut, empty if it was not.
     """
+
+    _borrower: Borrower | None = None
 
     _elsewhere: Mapping[str, Any] | None = None
     _pid = 0
@@ -120,6 +130,19 @@ class WatchedConnection(AsyncConnection[Any]):
         """Take which process of which server it is: a pooler tells another."""
         self._pid = pid
         self._server = server
+
+    def lend(self, borrower: Borrower) -> None:
+        """Have it released before this is closed. The one before it is released now."""
+        if self._borrower is not None:
+            self._borrower.release()
+        self._borrower = borrower
+
+    async def close(self) -> None:
+        """Close it, once nobody uses what that frees."""
+        if self._borrower is not None:
+            self._borrower.release()
+            self._borrower = None
+        await super().close()
 
     async def wait(self, gen: PQGen[_T], *args: Any, **kwargs: Any) -> _T:  # noqa: ANN401
         """Wait as psycopg does, for every query and every row."""

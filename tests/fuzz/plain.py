@@ -92,27 +92,6 @@ def _row(message: bytes, columns: int) -> list[bytes | None]:
     return fields
 
 
-def packed_messages(messages: Sequence[bytes]) -> list[bytes]:
-    """Give the messages that a server packed into rows of (bytes, lengths)."""
-    found = []
-    for joined, lengths in copied_rows(messages, 2):
-        if joined is None or lengths is None:
-            raise Refused
-        dimensions, nulls, element, count, _ = struct.unpack_from(">iiiii", lengths)
-        if (dimensions, nulls, element) != (1, 0, 23) or len(lengths) != 20 + 8 * count:
-            raise Refused
-        at = 0
-        for i in range(count):
-            size, length = struct.unpack_from(">ii", lengths, 20 + 8 * i)
-            if size != 4 or length < 1:
-                raise Refused
-            found.append(joined[at : at + length])
-            at += length
-        if at != len(joined) or count < 1:
-            raise Refused
-    return found
-
-
 class PlainOrder:
     """Open transactions put back into commit order, message by message."""
 

@@ -124,7 +124,6 @@ def main() -> None:
         messages = _changes(connection, "plain", "1", "off")
         for number, group in enumerate(_groups(messages)):
             _save("stream", bytes([number % 4]) + input_of([group]))
-            _save_packed(group)
         _save_sockets(messages)
         for group in _groups(_changes(connection, "streamed", "2", "on")):
             _save("streamed", b"\1" + input_of([group]))
@@ -165,17 +164,6 @@ def _groups(messages: Sequence[bytes]) -> list[list[bytes]]:
         if is_end and message[:1] != b"A":
             found.append([])
     return [g for g in found if g]
-
-
-def _save_packed(group: Sequence[bytes]) -> None:
-    joined = b"".join(group)
-    lengths = struct.pack(">iiiii", 1, 0, 23, len(group), 1)
-    lengths += b"".join(struct.pack(">ii", 4, len(m)) for m in group)
-    row = struct.pack(">h", 2)
-    row += b"".join(struct.pack(">i", len(f)) + f for f in (joined, lengths))
-    header = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-    if len(row) < 1000:
-        _save("packed", input_of([[header + row, b"\xff\xff"]]))
 
 
 def _save_sockets(messages: Sequence[bytes]) -> None:

@@ -18,7 +18,6 @@ from ingestd.decode.cast import cast
 from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.copy import CopyDecoder
 from ingestd.decode.frames import split_frames
-from ingestd.decode.packed import PackedMessages
 from ingestd.decode.packing import Packing
 from ingestd.decode.relation import Relation, table_of
 from ingestd.decode.stream import StreamDecoder
@@ -34,7 +33,6 @@ from tests.fuzz.plain import (
     PlainOrder,
     copied_rows,
     frames,
-    packed_messages,
     socket_messages,
 )
 from tests.unit.decode.plain import Plain, Refused, typed
@@ -262,25 +260,6 @@ def _columnar(data: bytes, packing: Packing) -> bool:
     return True
 
 
-def packed(data: bytes) -> bool:
-    """CopyData messages of a backlog that the server packed."""
-    feeds = feeds_of(data)
-    expected = _plain(lambda: packed_messages([m for messages in feeds for m in messages]))
-    unpacker, found = PackedMessages(), []
-    try:
-        for messages in feeds:
-            buffer, starts, ends = laid_out(messages)
-            found += _messages(buffer, *unpacker.unpack(buffer, starts, ends))
-        unpacker.finish()
-    except ProtocolError:
-        assert expected is None
-        return False
-    if expected is None:
-        return False
-    assert found == expected
-    return True
-
-
 def values(data: bytes) -> bool:
     """A byte chooses the type, then come values of it."""
     if not data:
@@ -322,6 +301,5 @@ def _validate(batches: Sequence[TableBatch]) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    one.__name__: one
-    for one in (wire, replication, stream, streamed, copied, columnar, packed, values)
+    one.__name__: one for one in (wire, replication, stream, streamed, copied, columnar, values)
 }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CORPUS = Path(__file__).parent / "corpus"
-TRIES = {"wire": 2000, "replication": 2000, "packed": 2000, "values": 600}
+TRIES = {"wire": 2000, "replication": 2000, "values": 600}
 OTHERS = 150
 """How many inputs are made for a target that is slower."""
 
@@ -56,7 +56,6 @@ WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
     "stream": (Plain, "emit", lambda *_: None),
     "streamed": (PlainOrder, "feed", lambda *_: None),
     "copied": (targets, "copied_rows", lambda *_: []),
-    "packed": (targets, "packed_messages", lambda _: []),
     "values": (targets, "typed", lambda *_: "x"),
 }
 """By target: what makes the plain decoder give something else."""

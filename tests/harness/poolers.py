@@ -22,6 +22,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.harness.certificates import Certified
     from tests.harness.databases import Database
 
 LIMIT_S = 15.0
@@ -43,8 +44,12 @@ def pooler_of(
     ignored: str = "extra_float_digits",
     pool_size: int = 20,
     user: str | None = None,
+    certified: Certified | None = None,
 ) -> Iterator[Pooler]:
-    """Run a PgBouncer for this database; `ignored`: startup parameters that it leaves out."""
+    """Run a PgBouncer for this database; `ignored`: startup parameters that it leaves out.
+
+    With `certified` it speaks TLS only.
+    """
     program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
     if program is None:
         pytest.fail("no pgbouncer: apt install pgbouncer (.ci/run does), or brew install pgbouncer")
@@ -70,6 +75,12 @@ ignore_startup_parameters = {ignored}
 logfile = {folder}/log
 """
         )
+        if certified is not None:
+            with config.open("a") as file:
+                file.write("client_tls_sslmode = require\n")
+                for name, path in (("key", certified.key), ("cert", certified.cert)):
+                    (folder / name).write_bytes(path.read_bytes())
+                    file.write(f"client_tls_{name}_file = {folder}/{name}\n")
         (folder / "users").write_text(f'"{role}" "{database.server.password}"\n')
         if account is not None:
             account.own(folder)  # which nobody else may enter

@@ -37,7 +37,6 @@ from ingestd.schema import TableId
 from ingestd.sink.lake import DeltaLake
 from tests.harness.compare import assert_change_log_is_sound, raw_rows
 from tests.harness.databases import lineage_of
-from tests.harness.encrypted import as_if_encrypted
 from tests.harness.open_transactions import given_in_segments
 from tests.harness.waiting import await_until
 from tests.unit.run.fixtures import watch
@@ -130,13 +129,7 @@ async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("packed", [False, True])
-async def test_large_messages_are_packed_by_bytes_if_at_all(
-    database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch, *, packed: bool
-) -> None:
-    """A row of the COPY stays small, whatever the messages are."""
-    if packed:
-        as_if_encrypted(monkeypatch)
+async def test_large_messages_are_drained(database: Database, lake: Path) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=100_000)
 
@@ -146,7 +139,6 @@ async def test_large_messages_are_packed_by_bytes_if_at_all(
         "INSERT INTO t SELECT n, repeat('x', 100000) FROM generate_series(1001, 1400) n",
     )
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1401)
-    assert policy.packing.by_bytes is packed
     assert policy.drained == 1
     assert not policy.is_paused
 
@@ -218,18 +210,14 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("large_bytes", [1, 50_000])
 async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
     database: Database,
     lake: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    packed: bool,
     large_bytes: int,
 ) -> None:
-    if packed:
-        as_if_encrypted(monkeypatch)
     monkeypatch.setattr("ingestd.capture.wal.catch_up.LARGE_BLOCK_BYTES", large_bytes)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=100_000, part_bytes=1_000_000)

@@ -12,11 +12,9 @@ import pytest
 from ingestd.capture.wal import backlog_parts
 from ingestd.capture.wal.backlog_parts import cut
 from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
-from ingestd.capture.wal.drain_slot import Packing
 from ingestd.decode import commits_ahead
 from ingestd.positions import Lsn
 from tests.harness.databases import lineage_of
-from tests.harness.encrypted import as_if_encrypted
 from tests.harness.open_transactions import OpenWriters, given_in_segments, meanings
 
 if TYPE_CHECKING:
@@ -122,22 +120,13 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
 @pytest.mark.parametrize(
     ("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000), (3, 16_384)]
 )
-@pytest.mark.parametrize("packed", [None, "by_number", "by_bytes"])
 async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
-    database: Database,
-    slots: int,
-    part_bytes: int,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    packed: str | None,
+    database: Database, slots: int, part_bytes: int
 ) -> None:
     """I2, I3: message by message what one slot gives, in the same order."""
     create(database)
     await asyncio.to_thread(write, database)
-    if packed:
-        as_if_encrypted(monkeypatch)
-    packing = Packing(by_bytes=packed == "by_bytes")
-    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes, packing=packing)
+    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes)
     messages = await drained(database, policy)
     assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     assert len(messages.of_changes()) > 1000
@@ -166,15 +155,12 @@ async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("packed", [False, True])
 async def test_exactly_once_joined_parts_end_where_they_hold_enough(
-    database: Database, slots: int, monkeypatch: pytest.MonkeyPatch, *, packed: bool
+    database: Database, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I2, I3: what follows comes next, before what other slots have made meanwhile."""
     create(database)
     await asyncio.to_thread(write, database)
-    if packed:
-        as_if_encrypted(monkeypatch)
     monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had held nothing
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
     messages = await drained(database, policy)

@@ -11,14 +11,17 @@ from ingestd.positions import Lsn
 from ingestd.schema import TableId
 from ingestd.sink.fold import fold
 from ingestd.sink.read import read_raw
+from tests.harness.channels import encrypted
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import polling_config, wal_config
+from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from ingestd.demo.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
+    from tests.harness.tls_servers import TlsServer
 
 LIMIT_S = 120.0
 PEAK_BYTES = 64_000_000 + 200_000_000
@@ -35,12 +38,12 @@ def peak_bytes(daemon: Daemon) -> int:
     return 1024 * int(line.split()[1])
 
 
-def config(database: Database, lake: Path, way: str) -> str:
+def config(dsn: str, lake: Path, way: str) -> str:
     extra = '[limits]\nmemory = "64MB"\n'
     if way.startswith("polling"):
-        return polling_config(lake=lake, dsn=database.dsn, extra=extra)
+        return polling_config(lake=lake, dsn=dsn, extra=extra)
     source = "catch_up_above = 0" if way == "drain" else ""
-    return wal_config(lake=lake, dsn=database.dsn, source_extra=source, extra=extra)
+    return wal_config(lake=lake, dsn=dsn, source_extra=source, extra=extra)
 
 
 def small_rows(lake: Path) -> int:
@@ -58,13 +61,28 @@ def state(lake: Path, name: str) -> dict[str, object]:
 def test_bounded_a_value_of_250_mb_stops_its_table_and_is_never_held(
     database: Database, lake: Path, make_daemon: MakeDaemon, way: str
 ) -> None:
+    assert_passed(database, database.dsn, lake, make_daemon, way)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", WAYS)
+def test_bounded_a_value_of_250_mb_is_never_held_over_tls_either(
+    secure: TlsServer, lake: Path, make_daemon: MakeDaemon, way: str
+) -> None:
+    with fresh_database(secure.server) as shop:
+        assert_passed(shop, encrypted(shop.dsn, secure), lake, make_daemon, way)
+
+
+def assert_passed(
+    database: Database, dsn: str, lake: Path, make_daemon: MakeDaemon, way: str
+) -> None:
     database.execute(
         "CREATE TABLE big (id int PRIMARY KEY, body text)",
         "CREATE TABLE small (id int PRIMARY KEY, note text)",
         "INSERT INTO big SELECT n, 'short' FROM generate_series(1, 9) n",
     )
     changes = [f"INSERT INTO big VALUES (10, {HUGE})", "INSERT INTO small VALUES (1, 'after it')"]
-    daemon = make_daemon(config(database, lake, way))
+    daemon = make_daemon(config(dsn, lake, way))
     if way not in {"snapshot", "polling_snapshot"}:
         daemon.start_ready()
     if way == "drain":
@@ -85,7 +103,7 @@ def test_bounded_a_value_of_250_mb_stops_its_table_and_is_never_held(
     assert peak <= PEAK_BYTES
     # what its remedy says helps
     daemon.sigterm()
-    text = config(database, lake, way)
+    text = config(dsn, lake, way)
     text += '[sources.shop.table."public.big"]\nexclude_columns = ["body"]\n'
     daemon.write_config(text)
     daemon.start_ready()

@@ -1,4 +1,4 @@
-"""A replication connection read past libpq and through it: the same to who takes from it."""
+"""A replication connection read by each kind of channel."""
 
 from __future__ import annotations
 
@@ -8,48 +8,59 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ingestd.capture.channels.opening import Channels
+from ingestd.capture.copy_reader import CopyReader
 from ingestd.capture.session import connect
-from ingestd.capture.socket_reader import SocketReader, is_plain
-from ingestd.capture.wal.libpq_reader import LibpqReader
 from ingestd.capture.wal.stream import ReplicationStream, StreamLimits
 from ingestd.decode.frames import split_frames
 from ingestd.errors import OperatorError, TransientError
 from ingestd.positions import ZERO, Lsn
+from tests.harness.channels import WAYS, dsn_by
+from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.harness.databases import Database
+    from tests.harness.tls_servers import TlsServer
 
 LIMIT_S = 30
 ROWS = 40_000
 
-pytestmark = pytest.mark.parametrize("reader", [SocketReader, LibpqReader])
+
+@pytest.fixture
+def database(secure: TlsServer) -> Iterator[Database]:
+    with fresh_database(secure.server) as made:
+        yield made
 
 
-@pytest.fixture(params=["tcp", "unix"])
-def dsn(request: pytest.FixtureRequest, database: Database) -> str:
+@pytest.fixture(params=WAYS)
+def dsn(
+    request: pytest.FixtureRequest,
+    secure: TlsServer,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
     database.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, note text)",
         f"CREATE PUBLICATION {database.name} FOR TABLE orders",
         f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')",
     )
-    return database.dsn if request.param == "tcp" else database.socket_dsn
+    return dsn_by(request.param, secure, database, monkeypatch)
 
 
 @contextlib.asynccontextmanager
 async def streaming(
     dsn: str,
     name: str,
-    reader: type[SocketReader | LibpqReader],
     limit_bytes: int = 1 << 20,
     *,
     reports: bool = True,
 ) -> AsyncIterator[ReplicationStream]:
     connection = await connect(dsn, replication=True)
-    assert await is_plain(connection)
-    stream = ReplicationStream(connection, reader(connection), "here", StreamLimits(limit_bytes))
+    reader = CopyReader(await Channels(connection).open())
+    stream = ReplicationStream(connection, reader, "here", StreamLimits(limit_bytes))
     try:
         await stream.start(name, name, ZERO, ZERO)
         if reports:
@@ -79,18 +90,16 @@ async def read_to_the_end(stream: ReplicationStream) -> None:
     raise stream.fault(ended)
 
 
-async def test_what_the_server_says_aside_is_passed(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
-) -> None:
+async def test_what_the_server_says_aside_is_passed(dsn: str, database: Database) -> None:
     """With this setting it tells that decoding begins, before it says that data may come."""
     database.execute("INSERT INTO orders VALUES (1, 'first')")
     talkative = f"{dsn} options='-c client_min_messages=log'"
-    async with asyncio.timeout(LIMIT_S), streaming(talkative, database.name, reader) as stream:
+    async with asyncio.timeout(LIMIT_S), streaming(talkative, database.name) as stream:
         assert len(await read(stream, commits=1)) >= 3
 
 
 async def test_the_server_is_told_nothing_before_reporting_begins(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
+    dsn: str, database: Database
 ) -> None:
     """It may have skipped something: a status would have some servers move the slot back."""
 
@@ -103,23 +112,19 @@ async def test_the_server_is_told_nothing_before_reporting_begins(
         return told
 
     database.execute("INSERT INTO orders VALUES (1, 'first')")
-    async with streaming(dsn, database.name, reader, reports=False) as stream:
+    async with streaming(dsn, database.name, reports=False) as stream:
         await read(stream, commits=1)
         assert not has_been_told()
         stream.begin_reporting()
         await asyncio.to_thread(await_until, has_been_told, LIMIT_S, "a status update")
 
 
-async def test_it_is_closed_at_any_time_and_twice(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
-) -> None:
-    async with streaming(dsn, database.name, reader) as stream:
+async def test_it_is_closed_at_any_time_and_twice(dsn: str, database: Database) -> None:
+    async with streaming(dsn, database.name) as stream:
         await stream.close()
 
 
-async def test_it_is_closed_although_that_is_cancelled(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
-) -> None:
+async def test_it_is_closed_although_that_is_cancelled(dsn: str, database: Database) -> None:
     """As by a fault that comes while what ended the stream is being closed: the slot is free."""
 
     def is_free() -> bool:
@@ -127,7 +132,7 @@ async def test_it_is_closed_although_that_is_cancelled(
             "SELECT active FROM pg_replication_slots WHERE slot_name = %s", database.name
         )
 
-    async with streaming(dsn, database.name, reader) as stream:
+    async with streaming(dsn, database.name) as stream:
         closing = asyncio.create_task(stream.close())
         await asyncio.sleep(0)
         closing.cancel()
@@ -137,14 +142,12 @@ async def test_it_is_closed_although_that_is_cancelled(
 
 
 @pytest.mark.thorough
-async def test_every_message_comes_once_and_in_order(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
-) -> None:
+async def test_every_message_comes_once_and_in_order(dsn: str, database: Database) -> None:
     database.execute(
         f"INSERT INTO orders SELECT i, repeat('d', i % 300) FROM generate_series(1, {ROWS}) i",
         f"INSERT INTO orders VALUES (0, repeat('x', {3 << 20}))",
     )
-    async with streaming(dsn, database.name, reader) as stream:
+    async with streaming(dsn, database.name) as stream:
         found = await read(stream, 2)
     inserts = [m for m in found if m[:1] == b"I"]
     texts = [m[m.index(b"N", 5) + 3 :] for m in inserts]  # past the number of columns
@@ -154,14 +157,12 @@ async def test_every_message_comes_once_and_in_order(
     assert inserts[-1].endswith(b"x" * (3 << 20))
 
 
-async def test_reading_stops_at_the_limit_and_status_goes_on(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
-) -> None:
+async def test_reading_stops_at_the_limit_and_status_goes_on(dsn: str, database: Database) -> None:
     database.execute(
         f"INSERT INTO orders SELECT i, repeat('x', 500) FROM generate_series(1, {ROWS}) i"
     )
     now = Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
-    async with streaming(dsn, database.name, reader, limit_bytes=1 << 16) as stream:
+    async with streaming(dsn, database.name, limit_bytes=1 << 16) as stream:
         found = await asyncio.wait_for(stream.take(), LIMIT_S)
         assert len(found.block().buffer) < 5 << 20  # a turn or two, not all
         await stream.confirm(now)
@@ -176,23 +177,19 @@ async def test_reading_stops_at_the_limit_and_status_goes_on(
         await asyncio.to_thread(await_until, confirmed, LIMIT_S, "the slot to be confirmed")
 
 
-async def test_a_slot_in_use_and_one_that_is_not_there(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
-) -> None:
-    async with streaming(dsn, database.name, reader):
+async def test_a_slot_in_use_and_one_that_is_not_there(dsn: str, database: Database) -> None:
+    async with streaming(dsn, database.name):
         with pytest.raises(TransientError, match="is active for PID") as raised:
-            async with streaming(dsn, database.name, reader):
+            async with streaming(dsn, database.name):
                 pass
     assert raised.value.reason == "slot_active"
     with pytest.raises(OperatorError, match="does not exist"):
-        async with streaming(dsn, "missing", reader):
+        async with streaming(dsn, "missing"):
             pass
 
 
-async def test_what_came_before_the_end_is_given(
-    reader: type[SocketReader | LibpqReader], dsn: str, database: Database
-) -> None:
-    async with streaming(dsn, database.name, reader) as stream:
+async def test_what_came_before_the_end_is_given(dsn: str, database: Database) -> None:
+    async with streaming(dsn, database.name) as stream:
         database.execute("INSERT INTO orders VALUES (1, 'one')")
         assert b"one" in b"".join(await read(stream, 1))
         database.execute(

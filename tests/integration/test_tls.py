@@ -18,7 +18,7 @@ from tests.harness.certificates import Authority
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import polling_config, wal_config
 from tests.harness.databases import Database, fresh_database
-from tests.harness.tls_servers import NAME, PASSWORD, TlsServer, tls_server
+from tests.harness.tls_servers import NAME, PASSWORD
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -26,14 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import MakeDaemon
+    from tests.harness.tls_servers import TlsServer
 
 LIMIT_S = 40.0
-
-
-@pytest.fixture(scope="module")
-def secure() -> Iterator[TlsServer]:
-    with tls_server() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,6 @@ from ingestd.capture import watched
 from ingestd.capture.copy_out import CopyOut
 from ingestd.capture.faults import classify
 from ingestd.capture.session import DEFAULTS, connect
-from ingestd.capture.socket_copy import SocketCopy
 from ingestd.capture.wal import stream as streaming
 from ingestd.capture.wal.stream import ReplicationStream, StreamLimits, open_stream
 from ingestd.decode.frames import split_frames
@@ -94,11 +93,10 @@ async def test_a_query_that_nobody_answers_is_given_up(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("little_patience")
-@pytest.mark.parametrize("reader", [CopyOut, SocketCopy])
 async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
-    database: Database, network: FlakyNetwork, reader: type[CopyOut | SocketCopy]
+    database: Database, network: FlakyNetwork
 ) -> None:
-    copy = reader(await connect(network.dsn(database.dsn)))
+    copy = CopyOut(await connect(network.dsn(database.dsn)))
     rows = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 100000)")
     async with asyncio.timeout(LIMIT_S):
         await copy.start(sql.SQL("COPY ({}) TO STDOUT").format(rows))
@@ -109,7 +107,7 @@ async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
         await copy.close()
 
 
-async def read_to_the_end(copy: CopyOut | SocketCopy) -> None:
+async def read_to_the_end(copy: CopyOut) -> None:
     while not (await copy.read_block()).is_last:
         pass
 

@@ -19,14 +19,16 @@ MEANT = {
         "ingestd/capture/control.py",
         "connection.pgconn",
     ): "a generator of psycopg's, not a statement",
-    ("ingestd/capture/copy_out.py", "query_bytes(self._connection, query)"): "composed, as bytes",
+    (
+        "ingestd/capture/channels/libpq.py",
+        r"content.removesuffix(b'\x00')",
+    ): "what stream.py and copy_out.py composed, as bytes",
     ("ingestd/capture/key_splits.py", "query_bytes(connection, query)"): "composed, as bytes",
     (
         "ingestd/capture/polling/key_pages.py",
         "query_bytes(connection, query)",
     ): "composed, as bytes",
     ("ingestd/capture/names.py", "query"): "what its caller composed, in another encoding",
-    ("ingestd/capture/wal/libpq_reader.py", "command"): "what stream.py composed, as bytes",
 }
 """Arguments that are not literal, and why they may be given."""
 

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.capture.blocks import BlockRange
+from ingestd.capture.copy_out import CopyOut
 from ingestd.capture.leaves import leaves_of
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.queries import Near, Shape, look_query, peak_query, xids_query
@@ -23,7 +24,6 @@ from ingestd.capture.pooler import pooled
 from ingestd.capture.positions import insert_position, replayed_position
 from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.rewrites import ensure_described
-from ingestd.capture.socket_copy import open_copy
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode.copy import CopyRows
 from ingestd.errors import TableChangedError, TableError
@@ -260,12 +260,12 @@ async def _copy(
     is_near: bool = False,
 ) -> AsyncGenerator[FoundRows, None]:
     polled = look.polled
-    copy = await open_copy(connection, limit_bytes=look.row_limit_bytes)
+    copy = CopyOut(connection, limit_bytes=look.row_limit_bytes)
     columns = len(polled.table.columns) + 2 + is_near
     cutter = CopyRows(str(polled.table.id), columns, copy.encoding)
     try:
         async with _within(connection, look.limit_s):
-            await copy.start(query, is_small=True)
+            await copy.start(query)
         is_last = False
         while not is_last:
             async with _within(connection, look.limit_s):

@@ -19,7 +19,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from ingestd.capture.copy_out import LARGE_BLOCK_BYTES, Block
 from ingestd.capture.faults import is_unsendable
 from ingestd.capture.said import said
 from ingestd.capture.wal.backlog_parts import MOST_JOINED, Part, PartQueue, cut
-from ingestd.capture.wal.drain_slot import DrainSlot, Packing, Result
+from ingestd.capture.wal.drain_slot import DrainSlot, Result
 from ingestd.capture.wal.slot import moved_slot, skipped, vanished_slot
 from ingestd.changes import Chunk
 from ingestd.decode.stream import StreamDecoder
@@ -84,7 +84,6 @@ class CatchUpPolicy:
     slots: int = 2
     part_bytes: int = 3_000_000_000
     most_joined: int = MOST_JOINED
-    packing: Packing = field(default_factory=Packing)
     drained: int = 0
     takes_open: bool = True
     open_bytes: int = 256 << 20
@@ -187,7 +186,6 @@ class CatchUp:
                             dsn,
                             slot,
                             publication,
-                            policy.packing,
                             lineage=lineage,
                             messages=policy.messages,
                             row_limit_bytes=row_limit_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import psycopg
 
-from ingestd.capture.copy_both import Collected
+from ingestd.capture.copy_reader import Pieces
 from ingestd.capture.wal.catch_up import timed_feed
 from ingestd.changes import Chunk
 from ingestd.decode.frames import split_frames
@@ -25,7 +25,7 @@ class BlockDecoding:
     the stream with, after these.
     """
 
-    def __init__(self, decoder: StreamDecoder, order: CommitOrder, collected: Collected) -> None:
+    def __init__(self, decoder: StreamDecoder, order: CommitOrder, collected: Pieces) -> None:
         self._decoder = decoder
         self._chunks = self._decode(order, collected)
         self.reply_requested = False
@@ -43,7 +43,7 @@ class BlockDecoding:
         self.is_done = True
         return found
 
-    def _decode(self, order: CommitOrder, collected: Collected) -> Iterator[Chunk]:
+    def _decode(self, order: CommitOrder, collected: Pieces) -> Iterator[Chunk]:
         block = collected.block()
         self.ended = block.ended
         frames = split_frames(block.buffer, block.starts, block.ends)

@@ -47,7 +47,6 @@ from ingestd.capture.wal.stream import (
 )
 from ingestd.changes import Chunk, idle_chunk
 from ingestd.decode.encodings import Encoding, encoding_of
-from ingestd.decode.packed import PackedTooLargeError
 from ingestd.decode.stream import StreamDecoder
 from ingestd.decode.streamed import CommitOrder
 from ingestd.errors import IngestdError, OperatorError, ProtocolError, TransientError
@@ -356,24 +355,18 @@ class Delivery:
         """
         decoder = self._new_decoder()
         decoder.idle(start)
-        has_given = packs_anew = False
+        has_given = False
         try:
             async with contextlib.aclosing(self._drained(start, target, decoder)) as chunks:
                 async for chunk in chunks:
                     has_given = True
                     yield chunk
-        except (PackedTooLargeError, psycopg.errors.ProgramLimitExceeded) as error:
-            packs_anew = self._pack_by_bytes(error, has_given=has_given)
         except PartFailedError as error:
             what = f"source {self._source}, catch-up: {error}"
             remedy = error.remedy
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
         except psycopg.Error as error:
             self._refuse_to_drain(error, has_given=has_given)
-        if packs_anew:
-            async with contextlib.aclosing(self._backlog(start, target)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
 
     async def _drained(
         self, start: Lsn, target: Lsn, decoder: StreamDecoder
@@ -400,30 +393,15 @@ class Delivery:
         else:
             self._catch_up.finished()
 
-    def _pack_by_bytes(self, error: Exception, *, has_given: bool) -> bool:
-        """Whether to drain again: there are large messages, as there may be more. As below."""
-        packing = self._catch_up.packing
-        if packing.by_bytes or not packing.is_used:
-            self._refuse_to_drain(error, has_given=has_given)
-            return False
-        packing.by_bytes = True
-        if has_given:
-            what = f"source {self._source}, catch-up: messages are too large to pack by number"
-            remedy = "nothing: they are packed by their bytes from now on"
-            raise TransientError(what, reason="catch_up_repacked", remedy=remedy) from error
-        return True
-
-    def _refuse_to_drain(self, error: Exception, *, has_given: bool) -> None:
+    def _refuse_to_drain(self, error: psycopg.Error, *, has_given: bool) -> None:
         """Stream for a time. Raises TransientError where that can't go on from here."""
-        what, remedy = f"source {self._source}, catch-up: {error}", None
         pause_s = REFUSED_PAUSE_S
-        if isinstance(error, psycopg.Error):
-            fault = classify(error, f"source {self._source}, catch-up", self._dsn)
-            if isinstance(fault, TransientError):
-                if has_given or fault.reason != FULL:
-                    raise fault from error
-                pause_s = PAUSE_S  # to stream takes fewer connections
-            what, remedy = fault.what, fault.remedy
+        fault = classify(error, f"source {self._source}, catch-up", self._dsn)
+        if isinstance(fault, TransientError):
+            if has_given or fault.reason != FULL:
+                raise fault from error
+            pause_s = PAUSE_S  # to stream takes fewer connections
+        what, remedy = fault.what, fault.remedy
         self._catch_up.pause(pause_s)
         self._tell_streaming(what, remedy)
         if has_given:

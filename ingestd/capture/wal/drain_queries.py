@@ -1,4 +1,4 @@
-"""What a drain asks of the server: rows of messages, as they are, packed, or in another order.
+"""What a drain asks of the server: rows of messages, as they are or in another order.
 
 `{changes}`: a call of pg_logical_slot_get_binary_changes (lsn, xid, data), `CHANGES`.
 """
@@ -7,22 +7,6 @@ from __future__ import annotations
 
 from psycopg import sql
 
-# By number it costs the server a fourth less than by bytes, which needs a running sum. The sort
-# keeps messages in their order whatever plan is chosen for the grouping.
-BY_NUMBER = sql.SQL(
-    "SELECT CASE WHEN octet_length(string_agg(data, ''::bytea)) <= {limit}"
-    " THEN string_agg(data, ''::bytea) END, array_agg(length)"
-    " FROM (SELECT data, octet_length(data) AS length, number / {messages} AS part FROM {changes}"
-    " WITH ORDINALITY AS change(lsn, xid, data, number)"
-    " ORDER BY part, number) AS ordered GROUP BY part"
-)
-BY_BYTES = sql.SQL(
-    "SELECT string_agg(data, ''::bytea), array_agg(length)"
-    " FROM (SELECT data, octet_length(data) AS length, number,"
-    " sum(octet_length(data)) OVER (ORDER BY number) / {nbytes} AS part FROM {changes}"
-    " WITH ORDINALITY AS change(lsn, xid, data, number)"
-    " ORDER BY part, number) AS ordered GROUP BY part"
-)
 # A scan of one function gives its rows in its own order.
 SINGLE = sql.SQL("SELECT data FROM {changes}")
 CHANGES = sql.SQL(

@@ -7,8 +7,7 @@ States; only this moves the temporary slot, and never the one that it was copied
       +------------ next part -------------------+
 
 The server has the result of a call whole before its first row leaves: `make` returns then. A row is
-a message, where they can be read past libpq; else libpq's call for each row costs more than having
-the server pack many into one.
+a message.
 
 Source: PostgreSQL documentation, "Replication Management Functions".
 """
@@ -16,20 +15,15 @@ Source: PostgreSQL documentation, "Replication Management Functions".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
 
 from ingestd.capture.copy_out import Block, CopyOut
 from ingestd.capture.session import connect, end_without_client
-from ingestd.capture.socket_copy import SocketCopy
-from ingestd.capture.socket_reader import is_plain
 from ingestd.capture.wal.backlog_parts import Part
 from ingestd.capture.wal.decoding_memory import raise_decoding_memory
 from ingestd.capture.wal.drain_queries import (
-    BY_BYTES,
-    BY_NUMBER,
     CHANGES,
     CLEAR_SETTINGS,
     COMMITS_AHEAD,
@@ -44,7 +38,6 @@ from ingestd.capture.wal.slot import temporary_name
 from ingestd.capture.watched import WatchedConnection
 from ingestd.decode import commits_ahead
 from ingestd.decode.commits_ahead import CommitsAhead
-from ingestd.decode.packed import PackedMessages
 from ingestd.decode.shortening import CopiedChange
 from ingestd.decode.single import SingleMessages
 from ingestd.decode.streamed import Stretch
@@ -54,12 +47,6 @@ from ingestd.positions import Lsn
 from ingestd.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 
 SORT_MEMORY = "32MB"
-ROW_MESSAGES = 256
-"""So many messages together make a row of the COPY, if they are of usual size."""
-ROW_LIMIT_BYTES = 16 << 20
-"""A row of more is left out by the server, and packing goes by bytes from then on."""
-ROW_BYTES = 1 << 18
-"""Packing by bytes, messages of this size together make a row; a larger one is a row of its own."""
 
 _POSITIONS = (
     "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"
@@ -70,13 +57,13 @@ _POSITIONS = (
 class Result:
     """Reads what one call gives, block by block. `has_open`: it has segments of transactions."""
 
-    def __init__(self, *, is_packed: bool, has_open: bool) -> None:
+    def __init__(self, *, has_open: bool) -> None:
         self.has_open = has_open
-        self._messages = PackedMessages() if is_packed else SingleMessages()
+        self._messages = SingleMessages()
         self._order = CommitsAhead() if has_open else None
 
     def read(self, block: Block) -> Iterator[Stretch]:
-        """Give its messages, in commit order. Raises ProtocolError, PackedTooLargeError."""
+        """Give its messages, in commit order. Raises ProtocolError."""
         starts, ends = self._messages.unpack(block.buffer, block.starts, block.ends)
         if block.is_last:
             self._messages.finish()
@@ -86,27 +73,6 @@ class Result:
         yield from self._order.feed(block.buffer, starts, ends)
         if block.is_last:
             self._order.finish()
-
-
-@dataclass(slots=True)
-class Packing:
-    """How messages are packed. `by_bytes`: some are large (it stays so).
-
-    `is_used`: they are, because something is encrypted.
-    """
-
-    by_bytes: bool = False
-    is_used: bool = False
-
-    def rows(self, changes: sql.Composed) -> sql.Composed:
-        """Give the SELECT of packed changes."""
-        if self.by_bytes:
-            return BY_BYTES.format(nbytes=sql.Literal(ROW_BYTES), changes=changes)
-        return BY_NUMBER.format(
-            limit=sql.Literal(ROW_LIMIT_BYTES),
-            messages=sql.Literal(ROW_MESSAGES),
-            changes=changes,
-        )
 
 
 class DrainSlot:
@@ -120,19 +86,19 @@ class DrainSlot:
         connection: WatchedConnection,
         name: str,
         publication: str,
-        packing: Packing,
         *,
-        is_packed: bool,
         messages: bool = False,
         row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> None:
         self._connection = connection
         self._name = name
         self._publication = publication
-        self._packing = packing
-        self._is_packed = is_packed
         self._messages = messages
-        self._copy = CopyOut(connection) if is_packed else _socket_copy(connection, row_limit_bytes)
+        self._copy = CopyOut(
+            connection,
+            limit_bytes=change_limit_bytes(row_limit_bytes),
+            shortener=lambda: CopiedChange(kept_bytes(row_limit_bytes)),
+        )
         self._has_open = False
         self._position = self._restart = Lsn(0)
 
@@ -142,7 +108,6 @@ class DrainSlot:
         dsn: str,
         slot: str,
         publication: str,
-        packing: Packing,
         *,
         lineage: str,
         messages: bool = False,
@@ -151,14 +116,12 @@ class DrainSlot:
         """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
 
         `messages`: logical messages come too. A change of more than `row_limit_bytes` comes
-        shortened (`decode.shortening`), unless something is encrypted.
+        shortened (`decode.shortening`).
         """
         connection = await connect(dsn, claim=slot)
         try:
             name = temporary_name(slot, "catch_up")
             await end_without_client(connection)
-            # Groups come in the order of the sort, not of a hash table.
-            await connection.execute("SET enable_hashagg = off")
             # What is looked for in a result may depend on what was found in it before.
             await connection.execute("SET enable_memoize = off")
             await connection.execute(CLEAR_SETTINGS)
@@ -170,13 +133,10 @@ class DrainSlot:
                 "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)
             )
             await reach_async("capture.slot_copy.after", cut_off)
-            packing.is_used = is_packed = not await is_plain(connection)
             drain = cls(
                 connection,
                 name,
                 publication,
-                packing,
-                is_packed=is_packed,
                 messages=messages,
                 row_limit_bytes=row_limit_bytes,
             )
@@ -202,7 +162,7 @@ class DrainSlot:
         `gives_open`: of transactions that do not fit its memory it may give segments, before their
         commit, so that they need not go through its disk.
         """
-        self._has_open = gives_open and not self._is_packed
+        self._has_open = gives_open
         if self._position < part.begin:
             await self._connection.execute(
                 "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
@@ -218,7 +178,7 @@ class DrainSlot:
 
     def result(self) -> Result:
         """Make what reads the result of the part that was made."""
-        return Result(is_packed=self._is_packed, has_open=self._has_open)
+        return Result(has_open=self._has_open)
 
     async def read_block(self) -> Block:
         """Give the next of the result; with `is_last` it is the last."""
@@ -252,9 +212,7 @@ class DrainSlot:
             # a list of identifiers, which the server unquotes
             publication=sql.Literal(sql.Identifier(self._publication).as_string(None)),
         )
-        if self._is_packed:
-            rows = self._packing.rows(changes)
-        elif self._has_open:
+        if self._has_open:
             rows = COMMITS_AHEAD.format(changes=changes, most=sql.Literal(commits_ahead.MOST))
         else:
             rows = SINGLE.format(changes=changes)
@@ -266,11 +224,3 @@ class DrainSlot:
         if row is None:
             raise psycopg.errors.UndefinedObject(f"temporary slot {self._name} is gone")
         self._position, self._restart = Lsn.parse(row[0]), Lsn.parse(row[1])
-
-
-def _socket_copy(connection: WatchedConnection, row_limit_bytes: int) -> SocketCopy:
-    return SocketCopy(
-        connection,
-        limit_bytes=change_limit_bytes(row_limit_bytes),
-        shortener=lambda: CopiedChange(kept_bytes(row_limit_bytes)),
-    )

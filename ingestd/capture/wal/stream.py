@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from ingestd.capture.copy_both import Collected, Reader
+from ingestd.capture.channels.opening import Channels
+from ingestd.capture.copy_reader import CopyReader, Pieces
 from ingestd.capture.faults import classify, lost
 from ingestd.capture.session import connect, query_bytes, read_bytes_as_they_are, sent_encoding
-from ingestd.capture.socket_reader import SocketReader, is_plain
 from ingestd.capture.wal.decoding_memory import raise_decoding_memory
-from ingestd.capture.wal.libpq_reader import INPUT_BUFFER_BYTES, LibpqReader
 from ingestd.capture.wal.server import refuse_other
 from ingestd.capture.wal.slot import vanished_slot
 from ingestd.capture.watched import WatchedConnection
@@ -51,8 +50,7 @@ _GLANCE_S = 0.2
 class StreamLimits:
     """How long what has come is waited with for more, and at how much reading stops.
 
-    A change of more than `row_limit_bytes` comes shortened (`decode.shortening`), unless something
-    is encrypted.
+    A change of more than `row_limit_bytes` comes shortened (`decode.shortening`).
     """
 
     limit_bytes: int
@@ -70,7 +68,7 @@ class ReplicationStream:
     """
 
     def __init__(
-        self, connection: WatchedConnection, reader: Reader, where: str, limits: StreamLimits
+        self, connection: WatchedConnection, reader: CopyReader, where: str, limits: StreamLimits
     ) -> None:
         self._connection = connection
         self._reader = reader
@@ -116,13 +114,13 @@ class ReplicationStream:
         """Tell the server where this is, now and then, and whether it still answers."""
         self._tasks += [asyncio.create_task(each) for each in (self._report(), self._watch())]
 
-    async def take(self) -> Collected:
+    async def take(self) -> Pieces:
         """Give what has been collected; waits for the first. Raises what ended the stream."""
         while (collected := await self._take()) is None:
             pass
         return collected
 
-    async def _take(self) -> Collected | None:
+    async def _take(self) -> Pieces | None:
         waiter = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -248,7 +246,11 @@ async def open_stream(
         await read_bytes_as_they_are(connection)
         if not takes_open:  # else what does not fit the memory is sent while it is open
             await raise_decoding_memory(connection)
-        reader = await _reader(connection, limits.row_limit_bytes)
+        reader = CopyReader(
+            await Channels(connection).open(),
+            limit_bytes=change_limit_bytes(limits.row_limit_bytes),
+            shortener=lambda: StreamedChange(kept_bytes(limits.row_limit_bytes)),
+        )
         stream = ReplicationStream(connection, reader, where, limits)
     except psycopg.Error as error:
         await connection.close()
@@ -270,17 +272,6 @@ async def open_stream(
         await stream.close()
         raise
     return stream
-
-
-async def _reader(connection: WatchedConnection, row_limit_bytes: int) -> Reader:
-    if await is_plain(connection):
-        return SocketReader(
-            connection,
-            limit_bytes=change_limit_bytes(row_limit_bytes),
-            shortener=lambda: StreamedChange(kept_bytes(row_limit_bytes)),
-        )
-    await connection.execute(f"SELECT repeat('x', {INPUT_BUFFER_BYTES})")
-    return LibpqReader(connection)
 
 
 def _quoted_name(publication: str) -> str:

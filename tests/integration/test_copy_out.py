@@ -1,4 +1,4 @@
-"""COPYs that are read past libpq: what they give, how they end, and libpq afterwards."""
+"""COPYs by each kind of channel: what they give, how they end, and libpq afterwards."""
 
 from __future__ import annotations
 
@@ -9,23 +9,44 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from ingestd.capture.copy_out import CopyOut
 from ingestd.capture.session import connect
-from ingestd.capture.socket_copy import SocketCopy
+from tests.harness.channels import WAYS, dsn_by
+from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.harness.databases import Database
+    from tests.harness.tls_servers import TlsServer
 
 LIMIT_S = 30
 NOTHING = "SELECT 'x' WHERE false"
 ASLEEP = "UNION ALL SELECT pg_sleep(60)::text"
 
 
+@pytest.fixture
+def database(secure: TlsServer) -> Iterator[Database]:
+    with fresh_database(secure.server) as made:
+        yield made
+
+
+@pytest.fixture(params=WAYS)
+def dsn(
+    request: pytest.FixtureRequest,
+    secure: TlsServer,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    return dsn_by(request.param, secure, database, monkeypatch)
+
+
 def texts(rows: str) -> sql.Composed:
     return sql.SQL("COPY ({}) TO STDOUT").format(sql.SQL(rows))
 
 
-async def read(copy: SocketCopy, rows: str) -> list[bytes]:
+async def read(copy: CopyOut, rows: str) -> list[bytes]:
     await copy.start(texts(rows))
     found: list[bytes] = []
     is_last = False
@@ -44,12 +65,9 @@ async def await_sleep(database: Database, pid: int) -> None:
     )
 
 
-@pytest.mark.parametrize("socket", [False, True])
-async def test_one_copy_after_another_and_queries_between(
-    database: Database, *, socket: bool
-) -> None:
-    connection = await connect(database.socket_dsn if socket else database.dsn)
-    copy = SocketCopy(connection)
+async def test_one_copy_after_another_and_queries_between(dsn: str) -> None:
+    connection = await connect(dsn)
+    copy = CopyOut(connection)
     async with asyncio.timeout(LIMIT_S):
         assert await read(copy, "SELECT") == [b"\n"]
         assert await read(copy, "SELECT 1 WHERE false") == []
@@ -60,15 +78,15 @@ async def test_one_copy_after_another_and_queries_between(
         assert row == ("", "asked")
         large = "SELECT repeat('d', 20000000) FROM generate_series(1, 3)"
         assert await read(copy, large) == [b"d" * 20_000_000 + b"\n"] * 3
+        long = f"SELECT length('{'q' * 5_000_000}')"  # sent in parts
+        assert await read(copy, long) == [b"5000000\n"]
         await copy.close()
     assert connection.closed
 
 
 @pytest.mark.parametrize("after", [0, 100_000])
-async def test_an_error_of_the_server_is_that_which_libpq_gives(
-    database: Database, after: int
-) -> None:
-    copy = SocketCopy(await connect(database.dsn))
+async def test_an_error_of_the_server_is_that_which_libpq_gives(dsn: str, after: int) -> None:
+    copy = CopyOut(await connect(dsn))
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(psycopg.errors.DivisionByZero, match="division by zero") as caught:
             await read(copy, f"SELECT 1 / ({after} - n) FROM generate_series(0, {after}) n")
@@ -78,10 +96,10 @@ async def test_an_error_of_the_server_is_that_which_libpq_gives(
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_session_that_is_ended_is_an_operational_error(
-    database: Database, *, begun: bool
+    database: Database, dsn: str, *, begun: bool
 ) -> None:
-    connection = await connect(database.dsn)
-    copy = SocketCopy(connection)
+    connection = await connect(dsn)
+    copy = CopyOut(connection)
     pid = connection.info.backend_pid
     rows = "SELECT repeat('x', 1000) FROM generate_series(1, 100000)"
     async with asyncio.timeout(LIMIT_S):
@@ -93,13 +111,32 @@ async def test_a_session_that_is_ended_is_an_operational_error(
         await copy.close()
 
 
+async def test_one_that_is_cancelled_leaves_its_connection_to_others(
+    database: Database, dsn: str
+) -> None:
+    connection = await connect(dsn)
+    copy = CopyOut(connection)
+    rows = f"SELECT repeat('x', 1000) FROM generate_series(1, 100000) {ASLEEP}"
+    async with asyncio.timeout(LIMIT_S):
+        for _ in range(2):
+            reading = asyncio.create_task(read(copy, rows))
+            await await_sleep(database, connection.info.backend_pid)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await connection.cancel_safe()
+            await copy.drain()
+            row = await (await connection.execute("SELECT repeat('y', 40000)")).fetchone()
+            assert row == ("y" * 40_000,)
+        await copy.close()
+
+
 @pytest.mark.parametrize("begun", [False, True])
 async def test_one_that_is_closed_under_way_ends_at_the_server(
-    database: Database, *, begun: bool
+    database: Database, dsn: str, *, begun: bool
 ) -> None:
-    connection = await connect(database.dsn)
+    connection = await connect(dsn)
     pid = connection.info.backend_pid
-    copy = SocketCopy(connection)
+    copy = CopyOut(connection)
     rows = "SELECT repeat('x', 1000) FROM generate_series(1, 100000)"
     async with asyncio.timeout(LIMIT_S):
         reading = asyncio.create_task(read(copy, f"{rows if begun else NOTHING} {ASLEEP}"))
