@@ -318,7 +318,7 @@ def assert_held(read: Callable[[bytes], str], lies: Iterator[tuple[str, bytes]])
         except BaseException as error:
             error.add_note(name)
             raise
-        assert len(said.encode()) < SAID_BYTES, name
+        assert len(said.encode()) <= SAID_BYTES, name
         refused += bool(said)
     assert refused
 
