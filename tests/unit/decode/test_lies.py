@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ingestd.capture.polling.polled import PolledTable
 from ingestd.capture.polling.rows import FoundRows, Place
 from ingestd.capture.wal.decoding import BlockDecoding
+from ingestd.decode import streamed
 from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.commits_ahead import CommitsAhead
 from ingestd.decode.copy import CopyDecoder, CopyRows
@@ -31,7 +32,17 @@ from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
 from ingestd.schema import Column, Mask, Table, TableId, with_before
 from tests.harness import lying_messages as honest
-from tests.harness.lies import LONG, Enclosing, Field, kind, lying_scripts, number, raw, written
+from tests.harness.lies import (
+    LONG,
+    Enclosing,
+    Field,
+    kind,
+    lying_scripts,
+    number,
+    raw,
+    text,
+    written,
+)
 from tests.unit.decode.test_commits_ahead import told
 from tests.unit.decode.test_streamed import MemorySpool
 
@@ -121,6 +132,27 @@ class Reading:
                 batch.rows.validate(full=True)
                 if not chunk.is_open:
                     assert max(batch.rows.column("_cdc_lsn").to_pylist()) <= position
+
+
+def test_bounded_transactions_that_are_never_ended_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streamed, "MOST_OPEN", 100)
+    stop = written(honest.xlog_data(kind("E")))
+    sent = written(honest.copy_response("W"))
+    for xid in range(101):
+        start = kind("S"), number("xid", "I", xid), number("is first", "B", 1)
+        sent += written(honest.xlog_data(*start)) + stop
+    assert "101 open transactions" in str(Reading().read(sent))
+
+
+def test_bounded_an_origin_is_no_longer_than_a_server_makes_it() -> None:
+    script = honest.segments()
+    name = next(n for n, (what, _) in enumerate(script) if what == "Origin")
+    long = (*honest.origin()[:-1], text("name", "x" * 5000))
+    script[name] = "Origin", honest.xlog_data(*long)
+    sent = b"".join(written(message) for _, message in script)
+    assert "ORIGIN" in str(Reading().read(sent))
 
 
 # --- COPY ------------------------------------------------------------------------------------
