@@ -11,6 +11,7 @@ from docs_site.error_texts import KINDS, Text, texts
 from docs_site.markdown import MADE_BY, table
 from ingestd import config_errors
 from ingestd.capture import faults as source_faults
+from ingestd.errors import PROTOCOL_REMEDY
 from ingestd.sink import faults
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ _USAGE_VALUES = "The config file"
 """There a ValueError is what pydantic makes a fault of the key."""
 _PROTOCOL = (
     "The server, or something between, sent bytes that do not follow the protocol. Nothing is"
-    " guessed: the source stops, and nothing that was not whole is kept. Please report it.\n\n"
+    " guessed: the source stops, or the table where it is read alone (a snapshot), and nothing that"
+    f" was not whole is kept. The remedy of all of them:\n\n> {PROTOCOL_REMEDY}\n\n"
 )
 
 

@@ -115,8 +115,26 @@ class TableReplacedError(TableChangedError):
     """Its rows lie elsewhere than what was read of it: what was kept of its snapshot is void."""
 
 
+PROTOCOL_REMEDY = (
+    "run `ingestd check`: it says which server answers. What is between may alter what it sends,"
+    " unless `dsn` has sslmode=verify-full. If it happens again, report this text and the server's"
+    " version"
+)
+
+
 class ProtocolError(IngestdError):
-    """Bytes that are not what the protocol says. The only error that leaves `ingestd.decode`."""
+    """Bytes that are not what the protocol says. The only error that leaves `ingestd.decode`.
+
+    `where` they came from, said by who reads them: what decodes them does not know.
+    """
+
+    def __init__(self, what: str, *, where: str = "", remedy: str = PROTOCOL_REMEDY) -> None:
+        super().__init__(f"{where}: {what}" if where else what, remedy=remedy)
+        self.where = where
+
+    def within(self, where: str) -> ProtocolError:
+        """Return it with where it came from, if it does not say so already."""
+        return self if self.where else ProtocolError(self.what, where=where)
 
 
 class ConfigError(IngestdError):

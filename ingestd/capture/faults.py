@@ -54,7 +54,7 @@ _NOT_MAPPED = "could not map filen"
 class _Operator:
     """What a person must do; `{role}` and `{database}` are filled in, as SQL identifiers."""
 
-    remedy: str | None
+    remedy: str
 
 
 _CREATE_ROLE = "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)"
@@ -152,6 +152,7 @@ _OPERATOR_CODES = {
     "53400": _LIMIT,
 }
 
+_UNKNOWN = "correct what the server says; its log of that time says more"
 _IN_SLOT = re.compile(r'slot "([a-z0-9_]+)", output plugin')
 _NO_WORDS = "no error details available"
 """psycopg's, where libpq gives none."""
@@ -241,8 +242,8 @@ def classify(
     if isinstance(meaning, str):
         remedy = FREE_A_SENDER if _has_no_sender(error) else _TRANSIENT_REMEDIES.get(meaning)
         return TransientError(what, reason=meaning, remedy=remedy)
-    if meaning is None or meaning.remedy is None:
-        return OperatorError(what)
+    if meaning is None:
+        return OperatorError(what, remedy=_UNKNOWN)
     names = {
         "role": identifier(place.get("user")) or "<role>",
         "database": identifier(place.get("database")) or "<database>",

@@ -30,6 +30,7 @@ from ingestd.decode.columnar import AmbiguousMarkError, ColumnarDecoder
 from ingestd.decode.copy import CopyDecoder
 from ingestd.decode.encodings import Encoding
 from ingestd.decode.packing import packings_of
+from ingestd.errors import ProtocolError, TableError
 from ingestd.keys import Key
 from ingestd.ports import SnapshotPage, Split
 from ingestd.row_limit import UNLIMITED_BYTES, refuse_too_large
@@ -55,9 +56,9 @@ class TablePages:
     """A split's rows as `r` rows, read in a view. Close it always; not reusable.
 
     Its connection lives from the first page to `close`. Raises TableError if the table is the
-    reason, TransientError, OperatorError, ProtocolError. Memory: some blocks of 4 MB. `entered` is
-    called with each place that rows are read at, before they are. A row of more than
-    `row_limit_bytes` is a TableError.
+    reason, or what the server sent of it; TransientError, OperatorError. Memory: some blocks of 4
+    MB. `entered` is called with each place that rows are read at, before they are. A row of more
+    than `row_limit_bytes` is a TableError.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class TablePages:
         except psycopg.Error as error:
             is_asked = table.row_filter is not None
             raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
+        except ProtocolError as error:
+            raise self._unreadable(error) from error
         finally:
             await self.close()
 
@@ -157,6 +160,8 @@ class TablePages:
         except psycopg.Error as error:
             is_asked = table.row_filter is not None
             raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
+        except ProtocolError as error:
+            raise self._unreadable(error) from error
         finally:
             await self.close()
 
@@ -169,6 +174,13 @@ class TablePages:
             await asyncio.gather(reading, return_exceptions=True)
         if copy is not None:
             await copy.close()
+
+    def _unreadable(self, error: ProtocolError) -> TableError:
+        """Make it the table's: of others, and of the stream, it says nothing (I8)."""
+        where = f" {self._where}" if self._where else ""
+        what = f"what the server sent of its rows{where} can't be read: {error.what}"
+        remedy = f"`ingestd snapshot` reads it again; {error.remedy}"
+        return TableError(self._table.id, what, remedy=remedy)
 
     @property
     def _where(self) -> str:

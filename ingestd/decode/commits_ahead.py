@@ -41,6 +41,7 @@ from ingestd.decode.streamed import (
     StreamCommit,
     Stretch,
     Told,
+    ensure_few_open,
     is_from,
     relation_oid,
     without_xids,
@@ -117,6 +118,7 @@ class _Ahead:
             _, xid, is_first = START_FORM.unpack(message)
             if is_first:
                 self._open[xid] = _Open()
+                ensure_few_open(len(self._open))
             self._segment = self._of(xid)
         elif kind == b"E":
             self._segment = None

@@ -33,6 +33,8 @@ class CopyFields:
 
     def row(self, buffer: bytes, at: int, end: int) -> list[Span] | None:
         """Give the fields of the message in `buffer[at:end]`; None if it has no row."""
+        if self.has_ended:
+            raise self.malformed("data after the trailer")
         try:
             if not self.has_begun:
                 at = self._after_header(buffer, at)
@@ -43,7 +45,7 @@ class CopyFields:
             if width == _TRAILER:
                 self.has_ended = True
                 return None
-            if width != self._width or self.has_ended:
+            if width != self._width:
                 raise self.malformed("wrong number of fields")
             spans = []
             for _ in range(width):

@@ -103,8 +103,11 @@ def fixed(column: Column) -> Fixed:
 
 
 def packings_of(table: Table) -> list[Packing]:
-    """Give those that a query can have, which gives at most MOST_FIELDS; the best first."""
-    if not table.columns:
+    """Return those that a query can have, which gives at most MOST_FIELDS; the best first.
+
+    None where no column has values: the number of rows would be all that is sent of them.
+    """
+    if all(c.mask is not None and c.mask.kind == "null" for c in table.columns):
         return []
     return [packing for packing in Packing if fields_of(table, packing) <= MOST_FIELDS]
 

@@ -22,8 +22,11 @@ from typing import Protocol
 from ingestd.errors import ProtocolError
 
 LEFT_OUT = ord("L")
-_CHANGES, _MESSAGE = b"IUD", ord("M")
+_CHANGES, _UPDATE, _MESSAGE = b"IUD", ord("U"), ord("M")
+_AFTER = "bytes after the tuples of a large change"
 _TUPLES = b"NKO"
+_FIRST = {ord("I"): b"N", ord("U"): b"NKO", ord("D"): b"KO"}
+"""By the change which tuples it begins with. An old one of an update is followed by the new one."""
 _TEXT, _NULL, _UNCHANGED = b"t", b"n", b"u"
 _OID = _XID = 4
 _COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
@@ -70,8 +73,7 @@ class _Taker:
         at = 0
         while at < len(piece):
             if self._found is not None:
-                msg = "bytes after the tuples of a large change"
-                raise ProtocolError(msg)
+                raise ProtocolError(_AFTER)
             if self._wanted < 0:
                 passed = min(-self._wanted, len(piece) - at)
                 self._wanted += passed
@@ -164,16 +166,18 @@ def _changed(room_bytes: int) -> _Taking:
     ids = 1 + _OID + _XID * has_xid
     out, left_out = bytearray(head[:ids]), bytearray(bytes([LEFT_OUT]) + head[1:ids])
     ahead = bytearray(head[ids:])
-    while True:
-        try:
-            begun = yield from _next(ahead, 1)
-        except EOFError:
-            return [bytes(out), bytes(left_out)]
-        if begun[0] not in _TUPLES:
+    expected = _FIRST[kind]
+    while expected:
+        begun = yield from _next(ahead, 1)
+        if begun not in expected:
             msg = "unexpected kind of tuple in a large change"
             raise ProtocolError(msg)
         out += begun
         room_bytes = yield from _tuple(ahead, out, left_out, room_bytes)
+        expected = b"N" if kind == _UPDATE and begun != b"N" else b""
+    if ahead:
+        raise ProtocolError(_AFTER)
+    return [bytes(out), bytes(left_out)]
 
 
 def _is_in_segment(head: bytes) -> bool:

@@ -61,6 +61,10 @@ IS_CONTROL[[START, STOP, STREAM_COMMIT, ABORT]] = True
 _HAS_XID = np.zeros(256, np.bool_)
 _HAS_XID[[*(ord(c) for c in "RYIUDTM"), LEFT_OUT]] = True
 _XID_BYTES = 4
+MOST_OPEN = 1 << 17
+"""Of so many transactions at most segments may be open: no server has so many sessions in use."""
+_MOST_ORIGIN_BYTES = 1 << 10
+"""Source: MAX_RONAME_LEN (src/include/replication/origin.h), 512."""
 
 START_FORM = struct.Struct(">cIB")
 COMMIT_FORM = struct.Struct(">cIBQQq")
@@ -237,7 +241,11 @@ class CommitOrder:
             return
         with_xid = types != ORIGIN
         for i in np.flatnonzero(~with_xid).tolist():
-            self._origins[self._segment] = buffer[int(starts[i]) : int(ends[i])]
+            origin = buffer[int(starts[i]) : int(ends[i])]
+            if len(origin) > _MOST_ORIGIN_BYTES:
+                msg = f"ORIGIN message of {len(origin)} bytes"
+                raise ProtocolError(msg)
+            self._origins[self._segment] = origin
         if with_xid.any():
             starts, ends, types = starts[with_xid], ends[with_xid], types[with_xid]
             last = self._last.get(self._segment)
@@ -272,6 +280,7 @@ class CommitOrder:
             self._spool.drop(xid)
             self._close(xid)
             self._open.add(xid)
+            ensure_few_open(len(self._open))
         elif xid not in self._open:
             msg = f"a segment of transaction {xid}, which has not begun"
             raise ProtocolError(msg)
@@ -305,6 +314,13 @@ class CommitOrder:
         self._origins.pop(xid, None)
         if not self._open:  # whatever begins from here on tells of its relations later than all
             self._newest.clear()
+
+
+def ensure_few_open(count: int) -> None:
+    """Raise ProtocolError for more open transactions than there can be: each takes memory."""
+    if count > MOST_OPEN:
+        msg = f"segments of {count} open transactions"
+        raise ProtocolError(msg)
 
 
 def without_xids(

@@ -1,14 +1,16 @@
 """Backend messages inside the bytes of a socket: where each begins and ends.
 
 A message's length is known before its content comes. One that no server sends is a ProtocolError
-then; one that is larger than may be held is passed piece by piece, and never held as a whole.
+then; one that is larger than may be held is passed piece by piece, and never held as a whole. So is
+a message out of order: `FOLLOWING` says which may follow which.
 
 Source: PostgreSQL documentation, "Message Formats": a type byte, an int32 length that counts
-itself, the content.
+itself, the content; "Message Flow", COPY Operations.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +30,21 @@ _ENDS = frozenset(b"EcCZ")
 """ErrorResponse, CopyDone, CommandComplete, ReadyForQuery: no data follows."""
 ASIDES = frozenset(b"NSA")
 """What may come at any time: notices, changed settings, notifications."""
-_KNOWN = frozenset((COPY_DATA, COPY_BOTH, COPY_OUT)) | _ENDS | ASIDES
+_BEGINS = frozenset((COPY_BOTH, COPY_OUT))
+_KNOWN = frozenset((COPY_DATA,)) | _BEGINS | _ENDS | ASIDES
+QUERY = ord("Q")
+FOLLOWING = {
+    QUERY: _BEGINS | {ERROR},
+    COPY_OUT: frozenset(b"cE"),
+    # A walsender that is shut down ends the command without a CopyDone.
+    COPY_BOTH: frozenset(b"cCE"),
+    ord("c"): frozenset(b"CE"),
+    ord("C"): frozenset(b"ZE"),
+    ERROR: frozenset(b"ZE"),
+    READY: frozenset[int](),
+}
+"""By the last message that was neither data nor an aside: which of these may follow. Data may
+follow `COPY_OUT` and `COPY_BOTH` alone, asides anything."""
 HEADER_BYTES = _HEADER = 5
 MOST_BYTES = 1 << 30
 """Of a message: the server allocates each as a whole (MaxAllocSize)."""
@@ -36,6 +52,8 @@ MOST_ASIDE_BYTES = 1 << 16
 """Of an error, a notice and the like: what is more of it is not kept."""
 TEXT_BYTES = 2000
 """Of each text of an error, so much is kept."""
+_SQLSTATE = ord("C")
+_CODE = re.compile(rb"[0-9A-Z]{5}")
 _LENGTH = struct.Struct(">i")
 _NONE: Ints = np.empty(0, np.int64)
 _CHAIN = 1 << 15
@@ -49,7 +67,7 @@ class Cut:
     `starts`, `ends` (int64): contents of the CopyData messages. `used`: where the first message
     begins that is not whole. `last`: type and content of the message that ended the data.
     `passed_bytes`: of the largest message that is too large to be held, whole or only begun; 0 if
-    there is none.
+    there is none. `begun`: types of the messages that begin data, and how much of it precedes each.
     """
 
     starts: Ints
@@ -57,6 +75,7 @@ class Cut:
     used: int
     last: tuple[int, bytes] | None = None
     passed_bytes: int = 0
+    begun: tuple[tuple[int, int], ...] = ()
 
 
 def cut(buffer: bytes) -> Cut:
@@ -64,6 +83,7 @@ def cut(buffer: bytes) -> Cut:
     compiled = native.compiled
     chains: _Chains = _Likely(buffer) if compiled is None else _Followed(buffer, compiled)
     starts, ends = [_NONE], [_NONE]
+    begun: list[tuple[int, int]] = []
     last = None
     at = 0
     while last is None and len(buffer) - at >= _HEADER:
@@ -79,10 +99,12 @@ def cut(buffer: bytes) -> Cut:
         if buffer[at] == COPY_DATA:
             starts.append(np.array([content]))
             ends.append(np.array([end]))
+        elif buffer[at] in _BEGINS:
+            begun.append((buffer[at], sum(map(len, starts))))
         elif buffer[at] in _ENDS:
             last = buffer[at], buffer[content:end]
         at = end
-    return Cut(np.concatenate(starts), np.concatenate(ends), at, last)
+    return Cut(np.concatenate(starts), np.concatenate(ends), at, last, begun=tuple(begun))
 
 
 class _Chains(Protocol):
@@ -157,15 +179,21 @@ def length_of(header: bytes) -> int:
 
 
 class Cutter:
-    """Cuts a stream that comes in pieces, and keeps what is not whole yet. One thread at a time.
+    """Cuts the answer to a query, which comes in pieces, and keeps what is not whole yet.
 
-    A CopyData message of more than `limit_bytes` is not kept: what `shortener` makes of it stands
-    for it. By default nothing does.
+    One thread at a time. A CopyData message of more than `limit_bytes` is not kept: what
+    `shortener` makes of it stands for it. By default nothing does. `is_begun`: what says that data
+    follows was read before.
     """
 
     def __init__(
-        self, limit_bytes: int = MOST_BYTES, shortener: Callable[[], Shortener] = Passed
+        self,
+        limit_bytes: int = MOST_BYTES,
+        shortener: Callable[[], Shortener] = Passed,
+        *,
+        is_begun: bool = False,
     ) -> None:
+        self._before = COPY_BOTH if is_begun else QUERY
         self._limit_bytes = limit_bytes
         self._shortener = shortener
         self._held: list[bytes] = []
@@ -192,14 +220,37 @@ class Cutter:
             return b"", Cut(_NONE, _NONE, 0, passed_bytes=passed_bytes)
         buffer = b"".join(self._held)
         found = cut(buffer)
+        self._check_order(found)
         rest = buffer[found.used :]
         self._held, self._held_bytes = [rest], len(rest)
         is_over = found.last is not None  # what follows is the caller's no more
         self._needed = _HEADER if is_over or len(rest) < _HEADER else 1 + _length(rest, 0)
         if self._needed > _HEADER and self._is_large(rest):
+            if rest[0] == COPY_DATA:
+                self._check_data(1)
             self._passing = self._pass(rest)
             passed_bytes = max(passed_bytes, self._passing.row_bytes)
         return buffer, replace(found, passed_bytes=passed_bytes)
+
+    def _check_order(self, found: Cut) -> None:
+        """Note what came. Raises ProtocolError for what may not follow what came before."""
+        count = 0
+        for kind, data_before in found.begun:
+            self._check_data(data_before - count)
+            self._follow(kind)
+            count = data_before
+        self._check_data(len(found.starts) - count)
+        if found.last is not None:
+            self._follow(found.last[0])
+
+    def _follow(self, kind: int) -> None:
+        if kind not in FOLLOWING[self._before]:
+            raise _out_of_order(kind, self._before)
+        self._before = kind
+
+    def _check_data(self, count: int) -> None:
+        if count and self._before not in _BEGINS:
+            raise _out_of_order(COPY_DATA, self._before)
 
     def _is_large(self, rest: bytes) -> bool:
         """Whether the message that begins there is not to be held."""
@@ -219,6 +270,10 @@ class Cutter:
             raise ProtocolError(msg)
         self._held, self._held_bytes = [rest[_HEADER:]], len(rest) - _HEADER
         return _Passing(kind, self._needed - _HEADER, shortener)
+
+
+def _out_of_order(kind: int, before: int) -> ProtocolError:
+    return ProtocolError(f"message {bytes([kind])!r} out of order, after {bytes([before])!r}")
 
 
 class _Passing:
@@ -265,5 +320,17 @@ class _Beginning:
 
 
 def error_fields(content: bytes) -> dict[int, bytes]:
-    """Give an ErrorResponse's fields by their type byte, each cut to `TEXT_BYTES`."""
-    return {field[0]: field[1 : TEXT_BYTES + 1] for field in content.split(b"\0") if field}
+    """Return an ErrorResponse's fields by their type byte, in UTF-8 of at most `TEXT_BYTES`.
+
+    A code that is none is left out.
+    """
+    fields = {field[0]: _shortened(field[1:]) for field in content.split(b"\0") if field}
+    if not _CODE.fullmatch(fields.get(_SQLSTATE, b"00000")):
+        del fields[_SQLSTATE]
+    return fields
+
+
+def _shortened(text: bytes) -> bytes:
+    """Return the beginning of a text. What stands for a byte that is not UTF-8 has three."""
+    valid = text[:TEXT_BYTES].decode("utf-8", "replace").encode()
+    return valid[:TEXT_BYTES].decode("utf-8", "ignore").encode()

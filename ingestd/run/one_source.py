@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from ingestd.errors import IngestdError
+from ingestd.errors import IngestdError, ProtocolError
 from ingestd.observe.status import SourceState
 from ingestd.ports import PauseMark
 from ingestd.run.known_lake import KnownLake
@@ -220,6 +220,8 @@ class OneSource:
         try:
             self.pipeline = self.source.make_pipeline()
             await self.pipeline.run(over)
+        except ProtocolError as error:
+            return error.within(f"source {self.name}")
         except IngestdError as error:
             return error
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):

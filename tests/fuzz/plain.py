@@ -12,13 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 DATA_ENDS = b"EcCZ"
+BEGINS = {b"W", b"H"}
 KNOWN = b"dWHNSA" + DATA_ENDS
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0"
 
 
 def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | None, int]:
-    """Give the CopyData contents, what ended them, and how many bytes were used."""
+    """Give the CopyData contents, what ended them, and how many bytes were used.
+
+    Data has begun, if its first message does not say so: it does not begin once more, nor is the
+    server ready before it has ended; only a walsender ends it without saying so.
+    """
     found, at = [], 0
+    before = None if stream[:1] in BEGINS else b"W"
     while len(stream) - at >= 5:
         kind, length = struct.unpack_from(">Bi", stream, at)
         if kind not in KNOWN or not 4 <= length <= MOST_BYTES:
@@ -29,6 +35,10 @@ def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | Non
                 raise Refused
             break
         content, at = stream[at + 5 : end], end
+        if bytes([kind]) in BEGINS and before is None:
+            before = bytes([kind])
+        elif kind in b"WHZ" or (kind in b"C" and before == b"H"):
+            raise Refused
         if kind == ord("d"):
             found.append(content)
         elif kind in DATA_ENDS:

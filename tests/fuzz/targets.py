@@ -30,6 +30,7 @@ from ingestd.positions import Lsn
 from ingestd.schema import Column, Table, TableId, with_before
 from tests.fuzz.framing import feeds_of, laid_out
 from tests.fuzz.plain import (
+    BEGINS,
     PlainOrder,
     copied_rows,
     frames,
@@ -105,7 +106,7 @@ def wire(data: bytes) -> bool:
     cuts = sorted(c * len(stream) // 255 for c in data[:2])
     pieces = [stream[: cuts[0]], stream[cuts[0] : cuts[1]], stream[cuts[1] :]]
     expected = _plain(lambda: socket_messages(stream)[:2])
-    cutter, found, last = Cutter(), [], None
+    cutter, found, last = Cutter(is_begun=stream[:1] not in BEGINS), [], None
     try:
         for piece in pieces:
             if last is None:

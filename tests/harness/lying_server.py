@@ -1,4 +1,4 @@
-"""A server that lies in its replication stream: a proxy that changes what a real one says there."""
+"""A server that lies: a proxy that changes what a real one says, or answers in its place."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Lie = Callable[[bytes], bytes | None]
+    Answer = Callable[[bytes], bytes | None]
 
-_STREAM = b"START_REPLICATION"
+STREAM, COPY = b"START_REPLICATION", b"COPY ("
 _HEADER_BYTES = 5
 _PIECE_BYTES = 1 << 16
 
@@ -35,7 +36,9 @@ class LyingServer:
     """Passes connections to `port` on, from `with` to its end.
 
     `lie`: takes each message of a stream, header and all, and returns what is sent instead; None:
-    what follows is passed on as it is, for good. It is called for one stream at a time.
+    what follows is passed on as it is, for good. It is called for one stream at a time. `about`:
+    what a stream begins with. `answer`: takes each query of the simple protocol, and returns what
+    is sent instead of passing it on; None: it is passed on. `then_ends`: the connection ends then.
     """
 
     def __init__(self, port: int) -> None:
@@ -43,6 +46,9 @@ class LyingServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.lie: Lie = bytes
+        self.about = STREAM
+        self.answer: Answer = lambda _: None
+        self.then_ends = True
         self.streams = 0
         self._sockets: list[socket.socket] = []
 
@@ -77,7 +83,13 @@ class LyingServer:
     def _up(self, client: socket.socket, server: socket.socket, streams: threading.Event) -> None:
         with _ending(client, server):
             while piece := client.recv(_PIECE_BYTES):
-                if _STREAM in piece:
+                piece = _whole_query(client, piece)
+                if piece[:1] == b"Q" and (sent := self.answer(piece[_HEADER_BYTES:])) is not None:
+                    client.sendall(sent)
+                    if self.then_ends:
+                        return
+                    continue
+                if self.about in piece:
                     self.streams += 1
                     streams.set()
                 server.sendall(piece)
@@ -103,6 +115,14 @@ class LyingServer:
                         break
                     client.sendall(told)
                     held = held[end:]
+
+
+def _whole_query(client: socket.socket, piece: bytes) -> bytes:
+    if piece[:1] == b"Q" and len(piece) >= _HEADER_BYTES:
+        end = 1 + struct.unpack_from(">i", piece, 1)[0]
+        while len(piece) < end and (more := client.recv(_PIECE_BYTES)):
+            piece += more
+    return piece
 
 
 @contextlib.contextmanager

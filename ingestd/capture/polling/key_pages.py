@@ -25,7 +25,7 @@ from ingestd.capture.relation_lock import lock_relation
 from ingestd.capture.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.decode.columnar import ColumnarDecoder
 from ingestd.decode.encodings import Encoding
-from ingestd.decode.packing import Form, Packing, form_of
+from ingestd.decode.packing import Form, Packing, fields_of, form_of
 from ingestd.errors import ProtocolError
 from ingestd.keys import Key
 from ingestd.positions import ZERO
@@ -183,11 +183,16 @@ class KeyPages:
         return [i for i, c in enumerate(self.table.columns) if form_of(c) is form]
 
     def _page(self, fields: Sequence[bytes | None], encoding: Encoding | None) -> PackedKeys | None:
+        fixed = self._numbers(Form.FIXED)
+        if len(fields) != fields_of(self.table, Packing.MEASURED) + len(fixed):
+            raise ProtocolError("a page of keys with another number of fields")
         count = fields[1]
+        if count is not None and len(count) != _LENGTH.size:
+            raise ProtocolError("a page of keys without their number")
         rows = 0 if count is None else _LENGTH.unpack(count)[0]
         if rows == 0:
             return None
-        lasts = list(fields[len(fields) - len(self._numbers(Form.FIXED)) :])
+        lasts = list(fields[len(fields) - len(fixed) :])
         fields = fields[: len(fields) - len(lasts)]
         at, last = 2, []
         for column in self.table.columns:

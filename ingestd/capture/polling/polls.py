@@ -32,7 +32,7 @@ from ingestd.capture.settings import PollingSettings
 from ingestd.capture.splits import read_error
 from ingestd.capture.watched import WatchedConnection
 from ingestd.changes import Chunk, TableBatch, idle_chunk
-from ingestd.errors import TableChangedError, TableError, TransientError
+from ingestd.errors import ProtocolError, TableChangedError, TableError, TransientError
 from ingestd.ports import ChangeLog
 from ingestd.positions import ZERO
 from ingestd.row_limit import row_limit_bytes
@@ -230,6 +230,8 @@ class Polls:
                         yield poll.open_chunk(outcome)
                         outcome.batches = []
                     outcome.batches.append(batch)
+        except ProtocolError as error:
+            raise error.within(f"{self._where}, table {state.polled.table.id}") from error
         except (psycopg.Error, TableError) as error:
             if not await self._passes(poll.connection, state, error):
                 raise

@@ -19,6 +19,7 @@ from ingestd.decode.copy import CopiedRows, microseconds
 from ingestd.decode.rows import Places, Tuples, table_batch
 from ingestd.decode.texts import Texts
 from ingestd.decode.tuples import Field
+from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
 from ingestd.schema import Table
 
@@ -63,22 +64,27 @@ class FoundRows:
 
     @classmethod
     def of(cls, polled: PolledTable, rows: CopiedRows, next_xid: int) -> FoundRows:
-        """Take what `look_query` gave; ages count back from `next_xid`."""
-        ages = _texts(rows.columns[len(polled.table.columns) + AGE])
-        return cls(polled, rows, next_xid - ages.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        """Take what `look_query` gave; ages count back from `next_xid`. Raises ProtocolError."""
+        ages = _computed(polled, rows.columns[len(polled.table.columns) + AGE], pa.int32())
+        if len(ages) and ages.min() < 0:
+            raise _malformed(polled)
+        return cls(polled, rows, next_xid - ages.astype(np.int64))
 
     @property
     def last_cursor(self) -> str:
-        """The cursor of the last row, of a near look."""
-        return str(_texts(self._field(CURSOR)[-1:])[0])
+        """The cursor of the last row, of a near look. Raises ProtocolError."""
+        [cursor] = _texts(self._field(CURSOR)[-1:]).to_pylist()
+        if cursor is None:
+            raise _malformed(self.polled)
+        return str(cursor)
 
     def changes(self, place: Place, keys: HeldKeys | None) -> list[TableBatch]:
         """Give the change rows; `keys` do not know of them yet.
 
         A row is a `c` if its key is not held, a `u` if it is or nobody knows; one that counts as
-        deleted a `d`, of its identity only, if its key may be held.
+        deleted a `d`, of its identity only, if its key may be held. Raises ProtocolError.
         """
-        deleted = _texts(self._field(DELETED)).cast(pa.bool_()).to_numpy(zero_copy_only=False)
+        deleted = _computed(self.polled, self._field(DELETED), pa.bool_())
         found = []
         if not deleted.all():
             found += self._written(np.flatnonzero(~deleted), place, keys)
@@ -146,6 +152,23 @@ def vanished_rows(table: Table, gone: pa.RecordBatch, place: Place) -> TableBatc
 
 def _with_ops(rows: pa.RecordBatch, ops: pa.Array) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index("_cdc_op"), "_cdc_op", ops)
+
+
+def _computed(polled: PolledTable, field: Texts, to: pa.DataType) -> NDArray[Any]:
+    """Return a field that `look_query` computes, which is never null. Raises ProtocolError."""
+    try:
+        values = _texts(field).cast(to)
+    except pa.ArrowInvalid as error:
+        raise _malformed(polled) from error
+    if values.null_count:
+        raise _malformed(polled)
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _malformed(polled: PolledTable) -> ProtocolError:
+    what = f"rows of {polled.table.id}: malformed age, deletion mark or cursor"
+    return ProtocolError(what)
 
 
 def _texts(field: Texts) -> pa.StringArray:

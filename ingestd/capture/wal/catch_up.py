@@ -305,7 +305,7 @@ class CatchUp:
             if not result.has_open:
                 raise
             self._policy.takes_open = False
-            raise PartFailedError(str(error), remedy=_WITHOUT_OPEN) from error
+            raise PartFailedError(error.what, remedy=_WITHOUT_OPEN) from error
 
     def _make(self, slot: DrainSlot, part: Part) -> asyncio.Task[None]:
         return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))

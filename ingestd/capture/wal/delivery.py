@@ -164,7 +164,10 @@ class Delivery:
         self._late_looks = 0
         self._behind_until = self._flushed if self._flushed > start else None
         takes_open = self._spool.takes_open_transactions
-        stream = await self._begin_stream(start, server, takes_open=takes_open)
+        try:
+            stream = await self._begin_stream(start, server, takes_open=takes_open)
+        except ProtocolError as error:
+            raise self._placed(error, "stream", start) from error
         self._spool.connected()
         self._encoding = stream.encoding
         decoder, order = self._new_decoder(), self._new_order()
@@ -191,11 +194,14 @@ class Delivery:
                 if decoder.position > start and self._is_late(decoder) and not order.has_open:
                     self._position = decoder.position
                     return
-        except (OperatorError, ProtocolError) as error:
-            meant = self._meant(error, takes_open=takes_open)
-            if meant is error:
+        except (OperatorError, ProtocolError) as raised:
+            fault = raised
+            if isinstance(raised, ProtocolError):
+                fault = self._placed(raised, "stream", decoder.position)
+            meant = self._meant(fault, takes_open=takes_open)
+            if meant is raised:
                 raise
-            raise meant from error.__cause__ or error
+            raise meant from raised.__cause__ or raised
         finally:
             self._stream, self._is_letting_go = None, True
             try:
@@ -203,6 +209,10 @@ class Delivery:
             finally:
                 self._is_letting_go = False
                 self._advance.begin(max(self._slot_at, self._confirmed))
+
+    def _placed(self, error: ProtocolError, what: str, position: Lsn) -> ProtocolError:
+        """Return it with where it was met."""
+        return error.within(f"source {self._source}, {what}, after {position}")
 
     def _meant(self, error: OperatorError | ProtocolError, *, takes_open: bool) -> IngestdError:
         """Return what it means for the next start that the stream ended so; the same if nothing."""
@@ -365,6 +375,8 @@ class Delivery:
             what = f"source {self._source}, catch-up: {error}"
             remedy = error.remedy
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
+        except ProtocolError as error:
+            raise self._placed(error, "catch-up", decoder.position) from error
         except psycopg.Error as error:
             self._refuse_to_drain(error, has_given=has_given)
 

@@ -41,11 +41,8 @@ class ServerPosition:
             return
         self._known = max(self._known, await self._ask(lineage))
         if position > self._known:
-            msg = (
-                f"{self._where}: the server's stream is at {position}, beyond the end of its WAL"
-                f" ({self._known})"
-            )
-            raise ProtocolError(msg)
+            msg = f"the server sent position {position}, beyond the end of its WAL ({self._known})"
+            raise ProtocolError(msg, where=self._where)
 
 
 async def position_of(connection: AsyncConnection[Any], lineage: str) -> Lsn:

@@ -18,7 +18,7 @@ from ingestd.decode.packing import ABSENT, BETWEEN, Packing, fixed, packings_of
 from ingestd.decode.types import lake_type
 from ingestd.errors import ProtocolError
 from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId
+from ingestd.schema import Column, Mask, Table, TableId
 from tests.unit.decode import pgoutput
 
 if TYPE_CHECKING:
@@ -276,6 +276,14 @@ def test_a_table_is_packed_by_what_a_query_can_give(
     kind = lake_type(23, -1)
     columns = tuple(Column(f"c{i}", 23, -1, kind, nullable=nullable) for i in range(count))
     assert packings_of(replace(TABLE, columns=columns, key=(), before=())) == found
+
+
+def test_bounded_rows_without_any_value_are_not_packed() -> None:
+    """Nothing would tell how many there are but a number, which may be any."""
+    hidden = Column("h", 25, -1, lake_type(25, -1), mask=Mask("null"))
+    alone = replace(TABLE, columns=(hidden,), key=(), before=())
+    assert packings_of(alone) == []
+    assert packings_of(replace(alone, columns=(*TABLE.columns, hidden))) == [*Packing]
 
 
 @given(st.datetimes())

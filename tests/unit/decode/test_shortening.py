@@ -121,7 +121,7 @@ def wire(kind: bytes, content: bytes) -> bytes:
 def test_bounded_a_cutter_holds_nothing_of_what_is_too_large(step: int) -> None:
     rows = [b"a", b"x" * 3000, b"b", b"y" * 3001, b"z" * 3002, b"c"]
     stream = b"".join(wire(b"d", row) for row in rows) + wire(b"N", b"n" * 99)
-    cutter, found, most, passed = Cutter(1000), [], 0, set()
+    cutter, found, most, passed = Cutter(1000, is_begun=True), [], 0, set()
     for at in range(0, len(stream), step):
         buffer, cut = cutter.feed([stream[at : at + step]])
         found += [buffer[s:e] for s, e in zip(cut.starts, cut.ends, strict=True)]
@@ -135,7 +135,7 @@ def test_bounded_a_cutter_holds_nothing_of_what_is_too_large(step: int) -> None:
 @pytest.mark.parametrize("kind", [b"d", b"N", b"S", b"A", b"E", b"C", b"Z", b"W"])
 @pytest.mark.parametrize("length", [-(1 << 31), -1, 3, MOST_BYTES + 1, (1 << 31) - 1])
 def test_bounded_a_length_that_no_server_sends_is_refused(kind: bytes, length: int) -> None:
-    cutter = Cutter()
+    cutter = Cutter(is_begun=True)
     with pytest.raises(ProtocolError, match="says that it has"):
         cutter.feed([wire(b"d", b"x"), kind + struct.pack(">i", length)])
 
@@ -143,7 +143,17 @@ def test_bounded_a_length_that_no_server_sends_is_refused(kind: bytes, length: i
 @pytest.mark.parametrize("kind", [b"c", b"C", b"Z", b"H", b"W"])
 def test_bounded_what_ends_the_data_is_short(kind: bytes) -> None:
     with pytest.raises(ProtocolError, match="says that it has"):
-        Cutter().feed([kind + struct.pack(">i", MOST_ASIDE_BYTES + 100)])
+        Cutter(is_begun=True).feed([kind + struct.pack(">i", MOST_ASIDE_BYTES + 100)])
+
+
+@pytest.mark.parametrize("kind", [b"I", b"U", b"D"])
+@pytest.mark.parametrize("tuples", [b"N\0\0", b"K\0\0", b"O\0\1n", b"K\0\0N\0\0", b"N\xff\xff"])
+def test_bounded_a_change_of_many_tuples_is_refused(kind: bytes, tuples: bytes) -> None:
+    """Of each tuple its columns' kinds are kept: of many, that would be as large as the change."""
+    shortener = StreamedChange(ROOM)
+    shortener.feed(memoryview(HEADER + kind + struct.pack(">I", OID)))
+    with pytest.raises(ProtocolError):
+        shortener.feed(memoryview(tuples * 1000))
 
 
 def test_of_a_long_error_its_beginning_is_kept() -> None:

@@ -19,7 +19,7 @@ def message(kind: bytes, content: bytes) -> bytes:
 
 
 def cut_in(pieces: list[bytes]) -> tuple[list[bytes], tuple[int, bytes] | None]:
-    cutter, found, last = Cutter(), [], None
+    cutter, found, last = Cutter(is_begun=True), [], None
     for piece in pieces:
         buffer, part = cutter.feed([piece])
         found += [buffer[s:e] for s, e in zip(part.starts, part.ends, strict=True)]
@@ -111,3 +111,63 @@ def test_chains_of_few_messages_keep_no_more_than_they_are() -> None:
         assert tracemalloc.get_traced_memory()[1] < 30 << 20
     finally:
         tracemalloc.stop()
+
+
+ORDERS: dict[bytes, bool] = {
+    b"HdddcCZ": True,
+    b"NHSdNdcACZ": True,
+    b"HcCZ": True,
+    b"HddEZ": True,
+    b"HdcEZ": True,
+    b"HdcCEEZ": True,
+    b"EZ": True,
+    b"WddcCZ": True,
+    b"WddC": True,
+    b"WE": True,
+    b"dH": False,
+    b"NdH": False,
+    b"Z": False,
+    b"c": False,
+    b"C": False,
+    b"HH": False,
+    b"WW": False,
+    b"HW": False,
+    b"HdHd": False,
+    b"HdZ": False,
+    b"HdC": False,
+    b"HdccCZ": False,
+    b"HdcZ": False,
+    b"HdcdCZ": False,
+    b"HdcCdZ": False,
+    b"HdcCCZ": False,
+    b"HdEd": False,
+    b"HdEC": False,
+    b"HdcCZd": False,
+    b"HdcCZZ": False,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_messages_come_in_the_order_of_the_protocol(order: bytes, *, at_once: bool) -> None:
+    """As their reader has it: what ends the data is followed by what it is asked for next."""
+    sent = [message(bytes([kind]), b"x") for kind in order]
+    pieces = [b"".join(sent)] if at_once else sent
+
+    def read() -> None:
+        cutter = Cutter()
+        for piece in [*pieces, *[b""] * len(order)]:
+            cutter.feed([piece])
+
+    if ORDERS[order]:
+        read()
+        return
+    with pytest.raises(ProtocolError, match="out of order"):
+        read()
+
+
+@pytest.mark.parametrize("code", [b"57P01", b"", b"\xff\xfe", b"57p01", b"57P011", b"x" * 9999])
+def test_a_code_that_is_none_is_left_out(code: bytes) -> None:
+    fields = error_fields(b"SFATAL\0C" + code + b"\0Mterminating\0\0")
+    assert fields.get(ord("C")) == (code if code == b"57P01" else None)
+    assert fields[ord("M")] == b"terminating"

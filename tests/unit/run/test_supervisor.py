@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.errors import IngestdError, OperatorError, ProtocolError, TransientError
+from ingestd.errors import (
+    PROTOCOL_REMEDY,
+    IngestdError,
+    OperatorError,
+    ProtocolError,
+    TransientError,
+)
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.run import one_source
 from ingestd.run.one_source import Supervised
@@ -143,6 +149,17 @@ async def test_a_state_is_logged_once_with_its_remedy(monkeypatch: pytest.Monkey
     assert failed["remedy"] == DENIED.remedy
     assert failed["retry_s"] == 60.0
     assert failed["log_level"] == "error"
+
+
+@pytest.mark.parametrize("where", ["", "source shop, stream, after 0/1"])
+async def test_of_a_protocol_error_source_and_remedy_are_logged(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with capture_logs() as logged:
+        await delays_after(monkeypatch, ProtocolError("bad byte", where=where), 1)
+    [failed] = [entry for entry in logged if entry["event"] == "source.failed"]
+    assert failed["reason"] == f"{where or 'source shop'}: bad byte"
+    assert failed["remedy"] == PROTOCOL_REMEDY
 
 
 async def test_an_unknown_error_stops_the_source_and_its_place_is_logged(
