@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from ingestd.capture.copy_out import CopyOut
 from ingestd.capture.session import connect
-from ingestd.capture.socket_copy import open_copy
 from ingestd.capture.wal.decoding import BlockDecoding
 from ingestd.capture.wal.stream import StreamLimits, open_stream
 from ingestd.decode.copy import CopyRows
@@ -62,7 +62,7 @@ async def copied(liar: LyingServer, database: Database, sent: bytes) -> int | Ex
     """Return how many rows are read of what is sent as a COPY, or what ended it."""
     liar.answer = lambda query: sent if query.startswith(COPY) else None
     connection = await connect(liar.dsn(database.dsn))
-    copy = await open_copy(connection, limit_bytes=ROW_LIMIT_BYTES)
+    copy = CopyOut(connection, limit_bytes=ROW_LIMIT_BYTES)
     rows = CopyRows("public.t", len(VALUES))
     count, is_last = 0, False
     try:
