@@ -111,6 +111,19 @@ async def test_a_session_that_is_ended_is_an_operational_error(
         await copy.close()
 
 
+async def test_one_whose_connection_is_cut_says_why(database: Database, dsn: str) -> None:
+    connection = await connect(dsn)
+    copy = CopyOut(connection)
+    rows = f"SELECT repeat('x', 1000) FROM generate_series(1, 100000) {ASLEEP}"
+    async with asyncio.timeout(LIMIT_S):
+        reading = asyncio.create_task(read(copy, rows))
+        await await_sleep(database, connection.info.backend_pid)
+        connection.cut("as if no answer came")
+        with pytest.raises(psycopg.OperationalError, match="as if no answer came"):
+            await reading
+        await copy.close()
+
+
 async def test_one_that_is_cancelled_leaves_its_connection_to_others(
     database: Database, dsn: str
 ) -> None:

@@ -79,24 +79,24 @@ class TlsChannel:
         while nbytes < PIECE_BYTES:
             found = read(ssl, address + nbytes, PIECE_BYTES - nbytes)
             if found <= 0:
-                self._judge(found)
+                kind, self._fault = self._outcome(found)
+                self.wants_write = kind == _WANT_WRITE
                 break
             nbytes += found
         return nbytes
 
-    def _judge(self, found: int) -> None:
-        """Note why the last call did nothing: it has to wait, or there is a fault."""
+    def _outcome(self, found: int) -> tuple[int, Exception | None]:
+        """Return what the last call, which did nothing, has to wait for; or its fault."""
         errno = ctypes.get_errno()
-        kind = self._library.get_error(self._ssl, found)
+        kind: int = self._library.get_error(self._ssl, found)
         if kind in {_WANT_READ, _WANT_WRITE}:
-            self.wants_write = kind == _WANT_WRITE
-        elif kind == _SYSCALL and errno:
-            self._fault = OSError(errno, os.strerror(errno))
-        elif kind in {_ZERO_RETURN, _SYSCALL}:
-            self._fault = EOFError()
-        else:
-            reason = self._library.reason()
-            self._fault = EOFError() if reason == _UNEXPECTED_EOF else OSError(f"TLS: {reason}")
+            return kind, None
+        if kind == _SYSCALL and errno:
+            return kind, OSError(errno, os.strerror(errno))
+        reason = self._library.reason()
+        if kind in {_ZERO_RETURN, _SYSCALL} or reason == _UNEXPECTED_EOF:
+            return kind, EOFError()
+        return kind, OSError(f"TLS: {reason}")
 
     def read_turn(self, limit_s: float) -> list[bytes]:
         """Read for a turn, woken when a good deal has come."""
@@ -115,18 +115,16 @@ class TlsChannel:
     def write(self, data: bytes) -> int:
         """Write all or nothing; what was not taken has to be given again as it is."""
         with self._lock:
-            if self._fault:
-                raise self._fault.with_traceback(None)
+            if not self._ssl:
+                raise EOFError
             self._library.clear_errors()
             ctypes.set_errno(0)
             sent: int = self._library.write(self._ssl, data, len(data))
             if sent > 0:
                 return sent
-            wanted = self.wants_write  # by `read`
-            self._judge(sent)
-            self.wants_write = wanted
-            if self._fault:
-                raise self._fault.with_traceback(None)
+            kind, fault = self._outcome(sent)
+            if kind != _WANT_WRITE:  # the server may have said why: what it sent is still read
+                raise fault or OSError("TLS: the server asks for another handshake")
             return 0
 
     def release(self) -> None:
