@@ -35,8 +35,9 @@ _KNOWN = frozenset((COPY_DATA,)) | _BEGINS | _ENDS | ASIDES
 QUERY = ord("Q")
 FOLLOWING = {
     QUERY: _BEGINS | {ERROR},
-    COPY_OUT: frozenset(b"cE"),
-    # A walsender that is shut down ends the command without a CopyDone.
+    # A walsender that is shut down ends the command without a CopyDone; of a COPY libpq shows none,
+    # which a binary one can do without: it has a trailer.
+    COPY_OUT: frozenset(b"cCE"),
     COPY_BOTH: frozenset(b"cCE"),
     ord("c"): frozenset(b"CE"),
     ord("C"): frozenset(b"ZE"),

@@ -21,7 +21,7 @@ def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | Non
     """Give the CopyData contents, what ended them, and how many bytes were used.
 
     Data has begun, if its first message does not say so: it does not begin once more, nor is the
-    server ready before it has ended; only a walsender ends it without saying so.
+    server ready before it has ended.
     """
     found, at = [], 0
     before = None if stream[:1] in BEGINS else b"W"
@@ -37,7 +37,7 @@ def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | Non
         content, at = stream[at + 5 : end], end
         if bytes([kind]) in BEGINS and before is None:
             before = bytes([kind])
-        elif kind in b"WHZ" or (kind in b"C" and before == b"H"):
+        elif kind in b"WHZ":
             raise Refused
         if kind == ord("d"):
             found.append(content)

@@ -63,7 +63,6 @@ def content(given: bytes, lie: Lie) -> bytes:
 LIES: dict[str, Lie] = {
     "no trailer": instead(lambda given: given == TRAILER),
     "two trailers": instead(lambda given: given == TRAILER, TRAILER, TRAILER),
-    "no CopyDone": instead(is_done),
     "two CopyDone": instead(is_done, message(b"c", b""), message(b"c", b"")),
     "a response amid": of_rows(lambda given: given + written(honest.copy_response("W"))),
     "an unknown kind": of_rows(lambda given: b"?" + given[1:]),
