@@ -55,6 +55,7 @@ LISTED = {
     ),
     "server": (
         "fuzz/test_fuzz.py",
+        "integration/test_lying_server.py",
         "integration/test_tls.py",
         "unit/capture/test_refusals.py",
         "unit/capture/test_said.py",
